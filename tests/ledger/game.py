@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import fields
+from datetime import datetime
 from random import Random
 from typing import Any
 
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.job_store.app.reading import PendingFilter, RunFilter
-from pawl.job_store.domain.states import CallState
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.domain.rows import ConversationKey
+from pawl.job_store.domain.states import CallState, WaitReason
+from pawl.job_store.domain.waiting import Situation, explain
 from tests.ledger.commands import STORES, Chooser, Pick
 from tests.ledger.model import LIMITS, Model, Row
 from tests.ledger.product import Product, view_of_model, view_of_tables
@@ -22,6 +26,7 @@ from tests.simulation.history import History
 from tests.simulation.record import Record
 from tests.simulation.reference import ENDED
 from tests.simulation.store import Tables
+from tests.unit.job_store.test_waiting import check as check_waiting
 
 TICK_SECONDS = 0.001
 """So long passes between two asks, so that what came later is later."""
@@ -107,8 +112,10 @@ class Game:
     async def compare(self) -> None:
         """Fail unless the first store shows what the model shows."""
         store = self._products[0].store
-        differing = _differing(view_of_tables(await store.tables(), await store.now()), view_of_model(self.model))
+        tables, now = await store.tables(), await store.now()
+        differing = _differing(view_of_tables(tables, now), view_of_model(self.model))
         assert not differing, differing
+        _check_reasons(tables, now)
 
     async def compare_stores(self) -> None:
         """Fail unless all stores keep the same and have said the same."""
@@ -311,6 +318,21 @@ def _differing(shown: Row, wanted: Row) -> list[tuple[Any, ...]]:
         for key in sorted({*shown[name], *wanted[name]})
         if shown[name].get(key) != wanted[name].get(key)
     ]
+
+
+def _check_reasons(tables: Tables, now: datetime) -> None:
+    """Fail unless each run that does not go on says why (I3)."""
+    for run in tables.runs.values():
+        conversation = tables.conversations[ConversationKey(run.store_id, run.conversation_id)]
+        line = [each for each in (conversation.active_run_id, *conversation.queue) if each]
+        waits = run.run_id in conversation.queue
+        calls = [call for call in tables.calls.values() if call.run_id == run.run_id and not call.state.is_terminal]
+        before = tuple(line[: line.index(run.run_id)]) if waits else ()
+        situation = Situation(run=run, time=now, calls=calls, before=before)
+        waiting = explain(situation, PlaceLimits(per_store=9, per_user=9))
+        check_waiting(situation, waiting)
+        assert waiting is None or (waiting.reason is WaitReason.TURN) == waits
+        assert waiting is None or bool(before) == waits
 
 
 def _part(tables: Tables, store_id: str) -> Tables:

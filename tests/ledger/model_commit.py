@@ -22,43 +22,39 @@ def commit(model: Model, ask: Row) -> tuple[Any, ...]:
     if last is not None and (last["id"], last["epoch"]) == (ask["commit"], ask["epoch"]):
         answer: tuple[Any, ...] = last["answer"]
         return answer
-    reasons = set()
-    if run["state"] in ENDED:
-        reasons.add("RUN_ENDED")
-    if run["epoch"] != ask["epoch"] or not run["worker"]:
-        reasons.add("LEASE_LOST")
-    if reasons:
-        raise Refusal(*reasons)
-    reasons = _objections(model, run, ask)
+    has_lease = run["epoch"] == ask["epoch"] and run["worker"]
+    reasons = _broken((run["state"] in ENDED, "RUN_ENDED"), (not has_lease, "LEASE_LOST"))
+    reasons = reasons or _objections(model, run, ask)
     if reasons:
         raise Refusal(*reasons)
     return _write(model, run, ask)
 
 
+def _broken(*rules: tuple[object, str]) -> set[str]:
+    """Return the reasons of the rules that a step breaks."""
+    return {reason for is_broken, reason in rules if is_broken}
+
+
 def _objections(model: Model, run: Row, ask: Row) -> set[str]:
     """Return every reason against the step."""
-    reasons = set()
-    last = run["last_step"]
-    if last is not None and last["epoch"] == ask["epoch"] and ask["commit"] < last["id"]:
-        reasons.add(_ILLEGAL)
-    if ask["after_seq"] is not None and ask["after_seq"] != len(run["log"]):
-        reasons.add(_CHANGED)
-    unread = model.unread(run)
+    last, unread = run["last_step"], model.unread(run)
     moved = {wish["call"] for wish in ask["calls"]}
-    for name in ask["consumed"]:
-        if name not in unread:
-            reasons.add(_CHANGED)
-        elif unread[name]["call"] and unread[name]["call"] not in moved:
-            reasons.add(_ILLEGAL)
+    concerns = {unread[name]["call"] for name in ask["consumed"] if name in unread} - {""}
     left = [command for name, command in unread.items() if name not in ask["consumed"]]
-    reasons |= _against_starting(run, ask, left)
-    for wish in ask["calls"]:
-        reasons |= _against_call(model, run, wish, ask["consumed"])
-    reasons |= _against_delegations(model, run, ask)
-    reasons |= _against_state(run, ask, left)
-    if ask["state"] in ENDED:
-        reasons |= _against_end(model, run, ask, left)
-    return reasons
+    against_calls = [_against_call(model, run, wish, ask["consumed"]) for wish in ask["calls"]]
+    return (
+        _broken(
+            (last is not None and last["epoch"] == ask["epoch"] and ask["commit"] < last["id"], _ILLEGAL),
+            (ask["after_seq"] is not None and ask["after_seq"] != len(run["log"]), _CHANGED),
+            (not set(ask["consumed"]) <= set(unread), _CHANGED),
+            (not concerns <= moved, _ILLEGAL),
+        )
+        | _against_starting(run, ask, left)
+        | set().union(*against_calls)
+        | _against_delegations(model, run, ask)
+        | _against_state(run, ask, left)
+        | (_against_end(model, run, ask, left) if ask["state"] in ENDED else set())
+    )
 
 
 def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
@@ -76,94 +72,73 @@ def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
 def _against_delegations(model: Model, run: Row, ask: Row) -> set[str]:
     """TOOL-7: a step creates a run for each call that it delegates, and none besides."""
     wanted = {wish["call"]: wish["child"] for wish in ask["calls"] if wish["state"] in _WITH_CHILD}
-    reasons = set() if ask["delegations"] == wanted else {_INVALID}
     is_there = any((run["store"], name) in model.runs for name in ask["delegations"].values())
-    return reasons | ({_ILLEGAL} if is_there else set())
+    return _broken((ask["delegations"] != wanted, _INVALID), (is_there, _ILLEGAL))
 
 
 def _against_child(call: Row | None, wish: Row) -> set[str]:
     """TOOL-7: a call has the run that does it from its delegation on, and is settled when that has ended."""
-    reasons = set()
-    if wish["state"] in _WITH_CHILD and not wish["child"]:
-        reasons.add(_INVALID)
-    if wish["state"] not in _WITH_CHILD and wish["child"] != (call["child"] if call else ""):
-        reasons.add(_ILLEGAL)
-    if call and call["state"] == "DELEGATED" and not call["reserved"] and wish["state"] != "CANCELLED":
-        reasons.add(_ILLEGAL)
-    return reasons
+    goes_on = call and call["state"] == "DELEGATED" and not call["reserved"]
+    return _broken(
+        (wish["state"] in _WITH_CHILD and not wish["child"], _INVALID),
+        (wish["state"] not in _WITH_CHILD and wish["child"] != (call["child"] if call else ""), _ILLEGAL),
+        (goes_on and wish["state"] != "CANCELLED", _ILLEGAL),
+    )
 
 
 def _against_state(run: Row, ask: Row, left: list[Row]) -> set[str]:
-    reasons = set()
     state = ask["state"]
-    if state and state not in ENDED:
-        if state != run["state"] and state not in RUN_MOVES[run["state"]].split():
-            reasons.add(_ILLEGAL)
-        if state == "WAITING" and not ask["waits"]:
-            reasons.add(_INVALID)
-        if state == "CANCELLING" and not (ask["cause"] or run["cause"]):
-            reasons.add(_INVALID)
-    if state in ENDED and state not in RUN_MOVES[run["state"]].split():
-        reasons.add(_ILLEGAL)
     may_sleep = bool(left) or (state or run["state"]) in {"WAITING", "NEEDS_ATTENTION"}
-    if state not in ENDED and ask["lease"] == "PARK" and ask["wake"] is None and not may_sleep:
-        reasons.add(_INVALID)
-    return reasons
+    stays = state == run["state"] and state not in ENDED
+    return _broken(
+        (state and not stays and state not in RUN_MOVES[run["state"]].split(), _ILLEGAL),
+        (state == "WAITING" and not ask["waits"], _INVALID),
+        (state == "CANCELLING" and not (ask["cause"] or run["cause"]), _INVALID),
+        (state not in ENDED and ask["lease"] == "PARK" and ask["wake"] is None and not may_sleep, _INVALID),
+    )
 
 
 def _against_end(model: Model, run: Row, ask: Row, left: list[Row]) -> set[str]:
-    reasons = set()
-    if ask["state"] == "FAILED" and not ask["failure"]:
-        reasons.add(_INVALID)
-    if ask["state"] == "CANCELLED" and not (ask["cause"] or run["cause"]):
-        reasons.add(_INVALID)
-    # Neither a message nor tokens that were taken are lost.
-    if any(command["kind"] in {"steer", "top_up"} for command in left):
-        reasons.add(_CHANGED)
     wished = {wish["call"]: wish["state"] for wish in ask["calls"]}
     still_open = [call for call in model.open_calls(run) if wished.get(call["id"]) not in SETTLED]
     is_new = [wish for wish in ask["calls"] if (run["store"], wish["call"]) not in model.calls]
-    if still_open or any(wish["state"] not in SETTLED for wish in is_new):
-        reasons.add(_ILLEGAL)
-    if any(call["reserved"] and call["id"] not in wished for call in still_open):
-        reasons.add(_CHANGED)
-    return reasons
+    return _broken(
+        (ask["state"] == "FAILED" and not ask["failure"], _INVALID),
+        (ask["state"] == "CANCELLED" and not (ask["cause"] or run["cause"]), _INVALID),
+        # Neither a message nor tokens that were taken are lost.
+        (any(command["kind"] in {"steer", "top_up"} for command in left), _CHANGED),
+        (still_open or any(wish["state"] not in SETTLED for wish in is_new), _ILLEGAL),
+        (any(call["reserved"] and call["id"] not in wished for call in still_open), _CHANGED),
+    )
 
 
 def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set[str]:
     call = model.calls.get((run["store"], wish["call"]))
-    reasons = _against_child(call, wish)
-    if (wish["state"] in SETTLED) != wish["has_result"]:
-        reasons.add(_INVALID)
-    if wish["state"] == "AWAITING_APPROVAL" and not wish["digest"]:
-        reasons.add(_INVALID)
+    reasons = _against_child(call, wish) | _broken(
+        ((wish["state"] in SETTLED) != wish["has_result"], _INVALID),
+        (wish["state"] == "AWAITING_APPROVAL" and not wish["digest"], _INVALID),
+    )
     if call is None:
-        if wish["state"] not in CALL_MOVES[""].split():
-            reasons.add(_ILLEGAL)
-        if wish["digest"] and wish["state"] in _MAY_HAVE_ITS_EFFECT:
-            reasons.add(_ILLEGAL)
-        return reasons
+        return reasons | _broken(
+            (wish["state"] not in CALL_MOVES[""].split(), _ILLEGAL),
+            (wish["digest"] and wish["state"] in _MAY_HAVE_ITS_EFFECT, _ILLEGAL),
+        )
     if call["run"] != run["id"]:
         return {_INVALID}
-    if call["reserved"] and call["reserved"] not in consumed:
-        reasons.add(_CHANGED)
     # OFFERED to itself is the ledger's own: another client holds the call.
     itself = wish["state"] == call["state"]
-    if itself and wish["state"] == "AWAITING_APPROVAL":
-        if not _may_be_shown_again(call, wish):
-            reasons.add(_ILLEGAL)
-    elif itself and (wish["state"] != "RUNNING" or wish["attempt"] <= call["attempt"]):
-        reasons.add(_ILLEGAL)
-    if not itself and wish["state"] not in CALL_MOVES.get(call["state"], "").split():
-        reasons.add(_ILLEGAL)
-    if (call["state"], wish["state"]) in ONCE_BEGUN and not call["begun"]:
-        reasons.add(_ILLEGAL)
+    runs_again = wish["state"] == "RUNNING" and wish["attempt"] > call["attempt"]
+    may_stay = _may_be_shown_again(call, wish) if wish["state"] == "AWAITING_APPROVAL" else runs_again
     is_answered = call["reserved"] or (call["state"] == "ASKED" and (call["default"] or call["begun"]))
-    if wish["state"] == "SUCCEEDED" and call["state"] in _WAITS_FOR_SOMEBODY and not is_answered:
-        reasons.add(_ILLEGAL)
-    if not _passes_the_gate(call, wish):
-        reasons.add(_ILLEGAL)
-    return reasons
+    waits = call["state"] in _WAITS_FOR_SOMEBODY
+    return reasons | _broken(
+        (call["reserved"] and call["reserved"] not in consumed, _CHANGED),
+        (itself and not may_stay, _ILLEGAL),
+        (not itself and wish["state"] not in CALL_MOVES.get(call["state"], "").split(), _ILLEGAL),
+        ((call["state"], wish["state"]) in ONCE_BEGUN and not call["begun"], _ILLEGAL),
+        (wish["state"] == "SUCCEEDED" and waits and not is_answered, _ILLEGAL),
+        (not _passes_the_gate(call, wish), _ILLEGAL),
+    )
 
 
 def _may_be_shown_again(call: Row, wish: Row) -> bool:

@@ -121,13 +121,8 @@ def report_crash(model: Model, ask: Row) -> tuple[Any, ...]:
     run = model.runs.get((ask["store"], ask["run"]))
     if run is None:
         raise Refusal("RUN_NOT_FOUND")
-    reasons = set()
-    if run["state"] in ENDED:
-        reasons.add("RUN_ENDED")
-    if run["epoch"] != ask["epoch"] or not run["worker"]:
-        reasons.add("LEASE_LOST")
-    if reasons:
-        raise Refusal(*reasons)
+    if run["state"] in ENDED or run["epoch"] != ask["epoch"] or not run["worker"]:
+        raise Refusal("LEASE_LOST", *(["RUN_ENDED"] if run["state"] in ENDED else []))
     return ("ok", _crash(model, run))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,20 +19,19 @@ from pawl.chassis import database as postgres
 from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.adapters import tables as columns
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
-from pawl.job_store.adapters.conversations import PostgresConversations
+from pawl.job_store.adapters.columns import Columns
 from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.upkeep import PostgresOfferRepository
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import AttentionRepository, Journal, OfferRepository
-from pawl.job_store.app.reading import ConversationReads, Leases, Reads
+from pawl.job_store.app.reading import Leases, Reads
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import ConversationKey, SegmentRow
+from pawl.job_store.domain.rows import ConversationKey
 from pawl.job_store.rpc.events import encode_event
 from pawl.job_store.rpc.messages import usage_of
 from tests.fakes.manual_clock import ManualClock
-from tests.simulation.conversations import MemoryConversations
 from tests.simulation.history import History
 from tests.simulation.job_store import Unmetered
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
@@ -77,7 +76,6 @@ class Store(ABC):
     journal: Journal
     leases: Leases
     reads: Reads
-    conversations: ConversationReads
     offer_repository: OfferRepository
     attention_repository: AttentionRepository
 
@@ -139,7 +137,6 @@ class MemoryStore(Store):
         self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
         self.leases = MemoryLeases(self.database, _places(limits), crashes_max=limits["crashes"])
         self.reads = MemoryReads(self.database)
-        self.conversations = MemoryConversations(self.database)
         self.offer_repository = MemoryOfferRepository(self.database)
         self.attention_repository = MemoryAttentionRepository(self.database)
 
@@ -169,7 +166,6 @@ class PostgresStore(Store):
         self.journal = PostgresJournal(database, IdSource(ManualClock()), encode_event, usage_of)
         self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
         self.reads = PostgresReads(database)
-        self.conversations = PostgresConversations(database)
         self.offer_repository = PostgresOfferRepository(database)
         self.attention_repository = PostgresAttentionRepository(database)
 
@@ -188,43 +184,33 @@ class PostgresStore(Store):
             await connection.execute(_WIPE)
 
     async def tables(self) -> Tables:
-        found = Tables()
         async with self.database.acquire() as connection:
-            for record in await connection.fetch(f"SELECT {columns.REQUESTS.names} FROM job_store.requests"):
-                request = columns.request(record)
-                found.requests[request.key] = request
-            for record in await connection.fetch(f"SELECT {columns.CONVERSATIONS.names} FROM job_store.conversations"):
-                conversation = columns.conversation(record)
-                found.conversations[conversation.key] = conversation
-            segments = f"SELECT {columns.SEGMENTS.names} FROM job_store.conversation_segments ORDER BY first_number"
-            for record in await connection.fetch(segments):
-                segment = SegmentRow(**dict(record))
-                key = ConversationKey(segment.store_id, segment.conversation_id)
-                found.segments.setdefault(key, []).append(segment)
-            for record in await connection.fetch(f"SELECT {columns.RUNS.names} FROM job_store.runs"):
-                run = columns.run(record)
-                found.runs[run.key] = run
-            for record in await connection.fetch(f"SELECT {columns.CALLS.names} FROM job_store.calls"):
-                call = columns.call(record)
-                found.calls[call.key] = call
-            for record in await connection.fetch(f"SELECT {columns.COMMANDS.names} FROM job_store.commands"):
-                command = columns.command(record)
-                found.commands[command.key] = command
-            messages = f"SELECT {columns.MESSAGES.names} FROM job_store.messages ORDER BY number"
-            for record in await connection.fetch(messages):
-                message = columns.message(record)
-                found.messages.setdefault(ConversationKey(message.store_id, message.conversation_id), []).append(
-                    message
-                )
+
+            async def rows(of: Columns[Any], read: Callable[[Any], Any], order: str = "1") -> list[Any]:
+                select = f"SELECT {of.names} FROM {of.table} ORDER BY {order}"
+                return [read(record) for record in await connection.fetch(select)]
+
+            found = Tables(
+                requests={row.key: row for row in await rows(columns.REQUESTS, columns.request)},
+                conversations={row.key: row for row in await rows(columns.CONVERSATIONS, columns.conversation)},
+                runs={row.key: row for row in await rows(columns.RUNS, columns.run)},
+                calls={row.key: row for row in await rows(columns.CALLS, columns.call)},
+                commands={row.key: row for row in await rows(columns.COMMANDS, columns.command)},
+            )
+            for message in await rows(columns.MESSAGES, columns.message, "number"):
+                key = ConversationKey(message.store_id, message.conversation_id)
+                found.messages.setdefault(key, []).append(message)
             for record in await connection.fetch("SELECT * FROM job_store.events ORDER BY seq"):
-                found.events.setdefault(RunKey(record["store_id"], record["run_id"]), []).append(record["payload"])
+                found.events.setdefault(_run_of(record), []).append(record["payload"])
             states = "SELECT store_id, run_id, loop_state FROM job_store.runs WHERE loop_state <> ''"
-            for record in await connection.fetch(states):
-                found.loop_states[RunKey(record["store_id"], record["run_id"])] = record["loop_state"]
+            found.loop_states |= {_run_of(record): record["loop_state"] for record in await connection.fetch(states)}
             for record in await connection.fetch("SELECT store_id, run_id, event_id, time FROM job_store.outbox"):
-                run_key = RunKey(record["store_id"], record["run_id"])
-                found.outbox[record["store_id"], record["event_id"]] = (run_key, record["time"])
+                found.outbox[record["store_id"], record["event_id"]] = (_run_of(record), record["time"])
         return found
+
+
+def _run_of(record: Any) -> RunKey:
+    return RunKey(record["store_id"], record["run_id"])
 
 
 async def stop_clock(url: str) -> None:

@@ -80,7 +80,9 @@ def database_url(ledger_database: databases.ServiceDatabase) -> str:
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
+async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
+    """The pool of the job stores. On a busy machine PostgreSQL may take long to answer, and is not frozen for that."""
+    monkeypatch.setattr("pawl.chassis.database_heartbeat._WINDOW_SECONDS", 60.0)
     async with Database(database_url, application_name="test") as database:
         await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
         yield database

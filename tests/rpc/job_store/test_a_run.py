@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from pawl.errors import InvalidField
+from pawl.errors import QueueFull
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job_store.domain import inbox
 from tests.rpc.job_store.user import User, result
 
 
@@ -58,12 +57,14 @@ async def test_a_run_goes_from_its_message_to_its_answer(user: User) -> None:
 
 async def test_an_answer_in_a_form_is_kept_as_json_and_older_workers_leave_its_run_alone(user: User) -> None:
     """I23: they would end it with an answer that nobody checked. Its user sees a message like any other."""
-    options = run_pb2.RunOptions(response_format=run_pb2.ResponseFormat(schema_json=b"{}"))
-    owner = await user.start("What is 2 + 2?", options=options)
+    owner = await user.start(
+        "What is 2 + 2?", options=run_pb2.RunOptions(response_format=run_pb2.ResponseFormat(schema_json=b"{}"))
+    )
     (first,) = (await owner.load()).messages
     assert first.role == message_pb2.ROLE_USER_EXTENDED
-    listed = pb.ListMessagesRequest(store_id=user.store_id, user_id=user.user_id, conversation_id=first.conversation_id)
-    assert [message.role for message in (await user.stub.ListMessages(listed)).messages] == [message_pb2.ROLE_USER]
+    assert [
+        message.role for message in (await user.ask("ListMessages", conversation_id=first.conversation_id)).messages
+    ] == [message_pb2.ROLE_USER]
     told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
     assert [message.role for message in told] == [message_pb2.ROLE_USER]
     wrong = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="four", misfit="answer: is not JSON")
@@ -93,10 +94,7 @@ async def test_a_message_in_parts_is_whole_for_workers_and_small_for_everybody_e
     for shown in (told[0], (await user.stub.ListMessages(listed)).messages[0]):
         assert (shown.role, shown.parts[1].image.data, shown.parts[1].image.size_bytes) == (1, b"", 9)
         assert (shown.parts[2].file.text, shown.parts[2].file.size_bytes) == ("", 5)
-    asked = pb.GetConversationRequest(
-        store_id=user.store_id, user_id=user.user_id, conversation_id=message.conversation_id
-    )
-    assert (await user.stub.GetConversation(asked)).conversation.title == "Look"
+    assert (await user.ask("GetConversation", conversation_id=message.conversation_id)).conversation.title == "Look"
 
 
 @pytest.mark.parametrize(
@@ -129,19 +127,6 @@ async def test_images_of_a_run_that_was_refused_an_answer_go_out_no_more(
     assert shown[1].size_bytes == 4
 
 
-async def test_images_that_were_there_before_a_run_without_any_was_refused_go_out_no_more(user: User) -> None:
-    """Another model answered about them, or the run that they came with was cancelled."""
-    owner = await user.start("", parts=[image(3)], conversation_id="c")
-    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="A dot.", model="sees")])
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    owner = await user.start("and?", conversation_id="c")
-    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_PROVIDER, reason="PROVIDER_REFUSED")
-    await owner.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
-    owner = await user.start("", parts=[image(5)], conversation_id="c")
-    shown = [message.parts[0].image for message in (await owner.load()).messages if message.parts]
-    assert [len(each.data) for each in shown] == [0, 5]
-
-
 async def test_a_run_is_loaded_with_the_newest_images_only(user: User) -> None:
     owner = await user.start("", parts=[image(900_000)], conversation_id="c")
     for _ in range(9):
@@ -152,44 +137,35 @@ async def test_a_run_is_loaded_with_the_newest_images_only(user: User) -> None:
     assert all(message.parts[0].image.size_bytes == 900_000 for message in (await owner.load()).messages)
 
 
-@pytest.mark.parametrize(
-    ("text", "fields"), [("", {}), ("a", {"parts": [image(1)]}), ("", {"parts": [image(1)], "policy": 2})]
-)
-async def test_parts_are_the_whole_message_and_enter_no_run(user: User, text: str, fields: dict[str, Any]) -> None:
-    """I23: a job-store of the version before sees no text, and refuses what it would lose."""
-    with pytest.raises(InvalidField):
-        await user.submit(text, **fields)
+STEER = pb.MESSAGE_POLICY_STEER
+LARGE = "x" * 256 * 1024
+FITTING = inbox.LIMITS.bytes_max // len(LARGE)
 
 
-async def test_of_messages_that_interrupt_a_run_before_it_has_stopped_the_last_one_wins(user: User) -> None:
-    owner = await user.start(conversation_id="c")
-    waiting = await user.submit("later", conversation_id="c")
-    interrupt = {"policy": pb.MESSAGE_POLICY_INTERRUPT, "conversation_id": "c"}
-    first, second, third = [await user.submit(text, **interrupt) for text in ("do A", "no, do B", "no, do C")]
+async def waiting(user: User) -> tuple[str, str]:
+    """A parked run that waits for a result, and its conversation."""
+    owner = await user.start()
+    await owner.park(run_pb2.WAIT_KIND_TOOL_RESULT, calls=[owner.call("call", call_pb2.CALL_STATE_OFFERED)])
+    return owner.run_id, (await user.run(owner.run_id)).conversation_id
+
+
+async def fill(user: User, conversation_id: str, text: str, count: int) -> None:
+    for _ in range(count):
+        assert (await user.submit(text, conversation_id=conversation_id, policy=STEER)).steered
+
+
+async def test_messages_count_until_they_stand_in_the_conversation(user: User) -> None:
+    """Also those that the owner has read and keeps elsewhere."""
+    run_id, conversation_id = await waiting(user)
+    await fill(user, conversation_id, LARGE, FITTING)
+    owner = await user.take(run_id)
     unread = [command.command_id for command in await owner.inbox()]
-    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=unread)
+    await owner.commit(consumed=unread, loop_state=b"all of them")
 
-    for superseded in (first, second):
-        run = await user.run(superseded.run.run_id)
-        assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_SUPERSEDED)
-    (claimed,) = await user.claim()
-    assert claimed.run_id == third.run.run_id
-    winner = user.owner(claimed.run_id, claimed.epoch)
-    assert [message.text for message in (await winner.load()).messages] == ["hello", "do A", "no, do B", "no, do C"]
-    await winner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    (claimed,) = await user.claim()
-    assert claimed.run_id == waiting.run.run_id
+    with pytest.raises(QueueFull):
+        await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)
+    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_USER, text=LARGE)])
 
-
-async def test_who_brings_a_message_hears_its_place_in_the_queue(user: User) -> None:
-    """Also who asks again, and whose message goes before the others."""
-    await user.start(conversation_id="conv")
-    second = await user.submit(conversation_id="conv", request_id="r2")
-    third = await user.submit(conversation_id="conv", request_id="r3")
-    assert (second.run.queue_position, third.run.queue_position) == (1, 2)
-
-    hurried = await user.submit(conversation_id="conv", policy=pb.MESSAGE_POLICY_INTERRUPT)
-    assert hurried.run.queue_position == 1
-    again = await user.submit(conversation_id="conv", request_id="r3")
-    assert again.run.queue_position == 3
-    assert (await user.submit(conversation_id="other")).run.queue_position == 0
+    await fill(user, conversation_id, LARGE, 1)
+    with pytest.raises(QueueFull):
+        await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)

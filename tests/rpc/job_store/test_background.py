@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.jobs import Jobs
-from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.ids import ConversationId, IdSource, RequestId, StoreId, UserId
+from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
-from pawl.errors import IllegalTransition, InvalidField, QueueFull, RequestIdReused
+from pawl.errors import InvalidField, QueueFull, RequestIdReused, RunNotFound
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
+from pawl.tool_registry.adapters.ledger import LedgerReads
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept
-from tests.rpc.job_store.test_upkeep import age, sweep
-from tests.rpc.job_store.user import Owner, User
+from tests.rpc.job_store.test_forks import fork
+from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 JOB = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
@@ -50,8 +43,11 @@ def begins(*names: str) -> dict[str, Any]:
         for index, name in enumerate(names)
     ]
     jobs = [pb.Delegation(call_id=f"call_{name}", run_id=f"job_{name}", text="work", job=JOB) for name in names]
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, call_ids=[call.call_id for call in calls])
-    return {"calls": calls, "delegations": jobs, "messages": [said]}
+    return {
+        "calls": calls,
+        "delegations": jobs,
+        "messages": [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, call_ids=[call.call_id for call in calls])],
+    }
 
 
 async def begun(user: User, *names: str, conversation_id: str = "") -> str:
@@ -79,8 +75,7 @@ async def test_the_end_of_a_job_begins_a_turn_that_is_told_of_it_once(user: User
     conversation_id = await begun(user, "a", "b")
     first, second = await worked(user, 2)
     await ended(first)
-    (claimed,) = await user.claim()
-    turn = user.owner(claimed.run_id, claimed.epoch)
+    turn = await user.take()
     loaded = await turn.load()
     assert (loaded.run.generation, loaded.run.conversation_id) == (1, conversation_id)
     assert [(each.run.run_id, each.occasion, each.run.output_text) for each in loaded.notices] == [
@@ -118,13 +113,12 @@ async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_
     again.asked_sha256 = b"2"
     with pytest.raises(RequestIdReused), translating():
         await user.stub.StartJob(again)
-    shown = await user.stub.ListConversations(pb.ListConversationsRequest(store_id=user.store_id, user_id=user.user_id))
+    shown = await user.ask("ListConversations")
     assert [each.conversation_id for each in shown.conversations] == ["conv_new"]
     (job,) = await worked(user)
     assert (await job.load()).loop_state == b"begins"
     await ended(job)
-    (claimed,) = await user.claim()
-    turn = await user.owner(claimed.run_id, claimed.epoch).load()
+    turn = await (await user.take()).load()
     assert (turn.run.conversation_id, [each.run.run_id for each in turn.notices]) == ("conv_new", ["run_started"])
 
 
@@ -185,25 +179,10 @@ async def test_a_job_that_waits_for_the_time_of_its_first_iteration_wants_a_plac
     with pytest.raises(QueueFull):
         await ask("refused")
     await user.cancel("waits")
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.runs SET claim_at = now() WHERE run_id = 'later_1'")
+    await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE run_id = 'later_1'")
     assert await counted() == (1, 1, 2)
     with pytest.raises(QueueFull):
         await ask("refused")
-
-
-async def test_a_job_that_a_user_starts_goes_with_its_conversation(replica: Replica, user: User) -> None:
-    """What it does is erased, too."""
-    owner = await user.start("parent")
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    await owner.commit(state=COMPLETED)
-    request = asks_for(user, conversation_id=conversation_id, conversation_must_exist=True)
-    request.job.arguments_json = f'"{MARKER}"'.encode()
-    await user.stub.StartJob(request)
-    assert MARKER in await everything(replica.database)
-    await erase(replica, conversation_id)
-    await swept(erasing(replica, None))
-    assert MARKER not in await everything(replica.database)
 
 
 async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
@@ -229,139 +208,22 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
         await user.stub.ListRuns(request)
 
 
-class Removing(PublicLedgerClient):
-    """A ledger of which `removed` is no more once runs have been listed, as if retention came in that moment."""
-
-    removed = ""
-
-    def __init__(self, replica: Replica) -> None:
-        super().__init__(replica.channel)
-        self._database = replica.database
-
-    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
-        found = await super().list_runs(caller, wanted, page)
-        await self._database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
-        return found
-
-
-@pytest.fixture
-def ledger(replica: Replica) -> Removing:
-    return Removing(replica)
-
-
-StopAll = Callable[[str], Awaitable[list[str]]]
-
-
-@pytest.fixture(params=["of a conversation", "of a store"])
-def stop_all(request: pytest.FixtureRequest, user: User, ledger: Removing) -> StopAll:
-    """The jobs that a request says that it has stopped."""
-    clock, nobody = SystemClock(), cast("Any", None)
-    ids = IdSource(clock)
-    inbox = Inbox(ledger=ledger, checker=nobody, ids=ids, now=clock.now)
-    jobs = Jobs(ledger=ledger, inbox=inbox, messages=nobody, checker=nobody, clock=clock, ids=ids)
-    operators = Operators(ledger=ledger, ids=ids)
-    ann = Principal(store_id=StoreId(user.store_id), user_id=UserId(user.user_id))
-
-    async def stopped(request_id: str) -> list[str]:
-        if request.param == "of a store":
-            return list(await operators.end_jobs(ann, RequestId(request_id), "on fire"))
-        conversation_id = ConversationId((await user.run("job_a")).reports_to_conversation_id)
-        return [job.run_id for job in await jobs.stop_all(ann, RequestId(request_id), conversation_id, "on fire")]
-
-    return stopped
-
-
-async def test_a_request_never_names_jobs_that_another_one_has_stopped(user: User, stop_all: StopAll) -> None:
-    """ASYNC-7: nor when it is sent again, however often."""
-    await begun(user, "a", "b")
-    await worked(user, 2)
-    await user.cancel("job_b")
-    assert (await user.run("job_b")).state == run_pb2.RUN_STATE_CANCELLING
-    assert [await stop_all("r1") for _ in range(3)] == 3 * [["job_a"]]
-    assert [await stop_all("r2") for _ in range(3)] == [[], [], []]
-
-
-async def test_a_job_that_is_removed_while_all_are_stopped_is_in_the_way_of_none(
-    user: User, ledger: Removing, stop_all: StopAll
-) -> None:
-    """ASYNC-7"""
-    await begun(user, "a", "b")
-    await worked(user, 2)
-    ledger.removed = "job_b"
-    assert [await stop_all("r1") for _ in range(2)] == 2 * [["job_a"]]
-
-
-async def test_what_is_told_while_a_run_ends_begins_a_turn_when_it_has(user: User) -> None:
-    """I1: neither is lost, whichever comes first."""
-    conversation_id = await begun(user, "a")
-    (job,) = await worked(user)
-    owner = await user.start(conversation_id=conversation_id)
-    await ended(job)
-    assert await user.claim() == []
-    assert len((await owner.load()).notices) == 1
-    await owner.commit(state=COMPLETED)
-    (claimed,) = await user.claim()
-    assert len((await user.owner(claimed.run_id, claimed.epoch).load()).notices) == 1
-
-
-POLICIES = [
-    pb.MESSAGE_POLICY_QUEUE,
-    pb.MESSAGE_POLICY_STEER,
-    pb.MESSAGE_POLICY_INTERRUPT,
-    pb.MESSAGE_POLICY_REJECT,
-]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_a_message_goes_before_a_turn_that_nobody_has_begun(user: User, policy: Any) -> None:
-    conversation_id = await begun(user, "a")
-    (job,) = await worked(user)
-    await ended(job)
-    submitted = await user.submit("and?", conversation_id=conversation_id, policy=policy)
-    (claimed,) = await user.claim(runs_max=5)
-    assert (claimed.run_id, submitted.steered) == (submitted.run.run_id, False)
-    loaded = await user.owner(claimed.run_id, claimed.epoch).load()
-    assert (len(loaded.notices), loaded.run.generation) == (1, 0)
-
-
-@pytest.mark.parametrize("policy", [each for each in POLICIES if each != pb.MESSAGE_POLICY_INTERRUPT])
-async def test_a_message_waits_for_a_turn_that_has_begun(user: User, policy: Any) -> None:
-    conversation_id = await begun(user, "a")
-    (job,) = await worked(user)
-    await ended(job)
-    (claimed,) = await user.claim()
-    turn = user.owner(claimed.run_id, claimed.epoch)
-    submitted = await user.submit("and?", conversation_id=conversation_id, policy=policy)
-    assert (await user.claim(), list(await turn.inbox())) == ([], [])
-    await turn.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await turn.commit(state=COMPLETED)
-    assert [run.run_id for run in await user.claim()] == [submitted.run.run_id]
-
-
-async def test_a_conversation_that_waits_for_a_job_is_kept_however_old(user: User, database: Database) -> None:
-    """I1."""
-    conversation_id = await begun(user, "a")
-    (job,) = await worked(user)
-    await age(database, "conversations", "update_time")
-    await sweep(database).sweep()
-    await ended(job)
-    (claimed,) = await user.claim()
-    assert (await user.run(claimed.run_id)).conversation_id == conversation_id
-
-
 async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DETACHED, child_run_id="run_job")
     call.result.content_json = b"{}"
-    job = run_pb2.Job(tool_name="work", arguments_json=f'"{MARKER}"'.encode())
-    task = pb.Delegation(call_id="call_1", run_id="run_job", text="work", job=job)
+    task = pb.Delegation(
+        call_id="call_1",
+        run_id="run_job",
+        text="work",
+        job=run_pb2.Job(tool_name="work", arguments_json=f'"{MARKER}"'.encode()),
+    )
     await owner.commit(
         calls=[call], delegations=[task], messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)]
     )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    (claimed,) = await user.claim()
-    working = user.owner(claimed.run_id, claimed.epoch)
+    working = await user.take()
     await working.commit(state=run_pb2.RUN_STATE_RUNNING)
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)
@@ -373,18 +235,6 @@ async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> 
     await swept(sweep)
 
     assert MARKER not in await everything(replica.database)
-
-
-async def test_jobs_are_counted(user: User, database: Database) -> None:
-    """OPS-2."""
-    stats = PostgresLedgerStats(database, PlaceLimits(per_store=9, per_user=9))
-    await begun(user, "a", "b", "c")
-    await worked(user)
-    counts = await stats.count()
-    assert (counts["working"], counts["queued"], counts["waiting"], counts["late"]) == (1, 2, 0, 0)
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.runs SET claim_at = now() - interval '9 s' WHERE run_id = 'job_c'")
-    assert (await stats.count())["late"] == 1
 
 
 async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
@@ -415,36 +265,6 @@ async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Rep
     assert await counted() == (0, 0)
 
 
-async def test_what_a_replica_of_an_older_version_tells_is_counted_too(replica: Replica, user: User) -> None:
-    """I23, OPS-2: it changes the background of a conversation, and knows of no counts."""
-    stats, older = PostgresLedgerStats(replica.database, PLACES), "UPDATE job_store.conversations SET "
-    conversation_id = await begun(user, "a", "b")
-    for job in await worked(user, 2):
-        await ended(job)
-
-    async def change(what: str) -> float:
-        async with replica.database.acquire() as connection:
-            await connection.execute(f"{older} {what} WHERE conversation_id = $1", conversation_id)
-        return (await stats.count())["notices_pending"]
-
-    assert await change("notices_pending = 0, counted_sha256 = NULL") == 2, "what it has begun"
-    assert await change("background = NULL") == 0, "what it has ended"
-    async with replica.database.acquire() as connection:
-        left = await connection.fetchval(
-            "SELECT count(*) FROM job_store.conversations WHERE counted_sha256 IS DISTINCT FROM sha256(background)"
-        )
-    assert left == 0
-
-
-async def test_a_conversation_has_ten_open_jobs_and_no_more(user: User) -> None:
-    """ASYNC-7, also against an owner that does not count."""
-    owner = await user.start()
-    await owner.commit(round=1, **begins(*map(str, range(10))))
-    with pytest.raises(IllegalTransition):
-        await owner.commit(round=2, **begins("more"))
-    assert (await owner.load()).open_job_count == 10
-
-
 async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -> None:
     """LOOP-14: a user with two places has both of them beside their jobs; a store and a worker have so many jobs."""
     replica: Replica = await start(places=PlaceLimits(per_store=2, per_user=2, background_per_store=3))
@@ -457,17 +277,10 @@ async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -
     assert not second.run_id.startswith("job_")
     await owner.commit(state=COMPLETED)
 
-    request = pb.ClaimRunsRequest(worker_id="jobs", runs_max=8, lease_seconds=30, background_runs_max=3)
-    assert list((await replica.stub.ClaimRuns(request)).runs) == []
-
-
-async def test_a_worker_keeps_room_for_people(user: User) -> None:
-    await begun(user, *map(str, range(5)))
-    request = pb.ClaimRunsRequest(worker_id="w", runs_max=8, lease_seconds=30, background_runs_max=2)
-    assert len((await user.stub.ClaimRuns(request)).runs) == 2
-    assert len((await user.stub.ClaimRuns(request)).runs) == 0
-    await user.submit()
-    assert len((await user.stub.ClaimRuns(request)).runs) == 1
+    assert (
+        list((await user.ask("ClaimRuns", worker_id="jobs", runs_max=8, lease_seconds=30, background_runs_max=3)).runs)
+        == []
+    )
 
 
 async def test_a_worker_of_before_gets_neither_jobs_nor_turns(user: User) -> None:
@@ -480,3 +293,119 @@ async def test_a_worker_of_before_gets_neither_jobs_nor_turns(user: User) -> Non
     assert list((await user.stub.ClaimRuns(before)).runs) == []
     (turn,) = await user.claim("now")
     assert (await user.run(turn.run_id)).generation == 1
+
+
+SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60, iterations_max=3)
+
+
+async def begin(user: User, owner: Owner, name: str) -> None:
+    """Let the owner of a run begin the job `run_<name>`."""
+    fields: dict[str, Any] = {"child_run_id": f"run_{name}", "result": result("{}")}
+    call = owner.call(name, call_pb2.CALL_STATE_DETACHED, **fields)
+    begun = pb.Delegation(call_id=name, run_id=f"run_{name}", text="work", job=SERIES)
+    await owner.commit(calls=[call], delegations=[begun])
+
+
+async def jobs_of(user: User, conversation_id: str) -> list[str]:
+    return [run.run_id for run in (await user.ask("ListRuns", reports_to_conversation_id=conversation_id)).runs]
+
+
+async def stop(user: User, conversation_id: str, run_id: str, command_id: str = "stop") -> Any:
+    return await user.ask("StopJob", conversation_id=conversation_id, run_id=run_id, command_id=command_id)
+
+
+async def conversation_of(user: User, owner: Owner) -> str:
+    return (await user.run(owner.run_id)).conversation_id
+
+
+async def test_the_jobs_of_a_conversation_are_listed_and_no_other_run(user: User) -> None:
+    owner = await user.start()
+    await begin(user, owner, "a")
+    await begin(user, owner, "b")
+    conversation_id = await conversation_of(user, owner)
+    assert await jobs_of(user, conversation_id) == ["run_b", "run_a"]
+    assert await jobs_of(user, "another") == []
+    assert await jobs_of(User(user.stub, user_id="bob"), conversation_id) == []
+
+
+async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(user: User) -> None:
+    owner = await user.start()
+    await begin(user, owner, "a")
+    conversation_id = await conversation_of(user, owner)
+    bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")
+    for who, where, run_id in (
+        (user, "another", "run_a"),
+        (user, conversation_id, owner.run_id),
+        (user, conversation_id, "run_none"),
+        (bob, conversation_id, "run_a"),
+        (beta, conversation_id, "run_a"),
+    ):
+        with pytest.raises(RunNotFound):
+            await stop(who, where, run_id)
+    assert (await user.run("run_a")).state == run_pb2.RUN_STATE_QUEUED
+
+    stopped = await stop(user, conversation_id, "run_a")
+    assert (stopped.stopped, stopped.run.state) == (True, run_pb2.RUN_STATE_CANCELLED)
+    assert stopped.run.stop_cause == run_pb2.STOP_CAUSE_MODEL
+    assert (await stop(user, conversation_id, "run_a")).stopped
+    assert not (await stop(user, conversation_id, "run_a", "later")).stopped
+    loaded = await owner.load()
+    assert (list(loaded.notices), loaded.open_job_count) == ([], 0)
+
+
+async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> None:
+    owner = await user.start()
+    await begin(user, owner, "a")
+    await begin(user, owner, "b")
+    await begin(user, owner, "c")
+    by_id = {run.run_id: run.epoch for run in await user.claim(runs_max=3)}
+    waiting, gated = (user.owner(run_id, by_id[run_id]) for run_id in ("run_a", "run_b"))
+    await waiting.commit(state=run_pb2.RUN_STATE_RUNNING, round=1, output_text="7")
+    await waiting.park(run_pb2.WAIT_KIND_TIME)
+    await gated.commit(state=run_pb2.RUN_STATE_RUNNING)
+    await gated.park(
+        run_pb2.WAIT_KIND_APPROVAL,
+        calls=[gated.call("x", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval={"digest": DIGEST})],
+    )
+    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_TOOL, reason="TOOL_ERROR", message="no such page")
+    over = user.owner("run_c", by_id["run_c"])
+    await over.commit(state=run_pb2.RUN_STATE_RUNNING)
+    await over.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
+
+    ledger = LedgerReads(replica.channel)
+    where = (StoreId("acme"), UserId("ann"), ConversationId(await conversation_of(user, owner)))
+    found = await ledger.jobs(*where, ended_max=10)
+    assert [(job.job_id, job.state, job.is_over) for job in found] == [
+        ("run_b", "AWAITING_APPROVAL", False),
+        ("run_a", "WAITING", False),
+        ("run_c", "FAILED", True),
+    ]
+    _, beats, failed = found
+    assert (beats.tool, beats.interval_seconds, beats.iterations, beats.result) == ("work", 60, 1, "7")
+    assert beats.waits_for_time
+    assert failed.error == "no such page"
+
+    async def stop(run_id: str) -> tuple[str, bool] | None:
+        key = RunKey(where[0], RunId(run_id))
+        stopped = await ledger.stop_job(key, where[1], where[2], CommandId("c1"))
+        return stopped and (stopped[0].state, stopped[1])
+
+    assert await stop("run_a") == ("CANCELLING", True)
+    assert await stop("run_c") == ("FAILED", False)
+    assert await stop(owner.run_id) is None
+
+
+async def test_a_fork_leaves_what_jobs_tell_with_its_original(user: User) -> None:
+    """ASYNC-5: also what is told after the fork was made."""
+    conversation_id = await begun(user, "a", "b")
+    jobs = await worked(user, 2)
+    await ended(jobs[0])
+    forked = (await fork(user, conversation_id)).conversation_id
+    await ended(jobs[1])
+    submitted = await user.submit("and?", conversation_id=forked)
+    told = {}
+    for claimed in await user.claim(runs_max=5):
+        loaded = await user.owner(claimed.run_id, claimed.epoch).load()
+        told[loaded.run.conversation_id] = (loaded.open_job_count, len(loaded.notices))
+    assert submitted.run.conversation_id == forked
+    assert told == {conversation_id: (0, 2), forked: (0, 0)}

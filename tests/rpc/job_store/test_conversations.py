@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
-from pawl.errors import ConversationNotFound, InvalidField, InvalidPageToken, RequestIdReused
-from pawl.event.v1 import conversation_pb2, message_pb2, run_pb2
+from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.errors import ConversationNotFound, RunNotFound
+from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.conversations import LISTED, SEARCHED, query
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
+from pawl.job_store.adapters.segments import OTHERS_BYTES_MAX
 from pawl.job_store.app.sweeps import RetentionSweep
 from pawl.job_store.rpc.messages import text_of
-from tests.rpc.job_store.conftest import RETENTION, StartReplica
-from tests.rpc.job_store.user import User
+from pawl.tool_registry.adapters.ledger import LedgerReads
+from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
+from tests.rpc.job_store.user import Owner, User, result
 
 
-async def get(user: User, **fields: Any) -> conversation_pb2.Conversation:
-    request = pb.GetConversationRequest(store_id=user.store_id, user_id=user.user_id, **fields)
-    with translating():
-        return (await user.stub.GetConversation(request)).conversation
+async def get(user: User, **fields: Any) -> Any:
+    return (await user.ask("GetConversation", **fields)).conversation
 
 
 async def listed(user: User, **fields: Any) -> list[str]:
     """The ids of all pages of two."""
-    request = pb.ListConversationsRequest(store_id=user.store_id, user_id=user.user_id, page_size=2, **fields)
-    found: list[str] = []
-    while True:
-        with translating():
-            page = await user.stub.ListConversations(request)
-        assert len(page.conversations) == 2 or not page.next_page_token
-        found += [conversation.conversation_id for conversation in page.conversations]
-        request.page_token = page.next_page_token
-        if not request.page_token:
-            return found
+    pages = await user.pages("ListConversations", "conversations", page_size=2, **fields)
+    assert {len(page) for page in pages[:-1]} <= {2}
+    return [conversation.conversation_id for page in pages for conversation in page]
 
 
-async def update(user: User, conversation_id: str, **fields: Any) -> conversation_pb2.Conversation:
-    request = pb.UpdateConversationRequest(
-        store_id=user.store_id, user_id=user.user_id, conversation_id=conversation_id, **fields
-    )
-    with translating():
-        return (await user.stub.UpdateConversation(request)).conversation
+async def update(user: User, conversation_id: str, **fields: Any) -> Any:
+    return (await user.ask("UpdateConversation", conversation_id=conversation_id, **fields)).conversation
 
 
 async def two(start: StartReplica) -> list[User]:
@@ -66,8 +55,7 @@ async def take_in(database: Database) -> int:
 async def answered(user: User, question: str, answer: str, **fields: Any) -> str:
     """A conversation that has ended; its id."""
     owner = await user.start(question, **fields)
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)
-    await owner.commit(messages=[said])
+    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     return (await user.run(owner.run_id)).conversation_id
 
@@ -76,15 +64,18 @@ async def test_others_do_not_read_summaries_which_retell_calls_and_documents(use
     owner = await user.start("what is my balance?")
     said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="You are fine.")
     retold = "look_up(account=4711) gave 12 euros."
-    summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text=retold, summarised_to_number=1)
-    await owner.commit(messages=[summary, said])
+    await owner.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text=retold, summarised_to_number=1), said]
+    )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     conversation_id = (await user.run(owner.run_id)).conversation_id
     await update(user, conversation_id, sharing=conversation_pb2.SHARING_READ)
 
     async def read_by(user_id: str) -> list[str]:
-        request = pb.ListMessagesRequest(store_id=user.store_id, user_id=user_id, conversation_id=conversation_id)
-        return [message.text for message in (await user.stub.ListMessages(request)).messages]
+        return [
+            message.text
+            for message in (await user.ask("ListMessages", user_id=user_id, conversation_id=conversation_id)).messages
+        ]
 
     assert await read_by(user.user_id) == ["what is my balance?", retold, "You are fine."]
     assert await read_by("bob") == ["what is my balance?", "", "You are fine."]
@@ -103,29 +94,6 @@ async def test_messages_with_one_new_key_at_two_replicas_meet_in_one_conversatio
         assert found.active_run_id in {answer.run.run_id for answer in answers}
 
 
-async def test_many_new_keys_in_many_groups_at_two_replicas_each_have_one_conversation(start: StartReplica) -> None:
-    users = await two(start)
-    keys = [f"k{number % 12}" for number in range(24)]
-    keys += keys[::-1]
-    answers = await asyncio.gather(*(users[number % 2].submit(conversation_key=key) for number, key in enumerate(keys)))
-    by_key: dict[str, set[str]] = {}
-    for key, answer in zip(keys, answers, strict=True):
-        by_key.setdefault(key, set()).add(answer.run.conversation_id)
-    assert [len(found) for found in by_key.values()] == [1] * 12
-    assert len(set.union(*by_key.values())) == 12
-
-
-async def test_the_same_request_with_a_key_makes_one_run(start: StartReplica) -> None:
-    """I2."""
-    users = await two(start)
-    answers = await asyncio.gather(
-        *(users[number % 2].submit(request_id="r1", conversation_key="k") for number in range(6))
-    )
-    assert len({answer.run.run_id for answer in answers}) == 1
-    with pytest.raises(RequestIdReused):
-        await users[0].submit(request_id="r1", conversation_key="another")
-
-
 async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: Database) -> None:
     """I13."""
     mine = (await user.submit(conversation_key="ticket 42")).run.conversation_id
@@ -134,18 +102,6 @@ async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: 
             await get(other, conversation_key="ticket 42")
         assert (await other.submit(conversation_key="ticket 42")).run.conversation_id != mine
     assert "ticket 42" not in str(await database.fetch("SELECT * FROM job_store.conversations"))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"conversation_key": "x" * 201}, {"conversation_key": "k", "conversation_id": "c1"}],
-)
-async def test_a_bad_key_begins_nothing(user: User, fields: dict[str, str]) -> None:
-    with pytest.raises(InvalidField):
-        await user.submit(**fields)
-    with pytest.raises(InvalidField):
-        await get(user, **fields)
-    assert await listed(user) == []
 
 
 async def test_those_come_first_in_which_something_happened_last(user: User) -> None:
@@ -171,28 +127,6 @@ async def test_the_archive_is_a_list_of_its_own(user: User) -> None:
     assert await listed(user, archived=False) == ["c0", "c3", "c1"]
     await update(user, "c2", archived=False)
     assert await listed(user, archived=True) == []
-
-
-async def test_a_title_is_made_and_given(user: User) -> None:
-    await user.submit("\n Lunch on Friday?\nThanks", conversation_id="c1")
-    found = await get(user, conversation_id="c1")
-    assert (found.title, found.has_own_title) == ("Lunch on Friday?", False)
-    named = await update(user, "c1", title="Lunch")
-    assert (named.title, named.has_own_title) == ("Lunch", True)
-    assert await get(user, conversation_id="c1") == named
-    assert (await update(user, "c1", title="")).title == "Lunch on Friday?"
-
-
-async def test_an_update_is_known_by_its_request(user: User) -> None:
-    """I2."""
-    await user.submit(conversation_id="c1")
-    await update(user, "c1", request_id="r1", title="first")
-    await update(user, "c1", title="second")
-    assert (await update(user, "c1", request_id="r1", title="first")).title == "second"
-    with pytest.raises(RequestIdReused):
-        await update(user, "c1", request_id="r1", title="third")
-    with pytest.raises(RequestIdReused):
-        await user.submit(request_id="r1")
 
 
 async def test_conversations_are_found_by_words_of_a_message_or_the_title(user: User, database: Database) -> None:
@@ -233,15 +167,6 @@ async def test_long_conversations_are_taken_in_by_parts(user: User, database: Da
     assert await take_in(database) == 0
 
 
-async def test_two_replicas_take_in_the_same_once(user: User, database: Database) -> None:
-    for number in range(10):
-        await user.submit(f"message number{number}", conversation_id=f"c{number}")
-    await asyncio.gather(*(take_in(database) for _ in range(3)))
-    await take_in(database)
-    assert await database.fetchval("SELECT count(*) FROM job_store.conversation_words") == 10
-    assert len(await listed(user, query="message")) == 10
-
-
 async def test_a_conversation_that_is_written_to_is_taken_in_later(user: User, database: Database) -> None:
     """Whoever writes comes first; nothing is lost."""
     await user.submit("secret plan", conversation_id="c1")
@@ -276,38 +201,183 @@ async def test_the_key_of_conversations_that_are_being_removed_is_free(user: Use
     assert len({*ids}) == 3
 
 
-async def test_page_tokens_are_of_one_selection(user: User) -> None:
-    for number in range(3):
-        await user.submit(conversation_id=f"c{number}")
-    request = pb.ListConversationsRequest(store_id="acme", user_id="ann", page_size=2)
-    request.page_token = (await user.stub.ListConversations(request)).next_page_token
-    request.archived = False
-    with pytest.raises(InvalidPageToken), translating():
-        await user.stub.ListConversations(request)
+DAY_SECONDS = 86_400
+ASSISTANT, SUMMARY = message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_SUMMARY
 
 
-async def test_lists_and_searches_go_by_an_index(user: User, database: Database) -> None:
-    """What others have, and what a user has ever had, is not looked at."""
-    await user.submit(conversation_id="c1")
-    rows = """
-        INSERT INTO job_store.conversations
-            (store_id, conversation_id, user_id, queue, last_number, create_time, update_time)
-        SELECT 'acme', 'x' || n, 'u' || n % 1000, '', 0, now(), now() - n * interval '1 s'
-        FROM generate_series(1, 20000) AS n
-    """
-    words = """
-        INSERT INTO job_store.conversation_words
-        SELECT 'acme', 'x' || n, 1, array_to_tsvector(ARRAY[(n % 1000)::text || ':the', n::text || ':it'])
-        FROM generate_series(1, 20000) AS n
-    """
-    for statement in (rows, words, "ANALYZE job_store.conversations", "ANALYZE job_store.conversation_words"):
-        await database.execute(statement)
-    arguments: tuple[Any, ...] = (51, 1000, "acme", "u1", [False, True], None, "", [])
-    async with database.acquire() as connection:
-        for sql, given, index in (
-            (LISTED, arguments, "conversations_of_user"),
-            (SEARCHED, (*arguments, query("acme", "u1", ["the"])), "conversation_words_search"),  # type: ignore[arg-type]
-        ):
-            plan = str(await connection.fetch(f"EXPLAIN {sql}", *given))
-            assert index in plan, plan
-            assert "Seq Scan" not in plan, plan
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """A conversation of ann that bob may write to."""
+
+    ann: User
+    bob: User
+    conversation_id: str
+
+    async def share(self, sharing: Any, **fields: Any) -> Any:
+        return (
+            await self.ann.ask("UpdateConversation", conversation_id=self.conversation_id, sharing=sharing, **fields)
+        ).conversation
+
+    async def begin(self, user: User, text: str = "hello") -> Owner:
+        """Give a user a run that a worker drives."""
+        return await user.start(text, conversation_id=self.conversation_id, conversation_must_exist=True)
+
+    async def send(self, user: User, text: str = "hello", **fields: Any) -> Any:
+        answer = await user.submit(text, conversation_id=self.conversation_id, conversation_must_exist=True, **fields)
+        return answer.run
+
+    async def said(self, user: User) -> list[message_pb2.Message]:
+        return list((await user.ask("ListMessages", conversation_id=self.conversation_id)).messages)
+
+
+async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
+    """Let a run call a tool, think, and answer."""
+    call_id = f"call_{owner.run_id}"
+    calls = [message_pb2.Message(role=ASSISTANT, reasoning="hm", call_ids=[call_id])]
+    await owner.commit(messages=calls, calls=[owner.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1)])
+    await owner.commit(calls=[owner.call(call_id, call_pb2.CALL_STATE_SUCCEEDED, attempt=1, result=result('"secret"'))])
+    await owner.commit(messages=[message_pb2.Message(role=ASSISTANT, text=text, reasoning="hm", **fields)])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+
+
+@pytest.fixture
+async def shared(user: User) -> Shared:
+    owner = await user.start("mine")
+    await ends(owner)
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    found = Shared(ann=user, bob=User(user.stub, user_id="bob"), conversation_id=conversation_id)
+    assert (await found.share(conversation_pb2.SHARING_WRITE)).sharing == conversation_pb2.SHARING_WRITE
+    return found
+
+
+async def test_a_message_of_a_writer_begins_a_run_that_only_the_writer_sees(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob, "theirs")
+    run = await shared.bob.run(theirs.run_id)
+    assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
+    with pytest.raises(RunNotFound):
+        await shared.ann.run(theirs.run_id)
+    listing = pb.ListRunsRequest(store_id="acme", conversation_id=shared.conversation_id)
+    for user, is_there in ((shared.ann, False), (shared.bob, True)):
+        listing.user_id = user.user_id
+        listed = [each.run_id for each in (await user.stub.ListRuns(listing)).runs]
+        assert (theirs.run_id in listed) is is_there
+        assert len(listed) == 1
+    await theirs.commit(
+        messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])],
+        calls=[theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)],
+    )
+    await theirs.park(run_pb2.WAIT_KIND_ANSWER)
+    for user, count in ((shared.ann, 0), (shared.bob, 1)):
+        assert len((await user.ask("ListPendingCalls")).calls) == count
+    assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
+
+
+async def test_messages_say_whose_they_are_and_show_others_what_was_said_only(shared: Shared) -> None:
+    await ends(await shared.begin(shared.bob, "theirs"), "Theirs.")
+    for user in (shared.ann, shared.bob):
+        said = await shared.said(user)
+        assert [each.user_id for each in said] == ["ann"] * 3 + ["bob"] * 3
+        assert [each.text for each in said] == ["mine", "", "Done.", "theirs", "", "Theirs."]
+        assert {each.user_id for each in said if each.reasoning} == {user.user_id}
+    run_id = (await shared.said(shared.bob))[3].run_id
+    added = [event.message_added.message.user_id for event in await shared.bob.events(run_id)]
+    assert set(added) == {"", "bob"}
+    assert {each.user_id for each in await shared.said(User(shared.ann.stub, user_id="eve"))} == {"ann", "bob"}
+
+
+async def test_a_run_is_told_what_others_said_and_no_calls_thoughts_or_parts_of_theirs(shared: Shared) -> None:
+    await shared.share(conversation_pb2.SHARING_WRITE, shows_arguments=True)
+    text = message_pb2.Part(text="look")
+    image = message_pb2.Part(image=message_pb2.ImagePart(data=b"pixels", media_type="image/png"))
+    answer = await shared.bob.submit(
+        "", parts=[text, image], conversation_id=shared.conversation_id, conversation_must_exist=True
+    )
+    theirs = await shared.bob.take(answer.run.run_id)
+    await theirs.commit(state=run_pb2.RUN_STATE_RUNNING)
+    loaded = await theirs.load()
+    assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look"]
+    assert [each.user_id for each in loaded.messages] == ["ann"] * 3 + ["bob"]
+    assert not any(each.reasoning or each.call_ids or each.model for each in loaded.messages[:3])
+    assert not loaded.calls
+    assert loaded.messages[3].parts[1].image.data == b"pixels"
+    await ends(theirs, "Theirs.")
+
+    mine = await shared.begin(shared.ann, "again")
+    loaded = await mine.load()
+    assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look", "", "Theirs.", "again"]
+    assert {call.run_id for call in loaded.calls} == {loaded.messages[0].run_id}
+    assert [bool(each.reasoning or each.parts) for each in loaded.messages] == [False, True, True] + [False] * 4
+
+
+async def test_a_summary_stands_for_messages_only_to_runs_of_its_user(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob, "theirs")
+    await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)])
+    await ends(theirs, "Theirs.")
+    mine = await shared.begin(shared.ann, "mine again")
+    texts = [each.text for each in (await mine.load()).messages]
+    assert texts == ["mine", "", "Done.", "theirs", "", "Theirs.", "mine again"]
+    await ends(mine)
+    assert [each.text for each in await shared.said(shared.ann)][4] == ""
+    again = await shared.begin(shared.bob, "theirs again")
+    texts = [each.text for each in (await again.load()).messages]
+    assert texts == ["bob's secret", "", "Theirs.", "mine again", "", "Done.", "theirs again"]
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+async def test_of_others_a_run_is_told_the_newest_runs_whole_as_far_as_they_go(
+    shared: Shared, database: Database, *, is_fork: bool
+) -> None:
+    image = message_pb2.Part(image=message_pb2.ImagePart(data=bytes(1_000_000), media_type="image/png"))
+    pair = [
+        message_pb2.Message(role=message_pb2.ROLE_USER, text="look", parts=[image]),
+        message_pb2.Message(role=ASSISTANT, text="Seen."),
+    ]
+    await database.execute(
+        """
+        INSERT INTO job_store.messages
+            (store_id, conversation_id, number, message_id, run_id, summarised_to, body, create_time)
+        SELECT 'acme', $1, number, 'm' || number, 'r' || number / 2, 0, ($2::bytea[])[1 + number % 2], now()
+        FROM generate_series(4, 43) AS number
+        """,
+        shared.conversation_id,
+        [each.SerializeToString() for each in pair],
+    )
+    await database.execute("UPDATE job_store.conversations SET last_number = 43")
+    if is_fork:
+        made = (await shared.ann.ask("ForkConversation", conversation_id=shared.conversation_id)).conversation
+        shared = replace(shared, conversation_id=made.conversation_id)
+        await shared.share(conversation_pb2.SHARING_WRITE)
+    theirs = await shared.begin(shared.bob, "theirs")
+    loaded = await theirs.load()
+    told = ["look", "Seen."] * (OTHERS_BYTES_MAX // 1_000_000)
+    assert [each.text for each in loaded.messages] == [*told, "theirs"]
+    await ends(theirs)
+    mine = await shared.begin(shared.ann, "mine again")
+    assert len((await mine.load()).messages) == 3 + 40 + 3 + 1
+
+
+async def test_what_a_writers_summary_stands_for_stays(shared: Shared, database: Database) -> None:
+    """The conversation's user has no summary of it: her runs are told it, and she forks behind it."""
+    await ends(await shared.begin(shared.bob, "theirs"))
+    theirs = await shared.begin(shared.bob, "theirs again")
+    await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="short", summarised_to_number=6)])
+    await ends(theirs)
+    await database.execute("UPDATE job_store.messages SET create_time = create_time - interval '31 days'")
+    await database.execute("UPDATE job_store.runs SET create_time = '2020-01-01', end_time = '2020-01-01'")
+    retention = PostgresRetention(database)
+    while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
+        pass
+    assert await database.fetchval("SELECT swept FROM job_store.messages WHERE summarised_to > 0")
+    said = ["mine", "", "Done.", "theirs", "", "Done.", "theirs again"]
+    assert [each.text for each in await shared.said(shared.ann)][:7] == said
+    assert (
+        await shared.ann.ask("ForkConversation", conversation_id=shared.conversation_id)
+    ).conversation.forked_number == 10
+
+
+async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: Replica) -> None:
+    reads = LedgerReads(replica.channel)
+    where = (StoreId("acme"), UserId("bob"), ConversationId(shared.conversation_id))
+    assert await reads.has_conversation(*where)
+    await shared.share(conversation_pb2.SHARING_READ)
+    assert not await reads.has_conversation(*where)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pawl.errors import InvalidField, InvalidId, RunNotFound
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.errors import RunNotFound
+from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
@@ -18,8 +19,10 @@ AGENT = run_pb2.WAIT_KIND_AGENT
 
 def begun(owner: Owner, name: str, **fields: Any) -> dict[str, Any]:
     """What a step says that delegates the call `name` to the run `run_<name>`."""
-    call = owner.call(name, call_pb2.CALL_STATE_DELEGATED, child_run_id=f"run_{name}")
-    return {"calls": [call], "delegations": [delegation(name, **fields)]}
+    return {
+        "calls": [owner.call(name, call_pb2.CALL_STATE_DELEGATED, child_run_id=f"run_{name}")],
+        "delegations": [delegation(name, **fields)],
+    }
 
 
 def delegation(name: str, **fields: Any) -> pb.Delegation:
@@ -30,9 +33,7 @@ def delegation(name: str, **fields: Any) -> pb.Delegation:
 async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owner:
     """Let the owner of a run delegate a call and park; return the owner of the run that does it, which has begun."""
     await owner.park(AGENT, **begun(owner, name, **fields))
-    (claimed,) = await user.claim()
-    assert claimed.run_id == f"run_{name}"
-    child = Owner(user, claimed.run_id, claimed.epoch)
+    child = await user.take(f"run_{name}")
     await child.commit(state=run_pb2.RUN_STATE_RUNNING)
     return child
 
@@ -58,15 +59,15 @@ async def test_its_end_is_told_with_answer_failure_and_usage(user: User) -> None
     usage = run_pb2.Usage(input_tokens=7, model_calls=1)
     await child.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure, usage=usage, output_text="so far")
 
-    (claimed,) = await user.claim()
-    assert claimed.run_id == owner.run_id
-    owner.epoch = claimed.epoch
+    owner = await user.take(owner.run_id)
     (command,) = (await owner.load()).commands
     told = command.agent_ended
     assert (told.call_id, told.run.run_id, told.run.state) == ("a", child.run_id, run_pb2.RUN_STATE_FAILED)
     assert (told.run.failure, told.run.usage, told.run.output_text) == (failure, usage, "so far")
-    settled = owner.call("a", call_pb2.CALL_STATE_FAILED, child_run_id=child.run_id, result=result(is_error=True))
-    await owner.commit(calls=[settled], consumed=[command.command_id])
+    await owner.commit(
+        calls=[owner.call("a", call_pb2.CALL_STATE_FAILED, child_run_id=child.run_id, result=result(is_error=True))],
+        consumed=[command.command_id],
+    )
     assert await owner.inbox() == []
 
 
@@ -88,40 +89,6 @@ async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User) -> None:
         await User(user.stub, store_id="beta").run(middle.run_id)
 
 
-async def test_a_call_that_is_given_up_stops_the_run(user: User) -> None:
-    owner = await user.start()
-    child = await delegating(user, owner, "a")
-    await user.cancel(owner.run_id)
-    (claimed,) = await user.claim()
-    owner.epoch = claimed.epoch
-    (cancel,) = await owner.inbox()
-    given_up = owner.call("a", call_pb2.CALL_STATE_CANCELLED, child_run_id=child.run_id, result=result(is_error=True))
-    await owner.commit(calls=[given_up], consumed=[cancel.command_id], state=run_pb2.RUN_STATE_CANCELLED)
-
-    run = await user.run(child.run_id)
-    assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_PARENT)
-    (told,) = await child.inbox()
-    assert told.cancel.cause == run_pb2.STOP_CAUSE_PARENT, "else its owner goes on with what it does"
-    await child.commit(state=run_pb2.RUN_STATE_CANCELLED)
-    assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_CANCELLED
-
-
-async def test_what_makes_no_sense_is_refused(user: User) -> None:
-    owner = await user.start()
-    step = begun(owner, "a")
-    for change, error in (
-        ({"delegations": []}, InvalidField),
-        ({"delegations": [delegation("a", text="")]}, InvalidField),
-        ({"delegations": [delegation("a"), delegation("b")]}, InvalidField),
-        ({"calls": [owner.call("a", call_pb2.CALL_STATE_DELEGATED)]}, InvalidField),
-        ({"calls": [owner.call("a", call_pb2.CALL_STATE_DELEGATED, child_run_id="no id")]}, InvalidId),
-    ):
-        with pytest.raises(error):
-            await owner.commit(**(step | change))
-    with pytest.raises(RunNotFound):
-        await user.run("run_a")
-
-
 async def test_ends_and_cancels_at_once_on_two_replicas_do_not_deadlock(start: StartReplica) -> None:
     """Callers and what does their calls are locked in one order, whoever comes first."""
     one, two = await start(), await start()
@@ -139,3 +106,99 @@ async def test_ends_and_cancels_at_once_on_two_replicas_do_not_deadlock(start: S
         settled = owner.call(f"a{number}", call_pb2.CALL_STATE_CANCELLED, child_run_id=child.run_id, result=result())
         consumed = [command.command_id for command in inbox]
         await owner.commit(calls=[settled], consumed=consumed, state=run_pb2.RUN_STATE_CANCELLED)
+
+
+AWAITING = call_pb2.CALL_STATE_AWAITING_APPROVAL
+FAILED = call_pb2.CALL_STATE_FAILED
+
+
+async def listed(user: User, **fields: Any) -> dict[str, run_pb2.Run]:
+    """The runs of a user as the list has them, by id."""
+    return {run.run_id: run for run in (await user.ask("ListRuns", **fields)).runs}
+
+
+async def both(user: User, run_id: str) -> list[run_pb2.Run]:
+    """A run as it is read, and as the list has it."""
+    return [await user.run(run_id), (await listed(user))[run_id]]
+
+
+async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User) -> None:
+    owner = await user.start()
+    for run in await both(user, owner.run_id):
+        assert not run.HasField("waiting"), "it is RUNNING"
+        assert run.HasField("update_time")
+        assert not run.HasField("progress_time")
+    gated = owner.call("a", AWAITING, index=1, approval={"digest": DIGEST}, arguments_json=b'{"secret": 1}')
+    await owner.park(
+        run_pb2.WAIT_KIND_APPROVAL,
+        calls=[owner.call("b", FAILED, result=result()), gated],
+        wake_time={"seconds": 4_000_000_000},
+    )
+    for run in await both(user, owner.run_id):
+        waiting = run.waiting
+        assert waiting.reason == waiting_pb2.WAIT_REASON_APPROVAL
+        assert waiting.sentence == "It waits for an approval of tool."
+        assert (list(waiting.call_ids), list(waiting.user_ids)) == (["a"], ["ann"])
+        assert list(waiting.roles) == ["admin", "approver"]
+        assert waiting.since_time == run.progress_time == run.update_time
+        assert waiting.deadline_time.seconds == 4_000_000_000
+        assert {(count.state, count.count) for count in run.call_counts} == {(AWAITING, 1), (FAILED, 1)}
+    assert (await user.cancel(owner.run_id)).run.state == run_pb2.RUN_STATE_CANCELLING
+    for run in await both(user, owner.run_id):
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_STOPPING
+
+
+@pytest.mark.parametrize(
+    ("roles", "names_its_user"), [([], True), (["member"], False), (["member", "approver"], True), (["admin"], True)]
+)
+async def test_who_may_not_decide_is_not_named_as_one_who_can(
+    user: User, roles: list[str], names_its_user: bool
+) -> None:
+    owner = await user.start(user_roles=roles)
+    gated = owner.call("a", AWAITING, approval={"digest": DIGEST})
+    await owner.park(run_pb2.WAIT_KIND_APPROVAL, calls=[gated], wake_time={"seconds": 4_000_000_000})
+    for run in await both(user, owner.run_id):
+        assert list(run.waiting.user_ids) == (["ann"] if names_its_user else [])
+        assert list(run.waiting.roles) == ["admin", "approver"]
+
+
+async def test_a_run_in_a_queue_says_its_place_and_who_is_before_it(user: User) -> None:
+    """LOOP-13."""
+    first, second, third = [(await user.submit(conversation_id="c")).run.run_id for _ in range(3)]
+    for run in await both(user, third):
+        assert run.queue_position == 2
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_TURN
+        assert list(run.waiting.run_ids) == [first, second]
+    for run in await both(user, first):
+        assert (run.queue_position, run.waiting.reason) == (0, waiting_pb2.WAIT_REASON_WORKER)
+
+
+async def test_a_run_without_a_place_says_so(start: StartReplica) -> None:
+    """LOOP-14."""
+    replica = await start(places=PlaceLimits(per_store=2, per_user=1))
+    ann, bob, eve = [User(replica.stub, user_id=name) for name in ("ann", "bob", "eve")]
+    await ann.start()
+    for run in await both(ann, (await ann.submit()).run.run_id):
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_PLACE
+        assert "its user has 1" in run.waiting.sentence
+    bobs = (await bob.submit()).run.run_id
+    assert (await bob.run(bobs)).waiting.reason == waiting_pb2.WAIT_REASON_WORKER
+    assert len(await bob.claim()) == 1
+    assert (await bob.run(bobs)).waiting.reason == waiting_pb2.WAIT_REASON_WORKER, "it has its place"
+    for run in await both(eve, (await eve.submit()).run.run_id):
+        assert "its store has 2" in run.waiting.sentence
+
+
+async def test_a_run_names_the_runs_below_it_and_tells_what_they_wait_for(user: User) -> None:
+    """TOOL-7."""
+    owner = await user.start()
+    child = await delegating(user, owner, "a")
+    await child.park(
+        run_pb2.WAIT_KIND_ANSWER, calls=[child.call("q", call_pb2.CALL_STATE_ASKED, question={"question": "Which?"})]
+    )
+    for run in await both(user, owner.run_id):
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_AGENT
+        assert list(run.waiting.run_ids) == list(run.child_run_ids) == [child.run_id]
+    read = (await user.run(owner.run_id)).waiting
+    assert read.sentence == f"It waits for run {child.run_id}. Run {child.run_id}: It waits for an answer of ann."
+    assert list(read.user_ids) == ["ann"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
 
 import pytest
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.ids import ConversationId, IdSource, StoreId
-from pawl.chassis.rpc_client import translating
 from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import erasure_pb2 as pb
@@ -26,7 +26,7 @@ from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_upkeep import age_conversation
-from tests.rpc.job_store.user import User, result
+from tests.rpc.job_store.user import Translated, User, result
 
 MARKER = "zanzibar"
 SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
@@ -72,10 +72,10 @@ def erasing(replica: Replica, log: Log | None, monotonic: Callable[[], float] = 
     )
 
 
-async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") -> pb.EraseConversationResponse:
-    request = pb.EraseConversationRequest(store_id="acme", user_id=user_id, conversation_id=conversation_id)
-    with translating():
-        return await ErasureServiceStub(replica.channel).EraseConversation(request)
+async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") -> Any:
+    return await Translated(ErasureServiceStub(replica.channel)).EraseConversation(
+        pb.EraseConversationRequest(store_id="acme", user_id=user_id, conversation_id=conversation_id)
+    )
 
 
 async def swept(sweep: Erasing) -> None:
@@ -115,8 +115,13 @@ async def full(user: User) -> tuple[str, str]:
     steered = message_pb2.Message(role=message_pb2.ROLE_USER, text=f"{MARKER} steer")
     await owner.commit(calls=[call], messages=[said, steered], consumed=[steer.command_id])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
-    labels = conversation_pb2.Labels(labels={"about": MARKER})
-    await update(user, conversation_id, title=f"{MARKER} title", labels=labels, request_id="named")
+    await update(
+        user,
+        conversation_id,
+        title=f"{MARKER} title",
+        labels=conversation_pb2.Labels(labels={"about": MARKER}),
+        request_id="named",
+    )
     return conversation_id, owner.run_id
 
 
@@ -185,52 +190,6 @@ async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(repl
         await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
 
 
-async def test_runs_are_cancelled_first_and_those_that_wait_never_begin(replica: Replica, user: User) -> None:
-    """I12."""
-    owner = await user.start(MARKER)
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    waiting = (await user.submit(f"{MARKER} two", conversation_id=conversation_id)).run
-    await erase(replica, conversation_id)
-    sweep = erasing(replica, None)
-
-    await sweep.sweep()
-
-    assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_CANCELLING
-    assert (await user.run(waiting.run_id)).state == run_pb2.RUN_STATE_CANCELLED
-    assert (await erase(replica, conversation_id)).erasure.waits_for[0] == "runs"
-    (cancel,) = await owner.inbox()
-    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[cancel.command_id])
-    await swept(sweep)
-    assert MARKER not in await everything(replica.database)
-
-
-async def test_conversations_of_agents_go_with_it(replica: Replica, user: User) -> None:
-    owner = await user.start("parent")
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
-    task = ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")
-    await owner.commit(calls=[call], delegations=[task])
-    child = await user.run("run_child")
-    await erase(replica, conversation_id)
-    sweep = erasing(replica, None)
-    await sweep.sweep()
-    call.state, call.result.content_json = call_pb2.CALL_STATE_CANCELLED, b"null"
-    (cancel,) = await owner.inbox()
-    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, calls=[call], consumed=[cancel.command_id])
-    assert (await user.run("run_child")).state == run_pb2.RUN_STATE_CANCELLED
-
-    await swept(sweep)
-
-    assert MARKER not in await everything(replica.database)
-    with pytest.raises(ConversationErased):
-        await get(user, conversation_id=child.conversation_id)
-    assert not (await erase(replica, conversation_id)).erasure.HasField("end_time")
-    for each in (conversation_id, child.conversation_id):
-        for part in SERVICES:
-            await sweep.confirm(key_of(each), part)
-    assert (await erase(replica, conversation_id)).erasure.HasField("end_time")
-
-
 async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is_its_users(
     replica: Replica, user: User
 ) -> None:
@@ -240,8 +199,9 @@ async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is
     owner = await bob.start(f"{MARKER} theirs", conversation_id=conversation_id, request_id="request")
     waiting = await bob.submit(f"{MARKER} later", conversation_id=conversation_id)
     call = owner.call("call_2", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
-    task = ledger_pb2.Delegation(call_id="call_2", run_id="run_child", text=f"{MARKER} task")
-    await owner.commit(calls=[call], delegations=[task])
+    await owner.commit(
+        calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_2", run_id="run_child", text=f"{MARKER} task")]
+    )
     below = (await bob.run("run_child")).conversation_id
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)
@@ -309,75 +269,14 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
     assert log.entries == {("acme", conversation_id)}
 
 
-async def forked(user: User, conversation_id: str, request_id: str = "") -> str:
-    request = ledger_pb2.ForkConversationRequest(
-        store_id=user.store_id,
-        user_id=user.user_id,
-        request_id=request_id,
-        conversation_id=conversation_id,
-    )
-    with translating():
-        return (await user.stub.ForkConversation(request)).conversation.conversation_id
+async def forked(user: User, conversation_id: str, request_id: str = "") -> Any:
+    return (
+        await user.ask("ForkConversation", request_id=request_id, conversation_id=conversation_id)
+    ).conversation.conversation_id
 
 
 async def said(user: User, conversation_id: str) -> list[str]:
-    request = ledger_pb2.ListMessagesRequest(
-        store_id=user.store_id, user_id=user.user_id, conversation_id=conversation_id
-    )
-    with translating():
-        return [message.text for message in (await user.stub.ListMessages(request)).messages]
-
-
-async def test_forks_lose_what_they_showed_of_it_at_once_and_go_on(replica: Replica, user: User) -> None:
-    conversation_id, _ = await full(user)
-    fork = await forked(user, conversation_id)
-    below = await forked(user, fork)
-    assert MARKER in " ".join(await said(user, below))
-    assert (await get(user, conversation_id=below)).title == f"{MARKER} title"
-
-    await erase(replica, conversation_id)
-
-    assert await said(user, fork) == await said(user, below) == []
-    with pytest.raises(ConversationErased):
-        await forked(user, conversation_id)
-    await swept(erasing(replica, None))
-    assert MARKER not in await everything(replica.database)
-    owner = await user.start("goes on", conversation_id=below)
-    assert [message.text for message in (await owner.load()).messages] == ["goes on"]
-    assert await said(user, below) == ["goes on"]
-    # A fork is erased for itself.
-    await erase(replica, fork)
-    await swept(erasing(replica, None))
-    assert await said(user, below) == ["goes on"]
-
-
-async def test_the_title_goes_from_a_fork_of_a_fork_that_retention_has_removed(replica: Replica, user: User) -> None:
-    conversation_id, _ = await full(user)
-    fork = await forked(user, conversation_id)
-    below = await forked(user, fork)
-    await age_conversation(replica.database, fork)
-    retention = PostgresRetention(replica.database)
-    while await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=100):
-        pass
-    with pytest.raises(ConversationNotFound):
-        await get(user, conversation_id=fork)
-
-    await erase(replica, conversation_id)
-
-    assert (await get(user, conversation_id=below)).title == ""
-    await swept(erasing(replica, None))
-    assert MARKER not in await everything(replica.database)
-
-
-async def test_what_is_away_holds_up_nothing_else(replica: Replica, user: User) -> None:
-    conversation_id, _ = await full(user)
-    await erase(replica, conversation_id)
-    log = Log()
-    log.is_away = True
-    sweep = erasing(replica, log)
-    await swept(sweep)
-    assert MARKER not in await everything(replica.database)
-    assert "log" in (await erase(replica, conversation_id)).erasure.waits_for
+    return [message.text for message in (await user.ask("ListMessages", conversation_id=conversation_id)).messages]
 
 
 async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
@@ -409,18 +308,6 @@ async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
         await erase(replicas[0], ids[0])
 
 
-async def test_a_fork_that_is_asked_for_again_is_there_though_its_original_was_erased(
-    replica: Replica, user: User
-) -> None:
-    """I2."""
-    conversation_id, _ = await full(user)
-    fork = await forked(user, conversation_id, "r1")
-    await erase(replica, conversation_id)
-    assert await forked(user, conversation_id, "r1") == fork
-    with pytest.raises(RequestIdReused):
-        await forked(user, fork, "r1")
-
-
 async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed_the_call(
     replica: Replica, user: User
 ) -> None:
@@ -428,10 +315,10 @@ async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
-    task = ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")
-    await owner.commit(calls=[call], delegations=[task])
-    (claimed,) = await user.claim()
-    child = user.owner("run_child", claimed.epoch)
+    await owner.commit(
+        calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")]
+    )
+    child = await user.take("run_child")
     await child.commit(state=run_pb2.RUN_STATE_COMPLETED)
     (done,) = await owner.inbox()
     call.MergeFrom(call_pb2.Call(state=call_pb2.CALL_STATE_SUCCEEDED, result=result("1")))
@@ -478,3 +365,81 @@ async def full_many(user: User, number: int) -> str:
     owner = await user.start(f"{MARKER} {number}")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
     return (await user.run(owner.run_id)).conversation_id
+
+
+_MANY = """
+INSERT INTO job_store.conversations (store_id, conversation_id, user_id, queue, interrupting, last_number, create_time,
+    update_time, erase_time, erase_user_id, erase_root, erase_parts)
+SELECT 'other', 'old_' || n, '', '', '', 0, now(), now(), now() - interval '1 hour', 'bob', 'old_' || n, $1
+FROM generate_series(1, 2001) AS n
+"""
+
+
+async def test_a_large_stream_is_not_read_all_the_time(replica: Replica, user: User) -> None:
+    """What was erased in the meantime is purged together."""
+    now, log = [0.0], Log()
+
+    async def takes_ten_seconds(store_id: StoreId, run_ids: Collection[str]) -> int:
+        now[0] += 10
+        log.purged |= set(run_ids)
+        return len(run_ids)
+
+    log.purge = takes_ten_seconds  # type: ignore[method-assign]
+    sweep = erasing(replica, log, lambda: now[0])
+    for number in range(3):
+        await erase(replica, await full_many(user, number))
+        await swept(sweep)
+    assert (now[0], len(log.purged)) == (10.0, 1)
+    now[0] = 101.0
+    await swept(sweep)
+    assert (now[0], len(log.purged)) == (111.0, 3)
+
+
+@pytest.mark.parametrize("parts", [["notifier"], ["log"], ["tool-registry", "future"]])
+async def test_very_many_that_wait_for_something_else_hold_up_nothing(
+    replica: Replica, user: User, parts: list[str]
+) -> None:
+    await replica.database.execute(_MANY, parts)
+    conversation_id, run_id = await full(user)
+    await erase(replica, conversation_id)
+    log = Log()
+    log.is_away = True
+    sweep = erasing(replica, log)
+    await swept(sweep)
+    assert MARKER not in await everything(replica.database)
+    assert log.purged == {run_id}
+
+
+async def test_a_service_is_told_what_it_may_erase_behind_very_many_that_it_may_not(
+    replica: Replica, database: Database
+) -> None:
+    await database.execute(_MANY, ["runs", "ledger", "tool-registry", "log"])
+    conversations = "store_id, conversation_id, user_id, queue, interrupting, last_number, create_time, update_time"
+    await database.execute(f"""
+        INSERT INTO job_store.conversations ({conversations}, erase_time, erase_user_id, erase_root, erase_parts)
+        SELECT 'acme', n, '', '', '', 0, now(), now(), now(), 'ann', n, ARRAY[n, 'log']
+        FROM unnest(ARRAY['tool-registry', 'notifier']) AS n""")  # noqa: S608  # constants
+    sweep = erasing(replica, None)
+    for part in SERVICES:
+        assert [str(key.conversation_id) async for key, _ in sweep.due(part)] == [part.value]
+
+
+async def test_a_list_that_could_not_be_applied_is_applied_again(replica: Replica, user: User) -> None:
+    """I22: as after a restore, when the database is away for a moment."""
+    conversation_id, _ = await full(user)
+    log = Log()
+    log.entries.add((StoreId("acme"), ConversationId(conversation_id)))
+    log.looks = [False]
+    failed, read = [False], log.read
+
+    async def fails_once() -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
+        if not failed[0]:
+            failed[0] = True
+            raise DependencyUnavailable
+        async for each in read():
+            yield each
+
+    log.read = fails_once  # type: ignore[method-assign]
+    await swept(erasing(replica, log))
+    assert failed[0]
+    assert MARKER not in await everything(replica.database)

@@ -3,77 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.errors import InvalidField, LeaseLost, RunNotFound
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.chassis.metrics import Metrics
+from pawl.errors import LeaseLost, QueueFull, RunNotFound
+from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import ClockSweep
 from pawl.job_store.domain.places import PlaceLimits
+from tests import servers
+from tests.poll import until
+from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
 
 async def end_leases(database: Database) -> None:
     """Let the time pass that the leases were given for."""
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
-
-
-async def renew(user: User, worker_id: str = "w1") -> pb.RenewLeasesResponse:
-    return await user.stub.RenewLeases(pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=30))
+    await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
 
 
 def ids(runs: Any) -> list[str]:
     return [run.run_id for run in runs]
 
 
-async def test_a_run_whose_lease_ended_goes_to_another_worker_and_the_first_is_refused(
-    user: User, database: Database
-) -> None:
-    """I4: takeover."""
-    owner = await user.start()
-    await owner.commit(loop_state=b"half way")
-    await end_leases(database)
-    claimed = await user.claim("w2")
-    assert [(run.run_id, run.epoch) for run in claimed] == [(owner.run_id, 2)]
-    with pytest.raises(LeaseLost):
-        await owner.commit(events=[event_pb2.RunEvent(warning=event_pb2.Warning(reason="STALE"))])
-    with pytest.raises(LeaseLost):
-        await owner.load()
-    successor = Owner(user, owner.run_id, 2)
-    assert (await successor.load()).loop_state == b"half way"
-    await successor.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    assert [event.attempt for event in await user.events(owner.run_id)] == [0, 0, 1, 2]
-
-
-async def test_stores_are_served_in_turn(user: User) -> None:
-    """A store with many runs does not keep the others waiting."""
-    for number in range(20):
-        await user.submit(conversation_id=f"c{number}")
-    for store in ("beta", "gamma"):
-        for number in range(3):
-            await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
-    first = await user.claim(runs_max=3)
-    assert Counter(run.store_id for run in first) == {"acme": 1, "beta": 1, "gamma": 1}
-    second = await user.claim(runs_max=8)
-    assert Counter(run.store_id for run in second) == {"acme": 4, "beta": 2, "gamma": 2}
-    singles = [(await user.claim())[0].store_id for _ in range(3)]
-    assert singles == ["acme", "acme", "acme"]
-
-
 async def test_a_claim_of_few_runs_brings_what_is_loaded_of_them(user: User) -> None:
     await user.submit("hello", conversation_id="c")
     (run,) = await user.claim()
-    request = pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch)
-    (loaded,) = [part async for part in user.stub.LoadRun(request)]
+    (loaded,) = [
+        part
+        async for part in user.stub.LoadRun(
+            pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch)
+        )
+    ]
     assert [message.text for message in run.loaded.messages] == ["hello"]
     for each in (loaded, run.loaded):
         each.ClearField("now")
@@ -115,53 +87,16 @@ async def test_single_claims_go_round_the_stores(user: User) -> None:
     assert [(await user.claim())[0].store_id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
 
 
-async def test_within_a_store_the_oldest_goes_first(user: User) -> None:
-    runs = [(await user.submit(conversation_id=f"c{number}")).run.run_id for number in range(4)]
-    assert [(await user.claim())[0].run_id for _ in range(4)] == runs
-    assert await user.claim() == []
-
-
-async def test_renewing_keeps_all_runs_of_a_worker_and_tells_of_commands(user: User, database: Database) -> None:
-    first, second = await user.start(conversation_id="c1"), await user.start(conversation_id="c2")
-    await end_leases(database)
-    renewed = await renew(user)
-    assert sorted(ids(renewed.runs)) == sorted([first.run_id, second.run_id])
-    assert ids(renewed.runs_with_commands) == []
-    assert await user.claim("w2") == []
-    await user.send(second.run_id, steer=pb.SteerCommand(text="hi"))
-    renewed = await renew(user)
-    assert ids(renewed.runs_with_commands) == [second.run_id]
-    assert renewed.now.seconds > 0
-    assert ids((await renew(user, "w2")).runs) == []
-
-
 async def test_a_worker_that_stops_hands_its_runs_over_at_once(user: User) -> None:
     """OPS-5."""
     owner = await user.start()
-    released = await user.stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id="w1"))
+    released = await user.ask("ReleaseWorker", worker_id="w1")
     assert released.released_count == 1
     with pytest.raises(LeaseLost):
         await owner.commit()
     assert ids(await user.claim("w2")) == [owner.run_id]
-    again = await user.stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id="w1"))
+    again = await user.ask("ReleaseWorker", worker_id="w1")
     assert again.released_count == 0
-
-
-async def test_a_parked_run_sleeps_until_its_time(user: User, database: Database) -> None:
-    owner = await user.start()
-    now = (await owner.load()).now
-    await owner.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=now.seconds + 3600))
-    assert await user.claim() == []
-    await end_leases(database)
-    assert ids(await user.claim()) == [owner.run_id]
-
-
-async def test_a_parked_run_wakes_for_a_command(user: User) -> None:
-    owner = await user.start()
-    await owner.park(run_pb2.WAIT_KIND_ANSWER)
-    assert await user.claim() == []
-    await user.send(owner.run_id, steer=pb.SteerCommand(text="never mind"))
-    assert ids(await user.claim()) == [owner.run_id]
 
 
 async def test_loading_needs_the_run_and_its_lease(user: User) -> None:
@@ -172,12 +107,6 @@ async def test_loading_needs_the_run_and_its_lease(user: User) -> None:
         await Owner(user, "run_none", 1).load()
 
 
-@pytest.mark.parametrize(("runs_max", "lease_seconds"), [(0, 30), (65, 30), (1, 0.5), (1, 301), (1, float("nan"))])
-async def test_a_claim_is_bounded(user: User, runs_max: int, lease_seconds: float) -> None:
-    with pytest.raises(InvalidField):
-        await user.claim(runs_max=runs_max, lease_seconds=lease_seconds)
-
-
 async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_back(
     user: User, database: Database
 ) -> None:
@@ -185,11 +114,10 @@ async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_ba
     held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
     await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
     queued = (await user.submit(conversation_id="queued")).run.run_id
-    async with database.acquire() as connection:
-        later = "UPDATE job_store.runs SET claim_at = now() + interval '130 s' WHERE run_id = ANY($1)"
-        await connection.execute(later, [held.run_id, queued])
-        renewed = "UPDATE job_store.runs SET claim_at = now() + interval '10 s' WHERE run_id = $1"
-        await connection.execute(renewed, healthy.run_id)
+    later = "UPDATE job_store.runs SET claim_at = now() + interval '130 s' WHERE run_id = ANY($1)"
+    await database.execute(later, [held.run_id, queued])
+    renewed = "UPDATE job_store.runs SET claim_at = now() + interval '10 s' WHERE run_id = $1"
+    await database.execute(renewed, healthy.run_id)
     assert await user.claim("w2", runs_max=4) == []
 
     leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
@@ -206,14 +134,13 @@ async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_n
     """No other has to have been there: the database remembers a time that it had before."""
     queued = (await user.submit()).run.run_id
     leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
-        await leases.times()
-        time, seen_time = await leases.times()
-        assert timedelta() <= time - seen_time < timedelta(minutes=59)
-        # It went back by 130 s.
-        await connection.execute("UPDATE job_store.clock SET seen_time = seen_time + interval '130 s'")
-        await connection.execute("UPDATE job_store.runs SET claim_at = claim_at + interval '130 s'")
+    await database.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
+    await leases.times()
+    time, seen_time = await leases.times()
+    assert timedelta() <= time - seen_time < timedelta(minutes=59)
+    # It went back by 130 s.
+    await database.execute("UPDATE job_store.clock SET seen_time = seen_time + interval '130 s'")
+    await database.execute("UPDATE job_store.runs SET claim_at = claim_at + interval '130 s'")
     assert await user.claim() == []
 
     sweeping = asyncio.create_task(ClockSweep(leases, SystemClock()).run())
@@ -226,3 +153,128 @@ async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_n
     assert ids(claimed) == [queued]
     time, seen_time = await leases.times()
     assert seen_time <= time
+
+
+LIMITS = PlaceLimits(per_store=4, per_user=2)
+
+
+@pytest.fixture
+async def limited(start: StartReplica) -> Replica:
+    """A job store with small limits."""
+    return await start(places=LIMITS)
+
+
+@pytest.fixture
+def bob(user: User) -> User:
+    return User(user.stub, user_id="bob")
+
+
+async def submit_many(user: User, count: int) -> list[str]:
+    """Messages to conversations of their own; the ids of the runs."""
+    return [(await user.submit()).run.run_id for _ in range(count)]
+
+
+def owners(user: User, claimed: Any) -> list[Owner]:
+    return [Owner(user, run.run_id, run.epoch) for run in claimed]
+
+
+async def test_all_users_behind_one_at_the_limit_get_their_turn(limited: Replica) -> None:
+    """More of them than one look at the store goes round."""
+    hog = User(limited.stub, user_id="hog")
+    await submit_many(hog, 12)
+    held = await hog.claim(runs_max=20)
+    runs: set[str] = set()
+    for number in range(30):
+        runs.update(await submit_many(User(limited.stub, user_id=f"user{number:02}"), 1))
+    served: set[str] = set()
+    while claimed := await hog.claim("w2", runs_max=2):
+        served.update(ids(claimed))
+        for owner in owners(hog, claimed):
+            await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+            await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    assert served == runs
+    assert len(held) == LIMITS.per_user
+
+
+async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(limited: Replica) -> None:
+    """Also a claim of one run goes on to a store that has a place."""
+    blocked = [User(limited.stub, store_id=f"a{number}") for number in range(3)]
+    for user in blocked:
+        await submit_many(user, 3)
+    assert len(await blocked[0].claim(runs_max=20)) == 6
+    other = User(limited.stub, store_id="b")
+    runs = await submit_many(other, 2)
+    assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]
+
+
+async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(start: StartReplica) -> None:
+    """Exactly: two job stores that create at once refuse what is too much."""
+    users = [
+        User((await start(places=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)
+    ]
+    outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert len(refused) == 30 - 10 - LIMITS.per_store
+    assert {type(error) for error in refused} == {QueueFull}
+    assert "10 runs wait in this store already" in str(refused[0])
+    await User(users[0].stub, store_id="beta").submit()
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[servers.NatsServer]:
+    folder = tmp_path / "nats"
+    folder.mkdir()
+    with servers.NatsServer(folder) as server:
+        yield server
+
+
+async def test_a_place_that_is_free_wakes_workers_at_once(start: StartReplica, nats: servers.NatsServer) -> None:
+    """Not only at their next poll; and nobody is woken when nobody waits."""
+    replica = await start(nats_url=nats.url, places=LIMITS)
+    await replica.bus.wait_connected()
+    woken: list[object] = []
+
+    async def hear(_subject: str, data: bytes) -> None:
+        woken.append(data)
+
+    async with Bus(nats.url, name="listener", metrics=Metrics("listener")) as listener:
+        await listener.wait_connected()
+        await listener.subscribe("pawl.internal.v1.work", hear)
+        await listener.publish_all([], timeout_seconds=5)
+        user = User(replica.stub)
+        await submit_many(user, 4)
+        first, second = owners(user, await user.claim(runs_max=10))
+
+        async def all_heard(count: int) -> None:
+            async def is_there() -> bool:
+                return len(woken) >= count
+
+            await until(is_there)
+
+        await all_heard(4)
+        await first.commit(state=run_pb2.RUN_STATE_RUNNING)
+        await first.park(run_pb2.WAIT_KIND_ANSWER)
+        await all_heard(5)
+        await second.commit(state=run_pb2.RUN_STATE_RUNNING)
+        await second.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        await all_heard(6)
+        for owner in owners(user, await user.claim(runs_max=10)):
+            await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+            await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        await submit_many(User(replica.stub, store_id="beta"), 1)
+        await all_heard(7)
+        assert len(woken) == 7, "the last two ends left nobody waiting"
+
+
+async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(limited: Replica, database: Database) -> None:
+    """OPS-2."""
+    for number in range(3):
+        await submit_many(User(limited.stub, user_id=f"user{number}"), 3)
+    stats = PostgresLedgerStats(database, LIMITS)
+    counts = await stats.count()
+    assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (4, 3, 2)
+    await User(limited.stub).claim(runs_max=20)
+    counts = await stats.count()
+    assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (0, 3, 2)
+    await end_leases(database)
+    assert (await stats.count())["claimable"] == 4

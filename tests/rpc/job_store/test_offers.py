@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
 
 from pawl.chassis.database import Database
+from pawl.errors import InvalidField, RequestIdReused, ToolExists
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.tool.v1 import tool_pb2
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User, result
 
@@ -25,29 +27,18 @@ async def offered(user: User, *call_ids: str) -> Owner:
 
 
 async def bring(user: User, run_id: str, client_id: str, offer_epoch: int, command_id: str = "") -> str:
-    command = pb.ToolResultCommand(call_id="call_1", client_id=client_id, offer_epoch=offer_epoch, result=result())
-    receipt = await user.send(run_id, command_id, tool_result=command)
+    receipt = await user.send(
+        run_id,
+        command_id,
+        tool_result=pb.ToolResultCommand(
+            call_id="call_1", client_id=client_id, offer_epoch=offer_epoch, result=result()
+        ),
+    )
     return pb.CommandOutcome.Name(receipt.outcome).removeprefix("COMMAND_OUTCOME_")
 
 
 async def end_leases(database: Database) -> None:
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.calls SET offer_expire_time = now()")
-
-
-async def test_of_two_clients_that_race_for_a_call_one_gets_it(start: StartReplica) -> None:
-    users = [User((await start()).stub), User((await start()).stub)]
-    owner = await offered(users[0])
-    leases = await asyncio.gather(
-        *(users[number % 2].lease(owner.run_id, "call_1", f"tab_{number}") for number in range(6))
-    )
-    assert sum(lease.granted for lease in leases) == 1
-    holder = next(lease.call.offer.client_id for lease in leases if lease.granted)
-    assert {lease.call.offer.client_id for lease in leases} <= {holder, ""}
-    outcomes = await asyncio.gather(*(bring(users[n % 2], owner.run_id, f"tab_{n}", 1) for n in range(6)))
-    # Who comes after the holder's result is told that it is late, who came before that it is not theirs.
-    assert outcomes.count("ACCEPTED") == 1
-    assert set(outcomes) <= {"ACCEPTED", "LATE", "WRONG_HOLDER"}
+    await database.execute("UPDATE job_store.calls SET offer_expire_time = now()")
 
 
 async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None:
@@ -59,8 +50,11 @@ async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None
     loaded = await successor.load()
     assert [command.tool_result.result.content_json for command in loaded.commands] == [b'"ok"']
     assert loaded.commands[0].user_id == "ann"
-    settled = successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())
-    await successor.commit(calls=[settled], consumed=["cmd_1"], state=run_pb2.RUN_STATE_RUNNING)
+    await successor.commit(
+        calls=[successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())],
+        consumed=["cmd_1"],
+        state=run_pb2.RUN_STATE_RUNNING,
+    )
     assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch, "cmd_1") == "DUPLICATE"
     assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch) == "LATE"
     assert await successor.inbox() == []
@@ -81,17 +75,19 @@ async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> No
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab", "session_id": "ses_1"}
     await user.lease(owner.run_id, "call_1", "tab")
     await user.lease(owner.run_id, "call_1", "tab", session_id="ses_1")
-    await user.stub.RenewOffers(pb.RenewOffersRequest(**names, lease_seconds=60))
-    await user.stub.ReleaseOffers(pb.ReleaseOffersRequest(**names))
+    await user.ask("RenewOffers", **names, lease_seconds=60)
+    await user.ask("ReleaseOffers", **names)
     given_back = (await user.events(owner.run_id))[-1].call_changed.call
     assert not given_back.HasField("start_time")
     lease = await user.lease(owner.run_id, "call_1", "other")
     assert lease.call.HasField("start_time")
     assert await bring(user, owner.run_id, "other", lease.call.offer.offer_epoch, "cmd_1") == "ACCEPTED"
-    (claimed,) = await user.claim("w2")
-    successor = user.owner(owner.run_id, claimed.epoch)
-    settled = successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())
-    await successor.commit(calls=[settled], consumed=["cmd_1"], state=run_pb2.RUN_STATE_RUNNING)
+    successor = await user.take(owner.run_id, "w2")
+    await successor.commit(
+        calls=[successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())],
+        consumed=["cmd_1"],
+        state=run_pb2.RUN_STATE_RUNNING,
+    )
     events = [event for event in await user.events(owner.run_id) if event.HasField("call_changed")]
     assert [event.type for event in events] == [
         "tool.offered",
@@ -107,37 +103,6 @@ async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> No
     assert ended.call.start_time == lease.call.start_time
 
 
-async def test_a_call_that_nobody_took_in_time_has_not_begun(user: User) -> None:
-    owner = await user.start()
-    await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_OFFERED)])
-    await user.lease(owner.run_id, "call_1", "tab")
-    await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_ASKED)])
-    (call,) = (await user.run(owner.run_id)).pending_calls
-    assert not call.HasField("start_time")
-
-
-async def test_a_foreign_result_is_unknown(user: User) -> None:
-    owner = await offered(user)
-    assert await bring(User(user.stub, user_id="eve"), owner.run_id, "", 0) == "UNKNOWN"
-    assert await bring(User(user.stub, store_id="globex"), owner.run_id, "", 0) == "UNKNOWN"
-    lease = await User(user.stub, user_id="eve").lease(owner.run_id, "call_1", "tab")
-    assert (lease.granted, lease.HasField("call")) == (False, False)
-
-
-async def test_a_client_renews_and_gives_back_all_its_calls(user: User) -> None:
-    owner = await offered(user, "call_1", "call_2")
-    for call_id in ("call_1", "call_2"):
-        await user.lease(owner.run_id, call_id, "tab", seconds=5)
-    renewed = await user.stub.RenewOffers(
-        pb.RenewOffersRequest(store_id="acme", user_id="ann", client_id="tab", session_id="ses_1", lease_seconds=60)
-    )
-    assert [call.call_id for call in renewed.calls] == ["call_1", "call_2"]
-    request = pb.ReleaseOffersRequest(store_id="acme", user_id="ann", client_id="tab", session_id="ses_1")
-    assert (await user.stub.ReleaseOffers(request)).released_count == 2
-    assert (await user.stub.ReleaseOffers(request)).released_count == 0
-    assert (await user.lease(owner.run_id, "call_2", "other")).granted
-
-
 async def test_a_lost_session_gives_nothing_back_that_the_client_has_taken_over(user: User) -> None:
     """FE-2: a client comes back by another replica before the first one has noticed that it was gone."""
     owner = await offered(user, "call_1", "call_2")
@@ -146,10 +111,10 @@ async def test_a_lost_session_gives_nothing_back_that_the_client_has_taken_over(
     again = await user.lease(owner.run_id, "call_1", "tab", session_id="new")
     assert (again.granted, again.call.offer.offer_epoch) == (True, 1)
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab"}
-    renewed = await user.stub.RenewOffers(pb.RenewOffersRequest(**names, session_id="lost", lease_seconds=60))
+    renewed = await user.ask("RenewOffers", **names, session_id="lost", lease_seconds=60)
     assert [call.call_id for call in renewed.calls] == ["call_2"]
     for released_count in (1, 0):
-        released = await user.stub.ReleaseOffers(pb.ReleaseOffersRequest(**names, session_id="lost"))
+        released = await user.ask("ReleaseOffers", **names, session_id="lost")
         assert released.released_count == released_count
     assert not (await user.lease(owner.run_id, "call_1", "other")).granted
     assert await bring(user, owner.run_id, "tab", 1) == "ACCEPTED"
@@ -175,21 +140,113 @@ async def test_what_waits_is_shown_with_the_run_and_over_all_runs(user: User) ->
     """FE-3, HITL-6."""
     owner = await offered(user, "call_1", "call_2")
     assert [call.call_id for call in (await user.run(owner.run_id)).pending_calls] == ["call_1", "call_2"]
-    command = pb.ToolResultCommand(call_id="call_1", result=result())
-    receipt = await user.send(owner.run_id, tool_result=command)
+    receipt = await user.send(owner.run_id, tool_result=pb.ToolResultCommand(call_id="call_1", result=result()))
     assert [call.call_id for call in receipt.run.pending_calls] == ["call_2"]
-    listed = await user.stub.ListPendingCalls(pb.ListPendingCallsRequest(store_id="acme", user_id="ann"))
+    listed = await user.ask("ListPendingCalls")
     assert [call.call_id for call in listed.calls] == ["call_2"]
     await user.cancel(owner.run_id)
-    listed = await user.stub.ListPendingCalls(pb.ListPendingCallsRequest(store_id="acme", user_id="ann"))
+    listed = await user.ask("ListPendingCalls")
     assert list(listed.calls) == []
 
 
 async def test_a_call_in_doubt_is_shown_as_pending(user: User) -> None:
     owner = await user.start()
     await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_RUNNING, attempt=1)])
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
-    assert list((await user.stub.ListPendingCalls(request)).calls) == []
+    assert list((await user.ask("ListPendingCalls")).calls) == []
     await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
-    assert [call.call_id for call in (await user.stub.ListPendingCalls(request)).calls] == ["call_1"]
+    assert [call.call_id for call in (await user.ask("ListPendingCalls")).calls] == ["call_1"]
     assert [call.call_id for call in (await user.run(owner.run_id)).pending_calls] == ["call_1"]
+
+
+def tool(name: str = "show") -> tool_pb2.OwnTool:
+    definition = tool_pb2.ToolDefinition(name=name, description="Show it.")
+    return tool_pb2.OwnTool(definition=definition, definition_sha256="ab" * 32)
+
+
+async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fields: Any) -> Any:
+    message = pb.SubmitMessageRequest(
+        store_id=user.store_id,
+        user_id=user.user_id,
+        text="hello",
+        policy=fields.pop("policy", pb.MESSAGE_POLICY_QUEUE),
+        request_id=request_id,
+        conversation_id=fields.pop("conversation_id", ""),
+    )
+    values: dict[str, Any] = {"loop_state": b"begun", "asked_tools_sha256": b"asked"} | fields
+    return (await user.ask("StartRun", message=message, tools=tools, **values)).run
+
+
+async def owned(user: User, run_id: str) -> Owner:
+    return await user.take(run_id)
+
+
+async def test_its_worker_gets_them_with_the_state_that_they_came_with(user: User) -> None:
+    run = await begin(user, tool(), tool("ask"), client_id="tab")
+    assert run.own_tools == run_pb2.OwnTools(names=["show", "ask"], client_id="tab")
+    owner = await owned(user, run.run_id)
+    loaded = await owner.load()
+    assert list(loaded.own_tools) == [tool(), tool("ask")]
+    assert loaded.loop_state == b"begun"
+    assert loaded.run.own_tools == run.own_tools
+    await owner.commit(state=run_pb2.RUN_STATE_RUNNING, loop_state=b"later")
+    assert (await owner.load()).loop_state == b"later"
+
+
+async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole(user: User) -> None:
+    run = await begin(user, tool())
+    assert (await user.run(run.run_id)).own_tools.names == ["show"]
+    answer = await user.ask("GetRun", run_id=run.run_id)
+    assert not answer.own_tools
+    answer = await user.ask("GetRun", run_id=run.run_id, user_id="")
+    assert list(answer.own_tools) == [tool()]
+
+
+async def test_the_same_request_starts_it_once_and_other_tools_are_another_request(user: User) -> None:
+    run = await begin(user, tool(), request_id="r1")
+    assert (await begin(user, tool(), request_id="r1")).run_id == run.run_id
+    with pytest.raises(RequestIdReused):
+        await begin(user, tool("other"), request_id="r1", asked_tools_sha256=b"others")
+    with pytest.raises(RequestIdReused):
+        await user.submit(request_id="r1")
+
+
+async def test_one_that_may_not_be_started_any_more_is_given_if_it_was(user: User) -> None:
+    with pytest.raises(ToolExists):
+        await begin(user, request_id="r1", only_repeat=True)
+    run = await begin(user, tool(), request_id="r1")
+    assert (await begin(user, request_id="r1", only_repeat=True)).run_id == run.run_id
+
+
+async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
+    for tools in ((), (tool(), tool()), tuple(tool(f"t{number}") for number in range(65))):
+        with pytest.raises(InvalidField):
+            await begin(user, *tools)
+    with pytest.raises(InvalidField):
+        await begin(user, tool(), policy=pb.MESSAGE_POLICY_STEER)
+    listed = await user.ask("ListRuns")
+    assert not listed.runs
+
+
+async def test_their_calls_are_leased_to_their_client_alone_also_by_another_replica(start_two: list[User]) -> None:
+    user, other = start_two
+    run = await begin(user, tool(), client_id="tab")
+    owner = await owned(user, run.run_id)
+    names = {"call_1": "show", "call_2": "registered"}
+    calls = [
+        owner.call(call_id, call_pb2.CALL_STATE_OFFERED, index=index, tool_name=name)
+        for index, (call_id, name) in enumerate(names.items())
+    ]
+    await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+    await owner.park(run_pb2.WAIT_KIND_TOOL_RESULT, calls=calls)
+    for client in ("other", "tab2"):
+        refused = await other.lease(run.run_id, "call_1", client)
+        assert (refused.granted, refused.call.offer.client_id) == (False, "")
+    assert (await other.lease(run.run_id, "call_2", "other")).granted
+    assert (await other.lease(run.run_id, "call_1", "tab")).granted
+    again = await user.lease(run.run_id, "call_1", "tab", session_id="ses_2")
+    assert (again.granted, again.call.offer.offer_epoch) == (True, 1)
+
+
+@pytest.fixture
+async def start_two(start: StartReplica) -> list[User]:
+    return [User((await start()).stub), User((await start()).stub)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable
+import itertools
 from typing import Any
 
 import grpc
@@ -12,24 +11,12 @@ import pytest
 from google.protobuf.message import Message
 
 from pawl.chassis.database import Database
-from pawl.errors import SeqBeyondEnd
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.errors import InvalidField, SeqBeyondEnd
+from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.run_lists import LISTS
+from tests.rpc.job_store.test_conversations import get, listed, update
+from tests.rpc.job_store.test_delegation import delegating
 from tests.rpc.job_store.user import Owner, User, result
-
-Method = Callable[[Any], Awaitable[Any]]
-
-
-async def pages(method: Method, request: Any, field: str) -> list[list[Any]]:
-    """All pages of a list."""
-    found = []
-    while True:
-        response = await method(request)
-        found.append(list(getattr(response, field)))
-        if not response.next_page_token:
-            return found
-        request.page_token = response.next_page_token
 
 
 async def with_calls(user: User, count: int, **fields: Any) -> Owner:
@@ -42,65 +29,35 @@ async def with_calls(user: User, count: int, **fields: Any) -> Owner:
     return owner
 
 
-async def test_runs_come_newest_first_by_pages(user: User) -> None:
-    runs = [(await user.submit(conversation_id=f"c{number % 2}")).run.run_id for number in range(7)]
-    request = pb.ListRunsRequest(store_id="acme", user_id="ann", page_size=3)
-    found = await pages(user.stub.ListRuns, request, "runs")
-    assert [len(page) for page in found] == [3, 3, 1]
-    assert [run.run_id for page in found for run in page] == runs[::-1]
-
-
-@pytest.mark.parametrize("narrowed", [{}, {"conversation_id": "c"}, {"states": [run_pb2.RUN_STATE_QUEUED]}])
-async def test_runs_are_listed_in_either_order_and_between_two_times(user: User, narrowed: dict[str, Any]) -> None:
+async def test_runs_are_listed_in_either_order_and_between_two_times(user: User) -> None:
     """By pages, along each index; the first time is in, the last one is not."""
     runs = [(await user.submit(conversation_id="c")).run for _ in range(5)]
     names = [run.run_id for run in runs]
     between: dict[str, Any] = {"create_time_from": runs[1].create_time, "create_time_before": runs[4].create_time}
-    for oldest_first in (False, True):
-        order = {"oldest_first": oldest_first, "page_size": 2, **narrowed}
+    narrowed: list[dict[str, Any]] = [{}, {"conversation_id": "c"}, {"states": [run_pb2.RUN_STATE_QUEUED]}]
+    for fields, oldest_first in itertools.product(narrowed, (False, True)):
         for wanted, times in ((names, {}), (names[1:4], between)):
-            request = pb.ListRunsRequest(store_id="acme", user_id="ann", **order, **times)
-            found = [run.run_id for page in await pages(user.stub.ListRuns, request, "runs") for run in page]
-            assert found == (wanted if oldest_first else wanted[::-1])
+            pages = await user.pages("ListRuns", "runs", oldest_first=oldest_first, page_size=2, **fields, **times)
+            expected = wanted if oldest_first else wanted[::-1]
+            assert [run.run_id for page in pages for run in page] == expected, (fields, oldest_first)
+            assert len(pages) == (len(wanted) + 1) // 2
 
 
-async def test_runs_are_filtered_by_conversation_and_state(user: User) -> None:
-    owner = await user.start(conversation_id="c1")
-    await user.submit(conversation_id="c2")
-    request = pb.ListRunsRequest(store_id="acme", user_id="ann", conversation_id="c2")
-    assert len((await user.stub.ListRuns(request)).runs) == 1
-    request = pb.ListRunsRequest(store_id="acme", user_id="ann", states=[run_pb2.RUN_STATE_RUNNING])
-    assert [run.run_id for run in (await user.stub.ListRuns(request)).runs] == [owner.run_id]
-
-
-async def test_calls_come_in_call_order_by_pages(user: User) -> None:
-    owner = await with_calls(user, 6)
-    request = pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id, page_size=3)
-    found = await pages(user.stub.ListCalls, request, "calls")
-    assert [[call.index for call in page] for page in found] == [[0, 1, 2], [3, 4, 5]]
-
-
-async def test_a_page_is_cut_at_2_mib(user: User) -> None:
+async def test_calls_and_messages_come_in_their_order_by_pages(user: User) -> None:
     owner = await with_calls(user, 5, arguments_json=b"x" * 700_000)
-    request = pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id)
-    found = await pages(user.stub.ListCalls, request, "calls")
-    assert [len(page) for page in found] == [3, 2]
-
-
-async def test_messages_come_in_order_by_pages(user: User) -> None:
-    owner = await user.start(conversation_id="c1")
     await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=str(n)) for n in range(4)])
-    request = pb.ListMessagesRequest(store_id="acme", user_id="ann", conversation_id="c1", page_size=2)
-    found = await pages(user.stub.ListMessages, request, "messages")
-    assert [[message.number for message in page] for page in found] == [[1, 2], [3, 4], [5]]
+    (conversation_id,) = {run.conversation_id for run in (await user.ask("ListRuns")).runs}
+    calls = await user.pages("ListCalls", "calls", run_id=owner.run_id)
+    assert [[call.index for call in page] for page in calls] == [[0, 1, 2], [3, 4]], "a page is cut at 2 MiB"
+    messages = await user.pages("ListMessages", "messages", conversation_id=conversation_id, page_size=2)
+    assert [[message.number for message in page] for page in messages] == [[1, 2], [3, 4], [5]]
 
 
 async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
     for number in range(3):
         owner = await user.start(conversation_id=f"c{number}")
         await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann", page_size=2)
-    found = await pages(user.stub.ListPendingCalls, request, "calls")
+    found = await user.pages("ListPendingCalls", "calls", page_size=2)
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
 
 
@@ -128,30 +85,24 @@ async def test_runs_that_wait_for_tokens_come_after_the_calls(user: User) -> Non
     for number in range(2):
         owner = await user.start(conversation_id=f"c{number}")
         await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
-    whole = await user.stub.ListPendingCalls(request)
+    whole = await user.ask("ListPendingCalls")
     assert [call.call_id for call in whole.calls] == ["call_0", "call_1"]
     assert [run.run_id for run in whole.runs] == runs
     assert (whole.runs[0].token_budget, whole.runs[0].usage.input_tokens) == (100, 90)
     for size, expected in ((2, [[], runs[:2], runs[2:]]), (3, [runs[:1], runs[1:]])):
-        request.page_size, request.page_token = size, ""
-        found = await pages(user.stub.ListPendingCalls, request, "runs")
+        found = await user.pages("ListPendingCalls", "runs", page_size=size)
         assert [[run.run_id for run in page] for page in found] == expected
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann", conversation_id="short_1")
-    assert [run.run_id for run in (await user.stub.ListPendingCalls(request)).runs] == runs[1:2]
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann", tool_name="tool")
-    assert not (await user.stub.ListPendingCalls(request)).runs
+    assert [run.run_id for run in (await user.ask("ListPendingCalls", conversation_id="short_1")).runs] == runs[1:2]
+    assert not (await user.ask("ListPendingCalls", tool_name="tool")).runs
     await user.cancel(runs[0])
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
-    assert [run.run_id for run in (await user.stub.ListPendingCalls(request)).runs] == runs[1:]
+    assert [run.run_id for run in (await user.ask("ListPendingCalls")).runs] == runs[1:]
 
 
 async def test_approvers_see_of_runs_of_others_only_that_they_wait_for_tokens(user: User) -> None:
     run_id = await short_of_tokens(user, conversation_id="private")
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="bob")
-    assert not (await user.stub.ListPendingCalls(request)).runs
-    request.of_all_users = True
-    (run,) = (await user.stub.ListPendingCalls(request)).runs
+    bob = User(user.stub, user_id="bob")
+    assert not (await bob.ask("ListPendingCalls")).runs
+    (run,) = (await bob.ask("ListPendingCalls", of_all_users=True)).runs
     assert run == run_pb2.Run(
         store_id="acme",
         user_id="ann",
@@ -161,16 +112,14 @@ async def test_approvers_see_of_runs_of_others_only_that_they_wait_for_tokens(us
         usage=run_pb2.Usage(input_tokens=90, output_tokens=9),
         token_budget=100,
     )
-    request.store_id = "other"
-    assert not (await user.stub.ListPendingCalls(request)).runs
+    assert not (await bob.ask("ListPendingCalls", of_all_users=True, store_id="other")).runs
 
 
 async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User) -> None:
     """EVT-1."""
     owner = await user.start()
     for number in range(5):
-        delta = event_pb2.OutputDelta(text=str(number))
-        await owner.commit(events=[event_pb2.RunEvent(output_delta=delta)])
+        await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=str(number)))])
     whole = [event.SerializeToString() for event in await user.events(owner.run_id)]
     for seq in range(len(whole) + 1):
         part = await user.events(owner.run_id, after_seq=seq)
@@ -208,8 +157,7 @@ async def test_large_results_are_left_out_of_events_and_read_with_the_call(user:
     assert small_event.call_changed.call.result == result()
     assert not large_event.call_changed.call.HasField("result")
     assert large_event.call_changed.call.result_omitted_bytes == 20_002
-    request = pb.GetCallRequest(store_id="acme", user_id="ann", call_id="large")
-    assert (await user.stub.GetCall(request)).call.result == large
+    assert (await user.ask("GetCall", call_id="large")).call.result == large
 
 
 async def test_a_worker_gets_the_history_from_the_last_summary_on(user: User) -> None:
@@ -227,8 +175,9 @@ async def test_a_worker_gets_the_history_from_the_last_summary_on(user: User) ->
     loaded = await owner.load()
     assert [message.text for message in loaded.messages] == ["first", "asks", "answers", "second"]
     assert [call.call_id for call in loaded.calls] == ["call_1"]
-    summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="so far", summarised_to_number=3)
-    await owner.commit(messages=[summary])
+    await owner.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="so far", summarised_to_number=3)]
+    )
     loaded = await owner.load()
     assert [(message.number, message.text) for message in loaded.messages] == [(4, "second"), (5, "so far")]
     assert list(loaded.calls) == []
@@ -291,12 +240,6 @@ async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(user: Us
     assert (await user.cancel(owner.run_id)).outcome == pb.COMMAND_OUTCOME_ACCEPTED
 
 
-async def test_a_service_reads_without_a_user(user: User) -> None:
-    run = (await user.submit()).run
-    response = await user.stub.GetRun(pb.GetRunRequest(store_id="acme", run_id=run.run_id))
-    assert response.run.user_id == "ann"
-
-
 async def test_a_run_with_very_large_results_can_still_be_loaded(user: User) -> None:
     """I19, I20: the newest results are there; of the others the size."""
     owner = await user.start()
@@ -311,34 +254,91 @@ async def test_a_run_with_very_large_results_can_still_be_loaded(user: User) -> 
     assert not any(call.result_omitted_bytes for call in calls[2:])
 
 
-async def test_runs_in_some_states_are_found_without_a_look_at_all_others(user: User, database: Database) -> None:
-    owner = await user.start()
-    waiting = await user.submit()
-    async with database.acquire() as connection:
-        await connection.execute(OLD_RUNS)
-        await connection.execute("ANALYZE job_store.runs")
-        states = [run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_QUEUED]
-        # As it is planned for all arguments, and not for these.
-        await connection.execute(f"PREPARE listing AS {LISTS['runs_of_user_in_state'][False]}")
-        execute = (
-            "EXECUTE listing (3, 1000000, 'acme', 'ann', '', '{1,2}', NULL, '', NULL, '', '', '{}', '{}', '', false)"
-        )
-        plan = str(await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {execute}"))
-        await connection.execute("DEALLOCATE listing")
-    request = pb.ListRunsRequest(store_id="acme", user_id="ann", states=states)
-    found = (await user.stub.ListRuns(request)).runs
-
-    assert [run.run_id for run in found] == [waiting.run.run_id, owner.run_id]
-    removed = sum(int(number) for number in re.findall(r"Removed by Filter: (\d+)", plan))
-    assert removed < 100, plan
+WAITING, QUEUED = run_pb2.RUN_STATE_WAITING, run_pb2.RUN_STATE_QUEUED
+APPROVAL, ANSWER = run_pb2.WAIT_KIND_APPROVAL, run_pb2.WAIT_KIND_ANSWER
+CLERK = run_pb2.PinnedAgent(name="clerk", version=3)
 
 
-OLD_RUNS = """
-INSERT INTO job_store.runs (
-    store_id, run_id, conversation_id, user_id, state, waits, epoch, crashes, last_seq, command_count, round,
-    active_seconds, token_budget, token_ceiling, options, tools, usage, failure, unstopped, output, create_time,
-    end_time
-)
-SELECT 'acme', 'run_old_' || n, 'conv', 'ann', 10, '', 1, 0, 2, 0, 1, 0, 0, 0, '', '', '', '', '', '',
-    now() + n * interval '1 second', now() FROM generate_series(1, 2000) AS n
-"""
+async def runs(user: User, **fields: Any) -> list[run_pb2.Run]:
+    """All pages of two."""
+    return [run for page in await user.pages("ListRuns", "runs", page_size=2, **fields) for run in page]
+
+
+async def some_runs(user: User) -> None:
+    """Runs of two agents, in one conversation and others, with labels and without, most of which wait."""
+    for agent, made in itertools.product((None, CLERK), ({}, {"env": "prod"}, {"env": "prod", "team": "a=b: c"})):
+        for conversation_id, waits in ((f"of_{user.user_id}", [APPROVAL]), ("", [ANSWER, APPROVAL])):
+            asked: dict[str, Any] = {"agent": agent, "asked_agent": agent.name} if agent else {}
+            await user.submit(conversation_id=conversation_id, labels=made, **asked)
+            (claimed,) = await user.claim() or (None,)
+            if claimed is not None:
+                await user.owner(claimed.run_id, claimed.epoch).park(*waits)
+
+
+def meets(run: run_pb2.Run, wanted: dict[str, Any]) -> bool:
+    return (
+        wanted.get("conversation_id", run.conversation_id) == run.conversation_id
+        and (not wanted.get("states") or run.state in wanted["states"])
+        and (not wanted.get("waits") or not set(wanted["waits"]).isdisjoint(run.waits))
+        and wanted.get("agent_name", run.agent.name or "default") == (run.agent.name or "default")
+        and wanted.get("labels", {}).items() <= dict(run.labels).items()
+    )
+
+
+async def test_what_meets_all_filters_is_listed_and_nothing_else(user: User) -> None:
+    await some_runs(user)
+    await some_runs(User(user.stub, user_id="bob"))
+    everything = await runs(user)
+    assert len(everything) == 12
+    choices: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        ("conversation_id", ("of_ann",)),
+        ("states", ([WAITING], [QUEUED, WAITING])),
+        ("waits", ([ANSWER], [APPROVAL, ANSWER])),
+        ("agent_name", ("clerk", "default")),
+        ("labels", ({"env": "prod"}, {"env": "prod", "team": "a=b: c"}, {"env": "test"})),
+    )
+    for chosen in itertools.product(*((None, *values) for _, values in choices)):
+        wanted = {name: value for (name, _), value in zip(choices, chosen, strict=True) if value is not None}
+        found = [run.run_id for run in await runs(user, **wanted)]
+        assert found == [run.run_id for run in everything if meets(run, wanted)], wanted
+
+
+async def test_a_run_below_another_one_is_found_by_it_and_by_its_own_agent(user: User) -> None:
+    owner = await user.start(labels={"env": "prod"})
+    child = await delegating(user, owner, "child", agent=CLERK)
+    assert [run.run_id for run in await runs(user, parent_run_id=owner.run_id)] == [child.run_id]
+    assert [run.run_id for run in await runs(user, agent_name="clerk")] == [child.run_id]
+    assert [run.run_id for run in await runs(user, labels={"env": "prod"})] == [owner.run_id]
+    assert not await runs(User(user.stub, user_id="bob"), parent_run_id=owner.run_id)
+
+
+async def test_labels_are_in_the_run_and_in_its_events(user: User) -> None:
+    made = {"env": "prod", "team": "zwei drei"}
+    owner = await user.start(labels=made)
+    assert dict((await user.run(owner.run_id)).labels) == made
+    events = await user.events(owner.run_id)
+    told = [dict(event.run_changed.run.labels) for event in events if event.HasField("run_changed")]
+    assert told == [made] * len(told)
+    assert told
+
+
+async def test_conversations_are_found_by_all_of_their_labels(user: User) -> None:
+    bob = User(user.stub, user_id="bob")
+    for number, who in enumerate((user, user, user, bob)):
+        await who.submit(conversation_id=f"c{number}")
+        made = {"env": "prod", **({"team": "a"} if number == 1 else {})}
+        if number != 2:
+            changed = await update(who, f"c{number}", labels=conversation_pb2.Labels(labels=made))
+            assert dict(changed.labels) == made
+    assert await listed(user, labels={"env": "prod"}) == ["c1", "c0"]
+    assert await listed(user, labels={"env": "prod", "team": "a"}) == ["c1"]
+    assert not await listed(user, labels={"env": "prod", "team": "b"})
+    await update(user, "c1", archived=True)
+    assert await listed(user, labels={"env": "prod"}, archived=False) == ["c0"]
+    assert dict((await get(user, conversation_id="c1")).labels) == {"env": "prod", "team": "a"}
+    await update(user, "c1", labels=conversation_pb2.Labels())
+    assert await listed(user, labels={"env": "prod"}) == ["c0"]
+    with pytest.raises(InvalidField):
+        await update(user, "c0", labels=conversation_pb2.Labels(labels={"pawl.x": ""}))
+    with pytest.raises(InvalidField):
+        await listed(user, labels={"": "x"})

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.rpc_client import translating
-from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.errors import RequestIdReused, ScheduleExists, ScheduleNotFound
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
@@ -18,7 +17,7 @@ from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.domain.places import PlaceLimits
 from tests.poll import until
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
-from tests.rpc.job_store.user import User
+from tests.rpc.job_store.user import Translated, User
 
 NOW = datetime.now(UTC)
 STARTED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
@@ -33,32 +32,34 @@ class Timer:
 
     def __init__(self, replica: Replica, user_id: str = "ann", *, credential_id: str = "local") -> None:
         self.replica = replica
-        self.stub = ScheduleLedgerServiceStub(replica.channel)
+        self.stub = Translated(ScheduleLedgerServiceStub(replica.channel))
         self.user_id = user_id
         self.owner = pb.ScheduleOwner(store_id="acme", user_id=user_id, credential_id=credential_id)
 
-    async def put(
-        self, name: str = "watch", *, must_exist: bool = False, text: str = "look", **fields: Any
-    ) -> schedule_pb2.Schedule:
+    async def put(self, name: str = "watch", *, must_exist: bool = False, text: str = "look", **fields: Any) -> Any:
         fields = fields if "cron" in fields else {"interval_seconds": 3600} | fields
-        definition = schedule_pb2.ScheduleDefinition(name=name, text=text, **fields)
-        with translating():
-            request = pb.PutScheduleRequest(owner=self.owner, definition=definition, must_exist=must_exist)
-            return (await self.stub.PutSchedule(request)).schedule
+        return (
+            await self.stub.PutSchedule(
+                pb.PutScheduleRequest(
+                    owner=self.owner,
+                    definition=schedule_pb2.ScheduleDefinition(name=name, text=text, **fields),
+                    must_exist=must_exist,
+                )
+            )
+        ).schedule
 
-    async def get(self, name: str = "watch") -> pb.GetScheduleResponse:
-        with translating():
-            return await self.stub.GetSchedule(pb.GetScheduleRequest(store_id="acme", user_id=self.user_id, name=name))
+    async def get(self, name: str = "watch") -> Any:
+        return await self.stub.GetSchedule(pb.GetScheduleRequest(store_id="acme", user_id=self.user_id, name=name))
 
-    async def pause(self, name: str = "watch", note: str = "", *, paused: bool = True) -> schedule_pb2.Schedule:
-        request = pb.PauseScheduleRequest(owner=self.owner, name=name, note=note, paused=paused)
-        with translating():
-            return (await self.stub.PauseSchedule(request)).schedule
+    async def pause(self, name: str = "watch", note: str = "", *, paused: bool = True) -> Any:
+        return (
+            await self.stub.PauseSchedule(
+                pb.PauseScheduleRequest(owner=self.owner, name=name, note=note, paused=paused)
+            )
+        ).schedule
 
     async def delete(self, name: str = "watch") -> None:
-        with translating():
-            request = pb.DeleteScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
-            await self.stub.DeleteSchedule(request)
+        await self.stub.DeleteSchedule(pb.DeleteScheduleRequest(store_id="acme", user_id=self.user_id, name=name))
 
     async def claim(self, schedules_max: int = 64) -> list[pb.DueSchedule]:
         return list((await self.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=schedules_max))).schedules)
@@ -75,15 +76,15 @@ class Timer:
             conversation_key=due.definition.conversation_key,
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
         )
-        request = pb.FireScheduleRequest(
-            due=due,
-            message=None if refusal else message,
-            refusal=refusal,
-            request_id=request_id,
-            backfill_time=backfill_time,
+        response = await self.stub.FireSchedule(
+            pb.FireScheduleRequest(
+                due=due,
+                message=None if refusal else message,
+                refusal=refusal,
+                request_id=request_id,
+                backfill_time=backfill_time,
+            )
         )
-        with translating():
-            response = await self.stub.FireSchedule(request)
         return response.fire if response.HasField("fire") else None
 
     async def past_times(self, seconds: float, name: str = "watch") -> list[Any]:
@@ -92,8 +93,7 @@ class Timer:
         now = datetime.now(UTC)
         request.begin_time.FromDatetime(now - timedelta(seconds=seconds))
         request.end_time.FromDatetime(now + timedelta(hours=1))
-        with translating():
-            return list((await self.stub.GetSchedule(request)).past_times)
+        return list((await self.stub.GetSchedule(request)).past_times)
 
     async def trigger(self, name: str = "watch", **fields: Any) -> Any:
         return await self.fire((await self.get(name)).due, **fields)
@@ -124,8 +124,7 @@ def timer(replica: Replica) -> Timer:
 
 async def end(user: User, state: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_COMPLETED) -> None:
     """Drive the run that is due to its end."""
-    (claimed,) = await user.claim()
-    owner = user.owner(claimed.run_id, claimed.epoch)
+    owner = await user.take()
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
     failure: Any = {"failure": run_pb2.RunFailure(message="no")} if state == run_pb2.RUN_STATE_FAILED else {}
     await owner.commit(state=state, **failure)
@@ -149,28 +148,6 @@ async def test_a_schedule_is_kept_once_under_its_name(timer: Timer, replica: Rep
     await timer.delete()
     with pytest.raises(ScheduleNotFound):
         await timer.delete()
-
-
-async def test_what_is_wrong_with_a_cron_expression_is_said_with_its_place(timer: Timer) -> None:
-    with pytest.raises(InvalidField) as refused:
-        await timer.put(cron="0 25 * * *")
-    assert refused.value.metadata["field"] == "definition.cron"
-    assert refused.value.message == "cron '0 25 * * *': part 2, hour, cannot be '25'"
-    with pytest.raises(InvalidField, match="IANA"):
-        await timer.put(cron="0 2 * * *", time_zone="Europe/Berlim")
-    late = schedule_pb2.ScheduleDefinition(name="x", text="x", interval_seconds=5)
-    late.start_time.seconds = 2**60
-    with pytest.raises(InvalidField), translating():
-        await timer.stub.PutSchedule(pb.PutScheduleRequest(owner=timer.owner, definition=late))
-
-
-async def test_a_user_has_a_hundred_schedules_at_most(timer: Timer, replica: Replica) -> None:
-    for number in range(100):
-        await timer.put(f"s{number}")
-    with pytest.raises(TooLarge):
-        await timer.put("more")
-    await timer.put("s7")
-    await Timer(replica, "bob").put("more")
 
 
 async def test_a_due_time_fires_once_however_many_claim_it(start: StartReplica) -> None:
@@ -201,15 +178,6 @@ async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer)
     assert [due.definition.name for due in await timer.claim()] == ["held"]
 
 
-async def test_a_schedule_that_somebody_holds_is_not_asked_for_all_the_time(timer: Timer) -> None:
-    await timer.put()
-    await timer.make_due()
-    async with timer.replica.database.transaction() as connection:
-        await connection.execute("SELECT FROM job_store.schedules FOR UPDATE")
-        answer = await timer.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=64))
-    assert (list(answer.schedules), answer.wait_seconds) == ([], 0.05)
-
-
 async def test_a_schedule_that_goes_on_is_resumed_with_another_key(timer: Timer, replica: Replica) -> None:
     revoked = Timer(replica, credential_id="key_1")
     await revoked.put()
@@ -229,26 +197,10 @@ async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_agai
     assert (await timer.fire(again)).outcome == STARTED
 
 
-async def test_a_schedule_goes_on_from_each_due_time_to_the_next(timer: Timer, user: User) -> None:
-    await timer.put(interval_seconds=60, overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
-    await timer.make_due(150.0)
-    for _ in range(3):
-        (due,) = await timer.claim()
-        assert (await timer.fire(due)).outcome == STARTED
-        await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = least(claim_at, due_time)")
-    fires = (await timer.get()).schedule.fires
-    times = [fire.due_time.seconds for fire in reversed(fires)]
-    assert [time % 60 for time in times[1:]] == [0, 0]
-    assert times[2] - times[1] == 60
-    assert all(fire.run_state == run_pb2.RUN_STATE_QUEUED for fire in fires)
-    assert len({fire.conversation_id for fire in fires}) == 3
-
-
 async def test_what_is_too_late_is_missed_and_what_is_not_is_made_up_for(timer: Timer) -> None:
     await timer.put(interval_seconds=60, catch_up_seconds=300)
     assert (await timer.fire_due(1000.0)).outcome == MISSED
     (due,) = await timer.claim()
-    assert 230 <= datetime.now(UTC).timestamp() - due.expected_time.seconds <= 302
     assert (await timer.fire(due)).outcome == STARTED
 
 
@@ -285,21 +237,11 @@ async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: 
     assert await timer.fires() == [STARTED, SKIPPED, STARTED]
 
 
-async def test_a_fire_that_waits_is_given_up_with_a_pause(timer: Timer) -> None:
-    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)
-    await timer.fire_due()
-    await timer.fire_due()
-    await timer.pause()
-    assert await timer.fires() == [SKIPPED, STARTED]
-
-
 async def test_a_fire_may_cancel_the_run_before(timer: Timer, user: User) -> None:
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
     first = await timer.fire_due()
     second = await timer.fire_due()
-    (claimed,) = await user.claim()
-    assert claimed.run_id == second.run_id
-    await user.owner(claimed.run_id, claimed.epoch).commit(state=run_pb2.RUN_STATE_RUNNING)
+    await (await user.take(second.run_id)).commit(state=run_pb2.RUN_STATE_RUNNING)
     third = await timer.fire_due()
     states = {fire.run_id: fire.run_state for fire in (await timer.get()).schedule.fires}
     assert states == {
@@ -324,9 +266,8 @@ async def test_a_refused_run_is_a_fire_and_leaves_nothing_behind(start: StartRep
 
 async def test_after_ten_failures_in_a_row_a_schedule_pauses_itself(timer: Timer, user: User) -> None:
     await timer.put()
-    for _ in range(4):
-        await timer.fire_due()
-        await end(user, run_pb2.RUN_STATE_FAILED)
+    await timer.fire_due()
+    await end(user, run_pb2.RUN_STATE_FAILED)
     await timer.fire_due()
     await end(user)
     for _ in range(9):
@@ -394,13 +335,6 @@ async def test_due_times_of_the_past_fire_once_for_each_request_beside_what_goes
     assert (await timer.get()).due.last_run_id == goes_on.run_id
 
 
-async def test_a_schedule_keeps_its_last_twenty_fires(timer: Timer) -> None:
-    await timer.put()
-    for _ in range(22):
-        await timer.trigger()
-    assert await timer.fires() == [SKIPPED] * 20
-
-
 async def test_with_its_api_key_the_fires_of_a_schedule_end(replica: Replica) -> None:
     timer = Timer(replica, credential_id="key_1")
     await replica.database.execute(
@@ -419,28 +353,6 @@ async def test_with_its_api_key_the_fires_of_a_schedule_end(replica: Replica) ->
     assert (await timer.fire_due()).outcome == STARTED
 
 
-async def test_of_an_erased_conversation_a_fire_keeps_ids_alone(timer: Timer, user: User) -> None:
-    await timer.put()
-    fire = await timer.fire_due()
-    await end(user)
-    await timer.replica.database.execute("DELETE FROM job_store.runs")
-    (kept,) = (await timer.get()).schedule.fires
-    assert (kept.run_id, kept.run_state) == (fire.run_id, run_pb2.RUN_STATE_UNSPECIFIED)
-    assert (await timer.fire_due()).outcome == STARTED
-
-
-async def test_runs_go_on_without_the_schedule_that_started_them(timer: Timer, user: User) -> None:
-    await timer.put()
-    await timer.make_due()
-    fire = await timer.trigger()
-    (due,) = await timer.claim()
-    await timer.delete()
-    with pytest.raises(ScheduleNotFound):
-        await timer.fire(due)
-    (claimed,) = await user.claim()
-    assert claimed.run_id == fire.run_id
-
-
 async def test_a_claim_outlives_nobody_when_the_clock_goes_back(timer: Timer) -> None:
     await timer.put()
     await timer.make_due()
@@ -451,9 +363,8 @@ async def test_a_claim_outlives_nobody_when_the_clock_goes_back(timer: Timer) ->
 
 
 async def test_a_claim_says_when_to_ask_again(timer: Timer) -> None:
-    wait = (await timer.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=1))).wait_seconds
-    assert wait == 1.0
+    asked = pb.ClaimSchedulesRequest(schedules_max=1)
+    assert (await timer.stub.ClaimSchedules(asked)).wait_seconds == 1.0
     await timer.put()
-    await timer.make_due(-0.5)
-    wait = (await timer.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=1))).wait_seconds
-    assert 0 < wait <= 0.5
+    await timer.make_due(-0.9)
+    assert (await timer.stub.ClaimSchedules(asked)).wait_seconds <= 0.9

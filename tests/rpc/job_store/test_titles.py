@@ -7,15 +7,14 @@ from datetime import UTC
 from typing import Any
 
 from pawl.event.v1 import message_pb2, run_pb2
-from pawl.job.v1 import agents_pb2, ledger_pb2
+from pawl.job.v1 import agents_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.test_agents import budget
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
-from tests.rpc.job_store.test_delegation import delegating
 from tests.rpc.job_store.test_erasures import erase
-from tests.rpc.job_store.test_usage import budget
 from tests.rpc.job_store.user import Owner, User
 
 
@@ -26,26 +25,29 @@ async def answered(user: User, question: str = "How warm is it?", **fields: Any)
 
 
 async def answer(user: User, owner: Owner) -> str:
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="12 degrees.", model="steady")
-    await owner.commit(messages=[said])
+    await owner.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="12 degrees.", model="steady")]
+    )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, asks_title=True)
     return (await user.run(owner.run_id)).conversation_id
 
 
 async def claim(replica: Replica, titles_max: int = 4) -> list[pb.TitleTask]:
-    request = pb.ClaimTitlesRequest(titles_max=titles_max)
-    return list((await TitleServiceStub(replica.channel).ClaimTitles(request)).tasks)
+    return list(
+        (await TitleServiceStub(replica.channel).ClaimTitles(pb.ClaimTitlesRequest(titles_max=titles_max))).tasks
+    )
 
 
 async def bring(replica: Replica, task: pb.TitleTask, text: str, **used: int) -> None:
-    request = pb.SetTitleRequest(
-        store_id=task.store_id,
-        conversation_id=task.conversation_id,
-        attempt=task.attempt,
-        text=text,
-        usage=run_pb2.Usage(**used),
+    await TitleServiceStub(replica.channel).SetTitle(
+        pb.SetTitleRequest(
+            store_id=task.store_id,
+            conversation_id=task.conversation_id,
+            attempt=task.attempt,
+            text=text,
+            usage=run_pb2.Usage(**used),
+        )
     )
-    await TitleServiceStub(replica.channel).SetTitle(request)
 
 
 async def pass_time(replica: Replica) -> None:
@@ -68,8 +70,11 @@ async def test_a_title_is_made_once_by_one_of_several(start: StartReplica) -> No
     await bring(two, task, '"Warmth in Oslo"', input_tokens=30, output_tokens=4, model_calls=1)
     found = await get(user, conversation_id=conversation_id)
     assert (found.title, found.has_own_title) == ("Warmth in Oslo", False)
-    request = agents_pb2.GetAgentUsageRequest(store_id="acme", name="clerk", days=1)
-    (today,) = (await AgentLedgerServiceStub(one.channel).GetAgentUsage(request)).days
+    (today,) = (
+        await AgentLedgerServiceStub(one.channel).GetAgentUsage(
+            agents_pb2.GetAgentUsageRequest(store_id="acme", name="clerk", days=1)
+        )
+    ).days
     assert (today.runs, today.usage.input_tokens, today.usage.output_tokens) == (1, 30, 4)
     await answered(user, "And tomorrow?", conversation_id=conversation_id)
     await pass_time(one)
@@ -90,8 +95,10 @@ async def test_a_conversation_that_was_answered_before_is_not_named_after_a_late
 async def test_one_whose_first_run_failed_is_named_after_the_next(replica: Replica, user: User) -> None:
     failed = await user.start("Plan the trip to Oslo")
     conversation_id = (await user.run(failed.run_id)).conversation_id
-    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_PROVIDER, reason="PROVIDER_REFUSED")
-    await failed.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
+    await failed.commit(
+        state=run_pb2.RUN_STATE_FAILED,
+        failure=run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_PROVIDER, reason="PROVIDER_REFUSED"),
+    )
     await answered(user, "Once more: the trip to Oslo", conversation_id=conversation_id)
     (task,) = await claim(replica)
     assert task.user_text == "Once more: the trip to Oslo"
@@ -105,8 +112,9 @@ async def test_none_is_asked_for_while_the_budget_of_the_agent_is_used_up(replic
     await answer(user, owner)
     assert not await claim(replica)
     title_at = await replica.database.fetchval("SELECT title_at FROM job_store.conversations")
-    request = agents_pb2.GetAgentQuotaRequest(store_id="acme", name="clerk")
-    assert title_at == (await agents.GetAgentQuota(request)).day_end_time.ToDatetime(tzinfo=UTC)
+    assert title_at == (
+        await agents.GetAgentQuota(agents_pb2.GetAgentQuotaRequest(store_id="acme", name="clerk"))
+    ).day_end_time.ToDatetime(tzinfo=UTC)
     await agents.PutAgent(budget(200))
     await pass_time(replica)
     (task,) = await claim(replica)
@@ -136,15 +144,6 @@ async def named_conversation(user: User) -> str:
     await update(user, conversation_id, title="Named")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     return conversation_id
-
-
-async def test_a_made_title_is_found_at_once_and_only_by_its_user(replica: Replica, user: User) -> None:
-    conversation_id = await answered(user)
-    await take_in(replica.database)
-    (task,) = await claim(replica)
-    await bring(replica, task, "Warmth in Oslo")
-    assert await listed(user, query="warmth oslo") == [conversation_id]
-    assert not await listed(User(user.stub, user_id="bob"), query="warmth")
 
 
 async def test_who_makes_it_may_die_and_the_model_may_fail_three_times_in_all(replica: Replica, user: User) -> None:
@@ -178,24 +177,3 @@ async def test_of_an_erased_conversation_nothing_is_kept(replica: Replica, user:
     assert not await claim(replica)
     rows = await replica.database.fetch("SELECT model_title, title_at, title_run_id FROM job_store.conversations")
     assert {tuple(row) for row in rows} == {("", None, "")}
-
-
-async def test_forks_have_their_own(replica: Replica, user: User) -> None:
-    source = await answered(user)
-    (task,) = await claim(replica)
-    await bring(replica, task, "Warmth in Oslo")
-    request = ledger_pb2.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=source, number=2)
-    fork = (await user.stub.ForkConversation(request)).conversation
-    assert fork.title == "Warmth in Oslo"
-    await answered(user, "And in Rome?", conversation_id=fork.conversation_id)
-    (task,) = await claim(replica)
-    assert (task.conversation_id, task.user_text) == (fork.conversation_id, "And in Rome?")
-    await bring(replica, task, "Warmth in Rome")
-    assert (await get(user, conversation_id=fork.conversation_id)).title == "Warmth in Rome"
-    assert (await get(user, conversation_id=source)).title == "Warmth in Oslo"
-
-
-async def test_sub_agents_have_none(replica: Replica, user: User) -> None:
-    child = await delegating(user, await user.start(), "a")
-    await child.commit(state=run_pb2.RUN_STATE_COMPLETED, asks_title=True)
-    assert not await claim(replica)

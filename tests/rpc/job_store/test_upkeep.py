@@ -9,7 +9,7 @@ import pytest
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
-from pawl.errors import ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
+from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.journal import PostgresJournal
@@ -26,27 +26,23 @@ from tests.unit.job_store.world import submission
 
 
 async def age(database: Database, table: str, column: str) -> None:
-    async with database.acquire() as connection:
-        await connection.execute(f"UPDATE job_store.{table} SET {column} = {column} - interval '31 days'")  # noqa: S608
+    await database.execute(f"UPDATE job_store.{table} SET {column} = {column} - interval '31 days'")  # noqa: S608
 
 
 async def count(database: Database) -> dict[str, int]:
     names = ("conversations", "messages", "runs", "calls", "commands", "events", "requests")
-    async with database.acquire() as connection:
-        return {name: await connection.fetchval(f"SELECT count(*) FROM job_store.{name}") for name in names}  # noqa: S608
+    return {name: await database.fetchval(f"SELECT count(*) FROM job_store.{name}") for name in names}  # noqa: S608
 
 
 DELTA = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))
 FAILURE = run_pb2.RunFailure(reason="INTERNAL")
-UNTOLD = "WHERE NOT EXISTS (SELECT FROM job_store.outbox AS o WHERE o.store_id = r.store_id AND o.run_id = r.run_id)"
 
 
 async def age_conversation(database: Database, conversation_id: str) -> None:
-    async with database.acquire() as connection:
-        await connection.execute(
-            "UPDATE job_store.conversations SET update_time = now() - interval '31 days' WHERE conversation_id = $1",
-            conversation_id,
-        )
+    await database.execute(
+        "UPDATE job_store.conversations SET update_time = now() - interval '31 days' WHERE conversation_id = $1",
+        conversation_id,
+    )
 
 
 class BrokenRetention(PostgresRetention):
@@ -111,13 +107,6 @@ async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_t
 
     assert (await count(database))["events"] == 1
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
-
-
-async def test_the_trim_asks_by_an_index_whether_the_end_of_a_run_was_told(database: Database) -> None:
-    """There may be very many that nobody was told of."""
-    async with database.acquire() as connection:
-        plan = await connection.fetch(f"EXPLAIN SELECT FROM job_store.runs AS r {UNTOLD}")
-    assert "outbox_of_run" in str(plan)
 
 
 async def test_what_cannot_be_removed_keeps_nothing_else_from_going(user: User, database: Database) -> None:
@@ -201,3 +190,111 @@ async def test_one_replica_at_a_time_relays_the_life_cycle(user: User, database:
         await connection.fetchval("SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))")
         assert await PostgresOutbox(database).relay(Deaf(), events_max=10) == 0
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 1
+
+
+async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
+    """Let a run of the conversation begin with a summary, if it has one to write, do a call, and end."""
+    owner = await user.start("a question", conversation_id="thread")
+    await user.send(owner.run_id, f"cmd_{call_id}", steer=pb.SteerCommand(text="hi"))
+    summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=summarised_to)
+    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="An answer.", call_ids=[call_id])
+    call = owner.call(call_id, call_pb2.CALL_STATE_FAILED, result=result())
+    messages = [summary, answer] if summarised_to else [answer]
+    await owner.commit(messages=messages, calls=[call], consumed=[f"cmd_{call_id}"])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    return owner
+
+
+async def grow_old(database: Database, *, days: int = 31) -> None:
+    """Let all but the conversations be so much older."""
+    for table, columns in {"messages": ["create_time"], "runs": ["create_time", "end_time"]}.items():
+        changes = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
+        await database.execute(f"UPDATE job_store.{table} SET {changes}")  # noqa: S608
+
+
+async def rows_of(database: Database, run_id: str) -> dict[str, int]:
+    names = ("runs", "calls", "commands", "events", "messages")
+    statement = "SELECT count(*) FROM job_store.{} WHERE run_id = $1"
+    return {name: await database.fetchval(statement.format(name), run_id) for name in names}
+
+
+async def test_runs_that_a_summary_has_long_stood_for_are_removed_whole(user: User, database: Database) -> None:
+    """With all their rows; what the history for the model needs stays as it was, each call with its result."""
+    old = [await talk(user, "call_1"), await talk(user, "call_2")]
+    cancelled = await user.start(conversation_id="thread")
+    await cancelled.commit(state=run_pb2.RUN_STATE_FAILED, failure=run_pb2.RunFailure(reason="INTERNAL"))
+    kept = await talk(user, "call_3", summarised_to=5)
+    await grow_old(database)
+    active = await user.start("and now?", conversation_id="thread")
+    before = await active.load()
+
+    await sweep(database).sweep()
+
+    for owner in [*old, cancelled]:
+        assert set((await rows_of(database, owner.run_id)).values()) == {0}
+        with pytest.raises(RunNotFound):
+            await user.run(owner.run_id)
+        with pytest.raises(RunNotFound):
+            await user.events(owner.run_id)
+    with pytest.raises(CallNotFound):
+        await user.ask("GetCall", call_id="call_1")
+    after = await active.load()
+    assert (after.messages, after.calls) == (before.messages, before.calls)
+    assert [call.call_id for call in after.calls if call.HasField("result")] == ["call_3"]
+    assert (await user.run(kept.run_id)).state == run_pb2.RUN_STATE_COMPLETED
+
+
+async def test_a_run_of_which_a_message_is_still_needed_stays_whole(user: User, database: Database) -> None:
+    first, second = await talk(user, "call_1"), await talk(user, "call_2")
+    # It stands for the question of the second run, and not for its answer.
+    third = await talk(user, "call_3", summarised_to=3)
+    await grow_old(database)
+    await sweep(database).sweep()
+    assert (await rows_of(database, first.run_id))["runs"] == 0
+    assert (await rows_of(database, second.run_id))["messages"] == 2
+    fourth = await talk(user, "call_4", summarised_to=7)
+    await grow_old(database)
+    await sweep(database).sweep()
+    assert [(await rows_of(database, owner.run_id))["runs"] for owner in (second, third, fourth)] == [0, 0, 1]
+
+
+async def test_a_run_that_waited_while_the_summary_was_made_is_kept(user: User, database: Database) -> None:
+    """It has no message in the history, and may have ended a moment ago."""
+    first = await talk(user, "call_1")
+    active = await user.start("a question", conversation_id="thread")
+    waiting = (await user.submit("and then", conversation_id="thread")).run
+    await active.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=2)]
+    )
+    await grow_old(database)
+    await user.cancel(waiting.run_id)
+    await sweep(database).sweep()
+    assert (await user.run(waiting.run_id)).state == run_pb2.RUN_STATE_CANCELLED
+    assert (await user.run(active.run_id)).state == run_pb2.RUN_STATE_RUNNING
+    assert (await rows_of(database, first.run_id))["runs"] == 0
+
+
+async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, database: Database) -> None:
+    """Else a run could be undone again whose undo is half gone."""
+    old = [await talk(user, f"call_{number}") for number in range(5)]
+    await talk(user, "call_last", summarised_to=10)
+    await grow_old(database)
+    await PostgresRetention(database).remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6)
+    left = [owner for owner in old if (await rows_of(database, owner.run_id))["runs"]]
+    assert left
+    for owner in left:
+        with pytest.raises(RunNotFound):
+            await user.run(owner.run_id)
+        with pytest.raises(RunNotFound):
+            await user.ask("ListCalls", run_id=owner.run_id)
+
+
+async def test_commands_go_with_the_log_of_their_run(user: User, database: Database) -> None:
+    """A run that the history needs may have had very many; sent again they come too late, as to any run that ended."""
+    owner = await talk(user, "call_1")
+    await grow_old(database, days=8)
+    await database.execute("DELETE FROM job_store.outbox")
+    await sweep(database).sweep()
+    assert await rows_of(database, owner.run_id) == {"runs": 1, "calls": 1, "commands": 0, "events": 1, "messages": 2}
+    again = await user.send(owner.run_id, "cmd_call_1", steer=pb.SteerCommand(text="hi"))
+    assert (again.outcome, again.reason) == (pb.COMMAND_OUTCOME_LATE, "RUN_ENDED")

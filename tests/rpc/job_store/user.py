@@ -14,12 +14,25 @@ if TYPE_CHECKING:
     from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
 
 DIGEST = "ab" * 32
-OTHER_DIGEST = "cd" * 32
 _numbers = itertools.count(1)
 
 
 def result(text: str = '"ok"', *, is_error: bool = False) -> call_pb2.CallResult:
     return call_pb2.CallResult(content_json=text.encode(), is_error=is_error)
+
+
+class Translated:
+    """A stub whose errors come as PawlError."""
+
+    def __init__(self, stub: object) -> None:
+        self._stub = stub
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(request: object) -> Any:
+            with translating():
+                return await getattr(self._stub, method)(request)
+
+        return call
 
 
 class User:
@@ -30,70 +43,86 @@ class User:
         self.store_id = store_id
         self.user_id = user_id
 
-    async def submit(self, text: str = "hello", **fields: Any) -> pb.SubmitMessageResponse:
-        values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "user_id": self.user_id} | fields
-        with translating():
-            return await self.stub.SubmitMessage(pb.SubmitMessageRequest(store_id=self.store_id, text=text, **values))
+    async def ask(self, method: str, **fields: Any) -> Any:
+        """Call a method of the ledger as the user."""
+        request = getattr(pb, f"{method}Request")
+        mine = {"store_id": self.store_id, "user_id": self.user_id}
+        values = {name: value for name, value in mine.items() if name in request.DESCRIPTOR.fields_by_name} | fields
+        return await getattr(Translated(self.stub), method)(request(**values))
 
-    async def claim(self, worker_id: str = "w1", *, runs_max: int = 1, lease_seconds: float = 30) -> list[Any]:
-        request = pb.ClaimRunsRequest(
-            worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds, background_runs_max=64
+    async def pages(self, method: str, field: str, **fields: Any) -> list[list[Any]]:
+        """All pages of a list."""
+        found, token = list[list[Any]](), ""
+        while not found or token:
+            page = await self.ask(method, **fields, page_token=token)
+            found.append(list(getattr(page, field)))
+            token = page.next_page_token
+        return found
+
+    async def submit(self, text: str = "hello", **fields: Any) -> Any:
+        values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "user_id": self.user_id} | fields
+        return await self.ask("SubmitMessage", text=text, **values)
+
+    async def claim(self, worker_id: str = "w1", *, runs_max: int = 1, lease_seconds: float = 300) -> list[Any]:
+        return list(
+            (
+                await self.ask(
+                    "ClaimRuns",
+                    worker_id=worker_id,
+                    runs_max=runs_max,
+                    lease_seconds=lease_seconds,
+                    background_runs_max=64,
+                )
+            ).runs
         )
-        with translating():
-            return list((await self.stub.ClaimRuns(request)).runs)
 
     async def start(self, text: str = "hello", **fields: Any) -> Owner:
         """Submit a message, claim its run, and begin."""
-        submitted = await self.submit(text, **fields)
-        claimed = await self.claim()
-        assert [run.run_id for run in claimed] == [submitted.run.run_id]
-        owner = Owner(self, submitted.run.run_id, claimed[0].epoch)
+        owner = await self.take((await self.submit(text, **fields)).run.run_id)
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
         return owner
+
+    async def take(self, run_id: str = "", worker_id: str = "w1") -> Owner:
+        """Claim the one run that is due, which may have to be a certain one."""
+        (claimed,) = await self.claim(worker_id)
+        assert run_id in {"", claimed.run_id}
+        return Owner(self, claimed.run_id, claimed.epoch)
 
     def owner(self, run_id: str, epoch: int) -> Owner:
         """The worker that claimed a run."""
         return Owner(self, run_id, epoch)
 
-    async def send(self, run_id: str, command_id: str = "", **kind: Any) -> pb.SendCommandResponse:
-        command = pb.Command(command_id=command_id or f"cmd_{next(_numbers)}", **kind)
-        request = pb.SendCommandRequest(store_id=self.store_id, run_id=run_id, user_id=self.user_id, command=command)
-        with translating():
-            return await self.stub.SendCommand(request)
+    async def send(self, run_id: str, command_id: str = "", **kind: Any) -> Any:
+        return await self.ask(
+            "SendCommand", run_id=run_id, command=pb.Command(command_id=command_id or f"cmd_{next(_numbers)}", **kind)
+        )
 
-    async def cancel(self, run_id: str, command_id: str = "") -> pb.SendCommandResponse:
+    async def cancel(self, run_id: str, command_id: str = "") -> Any:
         return await self.send(run_id, command_id, cancel=pb.CancelCommand(cause=run_pb2.STOP_CAUSE_USER))
 
     async def decide(self, run_id: str, call_id: str, kind: Any, command_id: str = "", **fields: Any) -> Any:
-        decision = pb.DecisionCommand(call_id=call_id, kind=kind, **({"digest": DIGEST} | fields))
-        return await self.send(run_id, command_id, decision=decision)
+        return await self.send(
+            run_id, command_id, decision=pb.DecisionCommand(call_id=call_id, kind=kind, **({"digest": DIGEST} | fields))
+        )
 
     async def run(self, run_id: str) -> run_pb2.Run:
-        request = pb.GetRunRequest(store_id=self.store_id, user_id=self.user_id, run_id=run_id)
-        with translating():
-            return (await self.stub.GetRun(request)).run
+        run: run_pb2.Run = (await self.ask("GetRun", run_id=run_id)).run
+        return run
 
     async def events(self, run_id: str, after_seq: int = 0) -> list[event_pb2.RunEvent]:
-        request = pb.ListEventsRequest(
-            store_id=self.store_id, user_id=self.user_id, run_id=run_id, after_seq=after_seq, events_max=1000
-        )
-        with translating():
-            return list((await self.stub.ListEvents(request)).events)
+        return list((await self.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=1000)).events)
 
     async def lease(
-        self, run_id: str, call_id: str, client_id: str, seconds: float = 30, session_id: str = "ses_1"
-    ) -> pb.LeaseOfferResponse:
-        request = pb.LeaseOfferRequest(
-            store_id=self.store_id,
-            user_id=self.user_id,
+        self, run_id: str, call_id: str, client_id: str, seconds: float = 60, session_id: str = "ses_1"
+    ) -> Any:
+        return await self.ask(
+            "LeaseOffer",
             run_id=run_id,
             call_id=call_id,
             client_id=client_id,
             session_id=session_id,
             lease_seconds=seconds,
         )
-        with translating():
-            return await self.stub.LeaseOffer(request)
 
 
 class Owner:
@@ -105,16 +134,14 @@ class Owner:
         self.epoch = epoch
 
     async def commit(self, commit_id: str = "", *, consumed: Sequence[str] = (), **fields: Any) -> Any:
-        request = pb.CommitRunRequest(
-            store_id=self.user.store_id,
+        return await self.user.ask(
+            "CommitRun",
             run_id=self.run_id,
             epoch=self.epoch,
             commit_id=commit_id or f"commit_{next(_numbers):06}",
             consumed_command_ids=consumed,
             **fields,
         )
-        with translating():
-            return await self.user.stub.CommitRun(request)
 
     async def load(self) -> pb.LoadRunResponse:
         request = pb.LoadRunRequest(store_id=self.user.store_id, run_id=self.run_id, epoch=self.epoch)

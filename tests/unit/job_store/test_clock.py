@@ -42,67 +42,38 @@ class JumpingDatabase:
         return 0
 
 
-@pytest.mark.parametrize(
-    ("jumps", "seen"), [((-130.0,), [130.0]), ((-130.0, 130.0, -60.0), [130.0, 60.0]), ((130.0,), []), ((-1.0,), [])]
-)
-def test_only_a_clock_that_went_back_brings_runs_forward(jumps: tuple[float, ...], seen: list[float]) -> None:
-    async def main() -> None:
-        database = JumpingDatabase()
-        sweeping = asyncio.create_task(ClockSweep(database, database.clock).run())
-        for jump in jumps:
-            await asyncio.sleep(5.5)
-            database.ahead_seconds += jump
-        await asyncio.sleep(5.5)
-        sweeping.cancel()
-        assert database.brought_forward == seen
+async def sweep(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingDatabase:
+    """Let a replica sweep a database; before each poll but the first one its clock jumps."""
+    database = JumpingDatabase()
+    sweeping = asyncio.create_task(ClockSweep(database, database.clock).run())
+    await asyncio.sleep(5.5)
+    for jump in jumps:
+        database.ahead_seconds += jump
+        database.answer_takes_seconds = answer_takes_seconds
+        await asyncio.sleep(5.5 + answer_takes_seconds)
+    sweeping.cancel()
+    return database
 
-    virtual_time.run(main())
+
+def test_only_a_clock_that_went_back_brings_runs_forward() -> None:
+    for jumps, seen in (((-130.0,), [130.0]), ((-130.0, 130.0, -60.0), [130.0, 60.0]), ((130.0,), []), ((-1.0,), [])):
+        assert virtual_time.run(sweep(*jumps)).brought_forward == seen, jumps
 
 
 def test_an_answer_that_is_read_late_is_no_clock_that_went_back() -> None:
     """As of a process that was frozen: leases that were just renewed would end."""
+    assert virtual_time.run(sweep(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []
+
+
+def test_a_clock_that_went_back_while_no_replica_polled_is_noticed_by_the_next() -> None:
+    """As in a failover to a server whose clock is behind, or when a machine starts again with a wrong one."""
 
     async def main() -> None:
-        database = JumpingDatabase()
-        sweeping = asyncio.create_task(ClockSweep(database, database.clock).run())
-        for seconds in (0.0, 8.0, 0.0, 0.5, 20.0, 0.0):
-            database.answer_takes_seconds = seconds
-            await asyncio.sleep(30.5)
-        sweeping.cancel()
-        assert database.brought_forward == []
-
-    virtual_time.run(main())
-
-
-def test_a_clock_that_went_back_while_the_database_was_away_is_noticed() -> None:
-    """As in a failover to a server whose clock is behind."""
-
-    async def main() -> None:
-        database = JumpingDatabase()
-        sweep = ClockSweep(database, database.clock)
-        first = asyncio.create_task(sweep.run())
-        await asyncio.sleep(5.5)
+        database = await sweep()
         database.is_away = True
         with pytest.raises(DependencyUnavailable):
-            await first
+            await ClockSweep(database, database.clock).run()
         database.is_away, database.ahead_seconds = False, -130.0
-        second = asyncio.create_task(sweep.run())
-        await asyncio.sleep(5.5)
-        second.cancel()
-        assert database.brought_forward == [130.0]
-
-    virtual_time.run(main())
-
-
-def test_a_clock_that_went_back_while_no_replica_looked_is_noticed_by_the_next() -> None:
-    """As when a machine starts again with a clock that is wrong."""
-
-    async def main() -> None:
-        database = JumpingDatabase()
-        first = asyncio.create_task(ClockSweep(database, database.clock).run())
-        await asyncio.sleep(5.5)
-        first.cancel()
-        database.ahead_seconds = -130.0
         second = asyncio.create_task(ClockSweep(database, database.clock).run())
         await asyncio.sleep(5.5)
         second.cancel()

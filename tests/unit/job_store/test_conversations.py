@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.errors import ConversationBusy, ConversationNotFound, InvalidField, PawlError, RequestIdReused
+from pawl.errors import ConversationBusy, InvalidField, PawlError, RequestIdReused
 from pawl.job_store.domain import search
 from pawl.job_store.domain.conversations import UpdateConversation, key_hash, made_title
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow
@@ -42,8 +42,7 @@ def keyed(world: World, policy: MessagePolicy = MessagePolicy.QUEUE, **fields: A
     return run.conversation_id
 
 
-def test_messages_with_one_key_meet_in_one_conversation() -> None:
-    world = World()
+def test_messages_with_one_key_meet_in_one_conversation(world: World) -> None:
     first = keyed(world)
     assert keyed(world) == first
     assert conversation(world, first).key_hash == KEY
@@ -61,15 +60,13 @@ def test_a_key_is_of_one_user_of_one_store() -> None:
     assert keyed(world, user_id=bob) != keyed(world)
 
 
-def test_a_refused_message_with_a_new_key_begins_no_conversation() -> None:
-    world = World()
+def test_a_refused_message_with_a_new_key_begins_no_conversation(world: World) -> None:
     with pytest.raises(PawlError):
         keyed(world, queue_max=0, store_queue_max=0, store_places=0)
     assert not list(world.unit.conversations.items())
 
 
-def test_the_title_is_made_of_the_first_message_until_somebody_gives_one() -> None:
-    world = World()
+def test_the_title_is_made_of_the_first_message_until_somebody_gives_one(world: World) -> None:
     world.submit(made_title="Lunch on Friday")
     world.submit(made_title="Another one")
     assert conversation(world, "conv").made_title == "Lunch on Friday"
@@ -77,8 +74,7 @@ def test_the_title_is_made_of_the_first_message_until_somebody_gives_one() -> No
     assert update(world, title="").made_title == "Lunch on Friday"
 
 
-def test_a_title_or_the_archive_is_no_activity() -> None:
-    world = World()
+def test_a_title_or_the_archive_is_no_activity(world: World) -> None:
     world.submit()
     before = conversation(world, "conv").update_time
     world.advance(60)
@@ -86,16 +82,14 @@ def test_a_title_or_the_archive_is_no_activity() -> None:
 
 
 @pytest.mark.parametrize("policy", [MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT])
-def test_the_next_message_brings_a_conversation_back_from_the_archive(policy: MessagePolicy) -> None:
-    world = World()
+def test_the_next_message_brings_a_conversation_back_from_the_archive(world: World, policy: MessagePolicy) -> None:
     world.submit()
     assert update(world, archived=True).archived
     world.submit(policy)
     assert not conversation(world, "conv").archived
 
 
-def test_a_message_that_is_refused_leaves_a_conversation_in_the_archive() -> None:
-    world = World()
+def test_a_message_that_is_refused_leaves_a_conversation_in_the_archive(world: World) -> None:
     world.submit()
     update(world, archived=True)
     with pytest.raises(ConversationBusy):
@@ -103,9 +97,8 @@ def test_a_message_that_is_refused_leaves_a_conversation_in_the_archive() -> Non
     assert conversation(world, "conv").archived
 
 
-def test_an_update_has_its_effect_once() -> None:
+def test_an_update_has_its_effect_once(world: World) -> None:
     """I2."""
-    world = World()
     world.submit()
     update(world, request_id="r1", title="first")
     update(world, title="second")
@@ -116,17 +109,7 @@ def test_an_update_has_its_effect_once() -> None:
         world.submit(request_id="r1", fingerprint=b"of a message")
 
 
-@pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
-def test_an_absent_conversation_and_one_of_others_are_not_found(fields: dict[str, Any]) -> None:
-    world = World()
-    world.submit()
-    with pytest.raises(ConversationNotFound):
-        update(world, title="mine", **fields)
-    assert conversation(world, "conv").title == ""
-
-
-def test_the_conversation_of_a_run_that_does_a_call_names_the_run_above() -> None:
-    world = World()
+def test_the_conversation_of_a_run_that_does_a_call_names_the_run_above(world: World) -> None:
     parent = world.begin()
     asked = change("call", CallState.DELEGATED, child_run_id="child")
     world.commit(parent, calls=(asked,), delegations=(delegation("call", "child", made_title="the task"),))

@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.ids import CallId, RunId, RunKey
-from pawl.errors import IllegalTransition, InboxChanged, InvalidField
+from pawl.chassis.ids import RunId, RunKey
+from pawl.errors import InboxChanged
 from pawl.job_store.domain import inbox, stop
 from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Redrive, Resolve
+from pawl.job_store.domain.command import Redrive
 from pawl.job_store.domain.states import (
     CallState,
-    CommandOutcome,
-    DecisionKind,
     LeaseAction,
-    MessagePolicy,
     RunState,
     StopCause,
 )
-from tests.unit.job_store.world import DIGEST, STORE, World, change, delegation
+from tests.unit.job_store.world import STORE, World, change, delegation
 
 CHILD = "run_child"
 
@@ -44,64 +41,7 @@ def parent_of_child(world: World) -> str:
     return run_id
 
 
-def test_the_run_is_there_with_the_step_that_delegates() -> None:
-    world = World()
-    parent = parent_of_child(world)
-    child = world.run(CHILD)
-    assert (child.state, child.user_id, child.claim_at) == (RunState.QUEUED, "ann", world.now)
-    assert (child.parent_run_id, child.parent_call_id) == (parent, "call")
-    assert child.conversation_id != world.run(parent).conversation_id
-    assert world.event_types(CHILD) == ["run.queued", "message.added"]
-    assert world.event_types(parent)[-2:] == ["tool.delegated", "run.waiting"]
-
-
-def test_a_call_is_delegated_to_the_run_that_the_step_creates_and_to_no_other() -> None:
-    world = World()
-    run_id = world.begin()
-    bare = change("call", CallState.DELEGATED)
-    for calls, delegations, error in (
-        ((delegated(),), (), InvalidField),
-        ((bare,), (delegation("call", CHILD),), InvalidField),
-        ((delegated(),), (delegation("call", "run_other"),), InvalidField),
-        ((), (delegation("call", CHILD),), InvalidField),
-        ((delegated(),), (delegation("call", run_id),), InvalidField),
-        ((change("call", CallState.RUNNABLE, child_run_id=CHILD),), (), IllegalTransition),
-        ((change("call", CallState.DELEGATED, child_run_id=run_id),), (delegation("call", run_id),), IllegalTransition),
-    ):
-        with pytest.raises(error):
-            world.commit(run_id, calls=calls, delegations=delegations)
-    assert world.unit.runs.get(RunKey(STORE, RunId(CHILD))) is None
-
-
-def test_a_gated_call_is_delegated_only_once_it_is_approved() -> None:
-    """I9."""
-    world = World()
-    run_id = world.begin()
-    with pytest.raises(IllegalTransition):
-        world.commit(run_id, calls=(delegated(digest=DIGEST),), delegations=(delegation("call", CHILD),))
-    world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST),))
-    with pytest.raises(IllegalTransition):
-        world.commit(run_id, calls=(delegated(digest=DIGEST),), delegations=(delegation("call", CHILD),))
-    world.decide(run_id, "call", DecisionKind.APPROVE, "cmd")
-    step: dict[str, Any] = {"calls": (delegated(digest=DIGEST),), "delegations": (delegation("call", CHILD),)}
-    world.commit(run_id, consumed=("cmd",), **step)
-    assert world.call("call").state is CallState.DELEGATED
-
-
-@pytest.mark.parametrize("state", [CallState.SUCCEEDED, CallState.FAILED])
-def test_a_run_does_not_go_on_before_the_run_that_does_its_call_has_ended(state: CallState) -> None:
-    world = World()
-    parent = parent_of_child(world)
-    world.release(parent)
-    world.claim(parent)
-    with pytest.raises(IllegalTransition):
-        world.commit(parent, calls=(delegated(state),))
-    with pytest.raises(IllegalTransition):
-        world.commit(parent, state=RunState.FAILED, failure=b"why")
-
-
-def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once() -> None:
-    world = World()
+def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once(world: World) -> None:
     parent = parent_of_child(world)
     world.claim(CHILD)
     end: dict[str, Any] = {"state": RunState.COMPLETED, "output": b"out", "usage": b"used", "commit_id": "end"}
@@ -121,77 +61,22 @@ def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once() -> None:
     assert world.call("call").state is CallState.SUCCEEDED
 
 
-def test_a_call_that_is_given_up_stops_its_run_and_hears_no_more_of_it() -> None:
-    world = World()
-    parent = parent_of_child(world)
-    world.claim(CHILD)
-    world.commit(CHILD, state=RunState.RUNNING)
-    world.cancel(parent)
-    world.claim(parent)
-    cancel = world.unit.inbox(world.run(parent))[0].command_id
-    world.commit(parent, calls=(delegated(CallState.CANCELLED),), consumed=(cancel,), state=RunState.CANCELLED)
-
-    child = world.run(CHILD)
-    assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
-    settled, inbox_of_parent = world.call("call"), world.unit.inbox(world.run(parent))
-    world.commit(CHILD, state=RunState.CANCELLED)
-    assert world.call("call") is settled
-    assert world.unit.inbox(world.run(parent)) == inbox_of_parent == []
-
-
-def test_a_run_that_nobody_has_begun_ends_with_the_call_that_is_given_up() -> None:
-    world = World()
-    parent = parent_of_child(world)
-    world.steer(parent)
-    world.claim(parent)
-    world.commit(parent, calls=(delegated(CallState.CANCELLED),))
-    assert world.run(CHILD).state is RunState.CANCELLED
-    assert len(world.unit.inbox(world.run(parent))) == 1, "the message, and nothing of the call"
-
-
-def test_who_drives_it_reads_that_it_is_given_up() -> None:
+def test_who_drives_it_reads_that_it_is_given_up(world: World) -> None:
     """What it does now would else go on to its natural end."""
-    world = World()
     parent = parent_of_child(world)
     world.claim(CHILD)
     world.commit(CHILD, state=RunState.RUNNING)
     world.cancel(parent)
     world.claim(parent)
-    unread = tuple(command.command_id for command in world.unit.inbox(world.run(parent)))
-    world.commit(parent, calls=(delegated(CallState.CANCELLED),), consumed=unread, give_up=b"give up")
+    world.commit(parent, calls=(delegated(CallState.CANCELLED),), consumed=world.unread(parent), give_up=b"give up")
     child = world.run(CHILD)
     assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
     assert [(command.name, command.payload) for command in world.unit.inbox(child)] == [("cancel", b"give up")]
     assert world.unit.wakeups.rows[-1].run.run_id == CHILD
 
 
-@pytest.mark.parametrize("how", ["cancel", "interrupt"])
-def test_however_it_ends_its_caller_hears_of_it(how: str) -> None:
-    world = World()
-    parent = parent_of_child(world)
-    if how == "cancel":
-        world.cancel(CHILD)
-    else:
-        conversation_id = world.run(CHILD).conversation_id
-        world.submit(MessagePolicy.INTERRUPT, conversation_id=conversation_id)
-    (command,) = world.unit.inbox(world.run(parent))
-    assert stop.read_ending(command.payload).state is RunState.CANCELLED
-
-
-def test_nobody_else_settles_or_decides_a_delegated_call() -> None:
-    world = World()
-    parent = parent_of_child(world)
-    receipts = [
-        world.result(parent, "call"),
-        world.decide(parent, "call", DecisionKind.ANSWER),
-        world.send(parent, Resolve(call_id=CallId("call"))),
-    ]
-    assert [receipt.outcome for receipt in receipts] == [CommandOutcome.REFUSED] * 3
-
-
-def test_a_run_under_quarantine_hears_of_it_when_it_goes_on() -> None:
+def test_a_run_under_quarantine_hears_of_it_when_it_goes_on(world: World) -> None:
     """No run waits for ever for one that has ended."""
-    world = World()
     parent = parent_of_child(world)
     world.release(parent)
     epoch = world.claim(parent)

@@ -150,8 +150,7 @@ def fork(world: World, *path: Segment, **fields: Any) -> ConversationRow:
     return made
 
 
-def test_a_fork_goes_on_behind_its_past_and_leaves_the_original_alone() -> None:
-    world = World()
+def test_a_fork_goes_on_behind_its_past_and_leaves_the_original_alone(world: World) -> None:
     world.submit(made_title="Lunch")
     before = conversation(world, "conv")
     made = fork(world, segment(1, 3, "conv"))
@@ -161,9 +160,8 @@ def test_a_fork_goes_on_behind_its_past_and_leaves_the_original_alone() -> None:
     assert conversation(world, "conv") == before
 
 
-def test_a_fork_is_known_by_its_request() -> None:
+def test_a_fork_is_known_by_its_request(world: World) -> None:
     """I2."""
-    world = World()
     world.submit()
     made = fork(world, segment(1, 1, "conv"), request_id="r1")
     assert fork(world, segment(1, 2, "conv"), request_id="r1") == made
@@ -173,17 +171,15 @@ def test_a_fork_is_known_by_its_request() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
-def test_only_its_user_forks_a_conversation(fields: dict[str, Any]) -> None:
+def test_only_its_user_forks_a_conversation(world: World, fields: dict[str, Any]) -> None:
     """I13."""
-    world = World()
     world.submit()
     with pytest.raises(ConversationNotFound):
         fork(world, segment(1, 1, "conv"), **fields)
     assert not world.unit.segments.rows
 
 
-def test_a_source_that_was_erased_meanwhile_is_empty() -> None:
-    world = World()
+def test_a_source_that_was_erased_meanwhile_is_empty(world: World) -> None:
     world.submit()
     fork(world, segment(1, 2, "gone"), segment(3, 4, "conv"))
     assert [each.source_conversation_id for each in world.unit.segments.rows] == ["", "conv"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId
-from pawl.errors import IllegalTransition, InboxChanged
+from pawl.errors import IllegalTransition
 from pawl.job_store.domain.approval import Series
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Receipt
@@ -60,8 +60,7 @@ def granted(world: World) -> str:
     return run_id
 
 
-def test_calls_of_a_granted_series_start_each_once_and_no_more_than_were_granted() -> None:
-    world = World()
+def test_calls_of_a_granted_series_start_each_once_and_no_more_than_were_granted(world: World) -> None:
     run_id = granted(world)
     for number in (2, 3):
         world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNABLE, number),))
@@ -86,54 +85,11 @@ def test_calls_of_a_granted_series_start_each_once_and_no_more_than_were_granted
         {"round": 1},
     ],
 )
-def test_no_other_call_starts_under_it(other: dict[str, Any]) -> None:
-    world = World()
+def test_no_other_call_starts_under_it(world: World, other: dict[str, Any]) -> None:
     run_id = granted(world)
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, **other),))
     assert world.run(run_id).grant.uses == 1  # type: ignore[union-attr]
-
-
-def test_an_approval_of_the_call_alone_grants_nothing() -> None:
-    world = World()
-    run_id = asked(world)
-    decide(world, run_id, for_series=False, digest=DIGEST)
-    begun(world, run_id)
-    assert world.run(run_id).grant is None
-    with pytest.raises(IllegalTransition):
-        world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2),))
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"digest": DIGEST}, "DIGEST_MISMATCH"),
-        ({"digest": SERIES.digest, "for_series": False}, "DIGEST_MISMATCH"),
-        ({"digest": ""}, "DIGEST_REQUIRED"),
-    ],
-)
-def test_it_is_given_by_the_digest_of_what_was_shown(fields: dict[str, Any], reason: str) -> None:
-    world = World()
-    run_id = asked(world)
-    assert decide(world, run_id, **fields).reason == reason
-
-
-def test_what_is_decided_each_time_cannot_be_granted() -> None:
-    world = World()
-    run_id = asked(world, series=None)
-    assert decide(world, run_id).reason == "GRANT_NOT_OFFERED"
-
-
-def test_several_people_grant_all_the_same() -> None:
-    world = World()
-    run_id = asked(world, approvals_required=2)
-    assert decide(world, run_id, "cyd").reason == ""
-    assert decide(world, run_id, "dan", for_series=False, digest=DIGEST).reason == "DIGEST_MISMATCH"
-    assert decide(world, run_id, "dan").reason == ""
-    begun(world, run_id, approvals_required=2)
-    grant = world.run(run_id).grant
-    assert grant is not None
-    assert [each.user_id for each in grant.approvals] == ["cyd", "dan"]
 
 
 @pytest.mark.parametrize(("given_by", "enough"), [(("cyd",), 1), (("cyd", "dan"), 2)])
@@ -152,9 +108,8 @@ def test_a_grant_covers_calls_as_long_as_so_many_must_approve_as_have_given_it(
     assert world.run(run_id).grant.uses == 2  # type: ignore[union-attr]
 
 
-def test_an_edited_series_is_granted_as_edited() -> None:
+def test_an_edited_series_is_granted_as_edited(world: World) -> None:
     """The call, how often and how far apart: the job is that from then on."""
-    world = World()
     run_id = asked(world)
     edited = replace(OTHER, interval_seconds=5.0, iterations_max=2)
     what: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST, "edited_series": edited}
@@ -172,8 +127,7 @@ def test_an_edited_series_is_granted_as_edited() -> None:
     assert (grant.arguments, grant.series.interval_seconds) == (b'{"to":"bob"}', 5.0)
 
 
-def test_it_is_over_once_the_series_asks_again_and_its_uses_count_on() -> None:
-    world = World()
+def test_it_is_over_once_the_series_asks_again_and_its_uses_count_on(world: World) -> None:
     run_id = granted(world)
     world.commit(run_id, calls=(gated("call_2", CallState.AWAITING_APPROVAL, 2),))
     with pytest.raises(IllegalTransition):
@@ -186,18 +140,10 @@ def test_it_is_over_once_the_series_asks_again_and_its_uses_count_on() -> None:
     assert (grant.ended, grant.uses, grant.call_id) == (False, 2, "call_2")
 
 
-def test_a_stopped_run_starts_nothing_under_its_grant() -> None:
-    world = World()
-    run_id = granted(world)
-    world.cancel(run_id)
-    with pytest.raises((IllegalTransition, InboxChanged)):
-        world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2),))
-
-
 @given(steps=st.lists(st.sampled_from(["granted", "asks", "grant", "once", "again", "other"]), min_size=1, max_size=14))
 def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_often(steps: list[str]) -> None:
-    """A call that begins has an approval of its own, or a grant of exactly it with uses left."""
     world = World()
+    """A call that begins has an approval of its own, or a grant of exactly it with uses left."""
     run_id = world.begin()
     number, allowed, uses, waiting = 0, False, 0, ""
     for step in steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import RunId, StoreId
-from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, RunNotFound, ShuttingDown
+from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, ShuttingDown
 from pawl.job_store.app import group_commit
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 
 @dataclass(frozen=True)
@@ -73,41 +73,11 @@ class Heard:
             raise ValueError("no announcement")
         self.events += [event.payload for event in events]
 
-    async def wake(self, wakeups: Sequence[Wakeup]) -> None:
-        raise AssertionError("there is nobody to wake")
-
-    async def inboxes_changed(self, inboxes: object) -> None:
-        raise AssertionError("nobody's inbox changed")
-
-    async def work_ready(self) -> None:
-        raise AssertionError("there is no work")
-
     def group_written(self, *, operations: int, seconds: float) -> None:
         self.sizes.append(operations)
 
     def refused(self, error: PawlError) -> None:
         self.reasons.append(error.reason)
-
-    def quarantined(self, runs: int) -> None:
-        raise AssertionError("nothing is quarantined here")
-
-    def relayed(self, events: int) -> None:
-        raise AssertionError("nothing is relayed here")
-
-    def trigger_fired(self, outcome: str) -> None:
-        raise AssertionError
-
-    def mailbox_unreachable(self) -> None:
-        raise AssertionError
-
-    def webhook_refused(self, error: PawlError) -> None:
-        raise AssertionError
-
-    def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
-        raise AssertionError("nothing is fired here")
-
-    def ledger_counted(self, counts: Mapping[str, float]) -> None:
-        raise AssertionError("nothing is counted here")
 
 
 @pytest.fixture
@@ -122,7 +92,10 @@ def heard() -> Heard:
 
 @asynccontextmanager
 async def running(journal: ScriptedJournal, heard: Heard) -> AsyncIterator[GroupCommit]:
-    async with GroupCommit(journal, heard, heard, monotonic=lambda: 0.0, lifecycle_written=lambda: None) as commit:
+    everything_else: Any = heard
+    async with GroupCommit(
+        journal, everything_else, everything_else, monotonic=lambda: 0.0, lifecycle_written=lambda: None
+    ) as commit:
         yield commit
 
 
@@ -184,15 +157,6 @@ async def test_a_refusal_is_its_own_affair(journal: ScriptedJournal, heard: Hear
     assert good == "good"
     assert isinstance(bad, LeaseLost)
     assert heard.reasons == ["LEASE_LOST"]
-
-
-async def test_a_group_that_another_transaction_disturbed_is_written_again(
-    journal: ScriptedJournal, heard: Heard
-) -> None:
-    journal.raises = [GroupConflict(), GroupConflict()]
-    async with running(journal, heard) as commit:
-        assert await run_all(commit, ["a", "b"]) == ["a", "b"]
-    assert journal.groups == [["a", "b"]] * 3
 
 
 async def test_endless_conflicts_are_told_as_a_busy_database(journal: ScriptedJournal, heard: Heard) -> None:
@@ -272,10 +236,3 @@ async def test_at_the_end_what_waits_is_written_and_nothing_more_is_taken(
     assert [await task for task in waiting] == ["a", "b"]
     with pytest.raises(ShuttingDown):
         await commit.run(Named("late"), size_bytes=1)
-
-
-async def test_an_error_of_the_caller_s_own_is_raised_to_it(journal: ScriptedJournal, heard: Heard) -> None:
-    journal.refuses = {"a": RunNotFound()}
-    async with running(journal, heard) as commit:
-        with pytest.raises(RunNotFound):
-            await commit.run(Named("a"), size_bytes=1)

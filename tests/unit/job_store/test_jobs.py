@@ -10,87 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from pawl.chassis.ids import ConversationId, RunId
+from pawl.chassis.ids import RunId
 from pawl.errors import ConversationBusy, IllegalTransition
 from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.background import Background
 from pawl.job_store.domain.command import TopUp
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
-from pawl.job_store.domain.rows import ConversationKey, ConversationRow, QueueKey, RunRow
+from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.states import CallState, MessagePolicy, RunState, StopCause
-from tests.unit.job_store.world import STORE, World, change, delegation
-
-
-class Desk(World):
-    """One conversation, its jobs, and the model that answers."""
-
-    @property
-    def conversation(self) -> ConversationRow:
-        row = self.unit.conversations.get(ConversationKey(STORE, ConversationId("conv")))
-        assert row is not None
-        return row
-
-    @property
-    def background(self) -> Background:
-        return self.conversation.background
-
-    @property
-    def active(self) -> RunRow | None:
-        return self.run(self.conversation.active_run_id) if self.conversation.active_run_id else None
-
-    @property
-    def runs(self) -> list[RunRow]:
-        return [run for _, run in self.unit.runs.items() if run.conversation_id == "conv"]
-
-    @property
-    def turns(self) -> list[RunRow]:
-        return [run for run in self.runs if run.is_turn]
-
-    @property
-    def jobs(self) -> list[RunRow]:
-        return [run for _, run in self.unit.runs.items() if run.reports_to]
-
-    def begin_job(self, run_id: str) -> str:
-        """Let a run that a worker holds begin a job."""
-        name = f"{run_id}_{self.number()}"
-        detached = change(f"call_{name}", CallState.DETACHED, child_run_id=f"job_{name}")
-        self.commit(run_id, calls=(detached,), delegations=(delegation(f"call_{name}", f"job_{name}", is_job=True),))
-        return f"job_{name}"
-
-    def take(self, run_id: str) -> str:
-        """Let a worker hold a run, as soon as it may."""
-        claim_at = self.run(run_id).claim_at
-        assert claim_at is not None
-        self.now = max(self.now, claim_at)
-        assert self.claim(run_id) is not None
-        self.commit(run_id, state=RunState.RUNNING)
-        return run_id
-
-    def end(self, run_id: str, state: RunState = RunState.COMPLETED) -> None:
-        """Let the worker end a run that it holds."""
-        self.commit(run_id, state=state, failure=b"why" if state is RunState.FAILED else None)
-
-    def end_job(self, run_id: str) -> None:
-        """Let a worker begin a job and end it."""
-        if self.run(run_id).worker_id is None:
-            self.take(run_id)
-        self.end(run_id)
-
-    def enter(self, run_id: str) -> tuple[Entered, ...]:
-        """Let the model of a run be told what waits."""
-        waiting = [each for each in self.background.notices if not each.entered_by]
-        entered = tuple(Entered(run_id=each.run_id, occasion=each.occasion) for each in waiting)
-        self.commit(run_id, entered=entered)
-        return entered
-
-
-def desk_with_a_job() -> tuple[Desk, str]:
-    """A conversation in which nobody asks anything, and one job."""
-    desk = Desk()
-    run_id = desk.begin()
-    job = desk.begin_job(run_id)
-    desk.end(run_id)
-    return desk, job
+from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
+from tests.unit.job_store.world import change, delegation
 
 
 def test_the_end_of_a_job_begins_a_turn_that_tells_of_it_once() -> None:
@@ -106,8 +35,7 @@ def test_the_end_of_a_job_begins_a_turn_that_tells_of_it_once() -> None:
     assert desk.active is None
 
 
-def test_a_silent_job_tells_nothing_and_is_not_open_any_more_once_it_has_ended() -> None:
-    desk = Desk()
+def test_a_silent_job_tells_nothing_and_is_not_open_any_more_once_it_has_ended(desk: Desk) -> None:
     run_id = desk.begin()
     detached = change("call_s", CallState.DETACHED, child_run_id="job_s")
     silent = replace(delegation("call_s", "job_s", is_job=True), is_silent=True)
@@ -119,37 +47,7 @@ def test_a_silent_job_tells_nothing_and_is_not_open_any_more_once_it_has_ended()
     assert (desk.turns, desk.background) == ([], Background())
 
 
-def test_a_turn_begins_two_seconds_after_the_one_before_has_begun_however_late_that_was() -> None:
-    """Its worker may have been busy: what counts is when it did begin."""
-    desk = Desk()
-    run_id = desk.begin()
-    first, second = desk.begin_job(run_id), desk.begin_job(run_id)
-    desk.end(run_id)
-    desk.end_job(first)
-    (turn,) = desk.turns
-    desk.advance(60)
-    desk.take(turn.run_id)
-    begun = desk.now
-    desk.enter(turn.run_id)
-    desk.end_job(second)
-    desk.end(turn.run_id)
-    assert desk.turns[-1].claim_at == begun + TURN_DISTANCE
-
-
-def test_a_turn_that_never_began_keeps_no_other_waiting() -> None:
-    """A message went before it: neither the distance nor the number in an hour counts it."""
-    desk, job = desk_with_a_job()
-    desk.end_job(job)
-    asked = desk.submit(MessagePolicy.REJECT).run.run_id
-    assert desk.turns[0].state is RunState.CANCELLED
-    assert desk.background.turn_times == ()
-    desk.take(asked)
-    desk.end(asked)
-    assert desk.turns[-1].claim_at == desk.now
-
-
-def test_a_top_up_does_not_begin_a_turn_before_its_time() -> None:
-    desk = Desk()
+def test_a_top_up_does_not_begin_a_turn_before_its_time(desk: Desk) -> None:
     run_id = desk.begin()
     first, second = desk.begin_job(run_id), desk.begin_job(run_id)
     desk.end(run_id)
@@ -179,15 +77,11 @@ def test_a_turn_that_has_not_begun_keeps_nobody_out_of_a_full_store() -> None:
     desk, job = desk_with_a_job()
     desk.end_job(job)
     (turn,) = desk.turns
-    queue = desk.unit.queues.get(QueueKey(STORE, in_background=False))
     assert turn.is_queued
-    assert queue is not None
-    assert queue.queued == 0
+    assert desk.queue == (0, 0)
     desk.take(turn.run_id)
     desk.end(turn.run_id)
-    queue = desk.unit.queues.get(QueueKey(STORE, in_background=False))
-    assert queue is not None
-    assert (queue.queued, queue.active) == (0, 0)
+    assert desk.queue == (0, 0)
 
 
 def test_a_clock_that_goes_back_makes_no_turn_wait_longer() -> None:
@@ -217,47 +111,6 @@ def test_a_notice_that_may_begin_no_turn_keeps_no_other_from_it() -> None:
     assert turn.generation == 1
 
 
-def test_of_a_job_the_last_iteration_waits_to_be_told_and_each_end_does() -> None:
-    desk = Desk()
-    desk.begin()
-    run_id = desk.conversation.active_run_id or ""
-    first, second = desk.begin_job(run_id), desk.begin_job(run_id)
-    for job in (first, second):
-        desk.take(job)
-        desk.commit(job, tells_iteration=1)
-        desk.commit(job, tells_iteration=2)
-    desk.end(first)
-    waiting = [(each.run_id, each.occasion) for each in desk.background.notices]
-    assert waiting == [(first, 2), (second, 2), (first, 0)]
-
-
-def test_the_user_who_stops_a_turn_hears_no_more_of_it() -> None:
-    desk, job = desk_with_a_job()
-    desk.end_job(job)
-    desk.cancel(desk.turns[0].run_id)
-    assert (desk.turns[0].state, desk.background.notices, len(desk.turns)) == (RunState.CANCELLED, (), 1)
-
-
-@pytest.mark.parametrize("policy", list(MessagePolicy))
-def test_a_message_goes_before_a_turn_that_has_not_begun(policy: MessagePolicy) -> None:
-    desk, job = desk_with_a_job()
-    desk.end_job(job)
-    submitted = desk.submit(policy)
-    assert desk.active == submitted.run
-    assert (submitted.steered, submitted.place, submitted.run.is_turn) == (False, 0, False)
-    assert (desk.turns[0].state, desk.turns[0].stop_cause) == (RunState.CANCELLED, StopCause.SUPERSEDED)
-    assert [each.run_id for each in desk.background.notices] == [job], "its run tells of it"
-
-
-def desk_with_a_turn() -> tuple[Desk, str]:
-    """A turn that a worker has begun, and in which the model was told of a job."""
-    desk, job = desk_with_a_job()
-    desk.end_job(job)
-    turn = desk.take(desk.turns[0].run_id)
-    desk.enter(turn)
-    return desk, turn
-
-
 def test_what_interrupts_goes_before_what_waits_for_a_turn_to_end() -> None:
     desk, turn = desk_with_a_turn()
     waiting = desk.submit()
@@ -274,41 +127,37 @@ def test_what_wants_no_company_is_refused_where_a_message_waits_for_a_turn_to_en
         desk.submit(MessagePolicy.REJECT)
 
 
-@pytest.mark.parametrize(
-    ("policy", "is_first"),
-    [*((each, False) for each in MessagePolicy), (MessagePolicy.QUEUE, True), (MessagePolicy.STEER, True)],
-)
-def test_a_turn_whose_workers_die_keeps_no_message_waiting(policy: MessagePolicy, is_first: bool) -> None:
+def test_a_turn_whose_workers_die_keeps_no_message_waiting() -> None:
     """It is quarantined, and an operator may let another one try; the user does not wait for that."""
-    desk, turn = desk_with_a_turn()
-    submitted = desk.submit(policy) if is_first else None
-    desk.apply(ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1))
-    submitted = submitted or desk.submit(policy)
-    stopped = desk.run(turn)
-    assert (stopped.state, stopped.stop_cause) == (RunState.CANCELLING, StopCause.SUPERSEDED)
-    assert stopped.claim_at is not None, "a worker ends it"
-    assert submitted.run.run_id in desk.conversation.queue
+    first = [(MessagePolicy.QUEUE, True), (MessagePolicy.STEER, True)]
+    for policy, is_first in [*((each, False) for each in MessagePolicy), *first]:
+        desk, turn = desk_with_a_turn()
+        submitted = desk.submit(policy) if is_first else None
+        desk.apply(ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1))
+        submitted = submitted or desk.submit(policy)
+        stopped = desk.run(turn)
+        assert (stopped.state, stopped.stop_cause) == (RunState.CANCELLING, StopCause.SUPERSEDED), policy
+        assert stopped.claim_at is not None, "a worker ends it"
+        assert submitted.run.run_id in desk.conversation.queue, policy
 
 
-@pytest.mark.parametrize(("begun", "left"), [(True, CallState.OUTCOME_UNKNOWN), (False, CallState.CANCELLED)])
-def test_a_turn_that_is_stopped_and_whose_workers_die_ends_for_the_message(begun: bool, left: CallState) -> None:
+def test_a_turn_that_is_stopped_and_whose_workers_die_ends_for_the_message() -> None:
     """No operator is needed: what was open has its result, and who waits gets the turn."""
-    desk, turn = desk_with_a_turn()
-    desk.commit(turn, calls=(change("open", CallState.RUNNING if begun else CallState.RUNNABLE),))
-    asked = desk.submit(MessagePolicy.INTERRUPT).run.run_id
-    assert desk.run(turn).state is RunState.CANCELLING
-    crash = ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1, lost=b"lost")
-    assert desk.apply(crash) is False
-    assert (desk.run(turn).state, desk.call("open").state, desk.call("open").result) == (
-        RunState.CANCELLED,
-        left,
-        b"lost",
-    )
-    assert desk.active == desk.run(asked)
+    for state, left in (
+        (CallState.RUNNING, CallState.OUTCOME_UNKNOWN),
+        (CallState.RUNNABLE, CallState.CANCELLED),
+    ):
+        desk, turn = desk_with_a_turn()
+        desk.commit(turn, calls=(change("open", state),))
+        asked = desk.submit(MessagePolicy.INTERRUPT).run.run_id
+        crash = ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1, lost=b"lost")
+        assert desk.apply(crash) is False
+        settled = desk.call("open")
+        assert (desk.run(turn).state, settled.state, settled.result) == (RunState.CANCELLED, left, b"lost")
+        assert desk.active == desk.run(asked)
 
 
-def test_an_eleventh_job_is_refused_and_one_that_ends_makes_room() -> None:
-    desk = Desk()
+def test_an_eleventh_job_is_refused_and_one_that_ends_makes_room(desk: Desk) -> None:
     run_id = desk.begin()
     jobs = [desk.begin_job(run_id) for _ in range(OPEN_MAX)]
     with pytest.raises(IllegalTransition):
@@ -316,22 +165,6 @@ def test_an_eleventh_job_is_refused_and_one_that_ends_makes_room() -> None:
     desk.end_job(jobs[0])
     desk.begin_job(run_id)
     assert desk.background.open_jobs == OPEN_MAX
-
-
-def test_what_comes_while_a_turn_tells_of_something_else_is_not_dismissed_with_it() -> None:
-    """The user has stopped what was told, and has not seen the rest."""
-    desk = Desk()
-    run = desk.begin()
-    first, second = desk.begin_job(run), desk.begin_job(run)
-    desk.end(run)
-    desk.end_job(first)
-    told = desk.take(desk.turns[0].run_id)
-    desk.enter(told)
-    desk.end_job(second)
-    desk.cancel(told)
-    desk.end(told, RunState.CANCELLED)
-    assert [notice.run_id for notice in desk.background.notices] == [second]
-    assert len(desk.turns) == 2
 
 
 class Games(RuleBasedStateMachine):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pawl.job_store.domain.states import RunState, StopCause, WaitKind
-from tests.unit.job_store.test_jobs import Desk, desk_with_a_job
+from tests.unit.job_store.desk import Desk, desk_with_a_job
 
 TIME, AGENT, APPROVAL, PAUSED = (
     {"state": RunState.WAITING, "waits": (kind,)}

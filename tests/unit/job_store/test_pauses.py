@@ -7,7 +7,7 @@ import pytest
 from pawl.errors import InboxChanged
 from pawl.job_store.domain.command import Cancel, Pause
 from pawl.job_store.domain.states import CallState, CommandOutcome, RunState, StopCause
-from tests.unit.job_store.test_jobs import desk_with_a_job
+from tests.unit.job_store.desk import desk_with_a_job
 from tests.unit.job_store.world import change
 
 

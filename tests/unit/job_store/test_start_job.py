@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import asdict
 
 from pawl.chassis.ids import RunId
-from pawl.errors import ConversationNotFound, QueueFull, RequestIdReused, TooManyJobs
+from pawl.errors import ConversationNotFound, RequestIdReused, TooManyJobs
 from pawl.job_store.domain.jobs import OPEN_MAX
 from pawl.job_store.domain.rows import QueueKey
 from pawl.job_store.domain.start_job import StartJob
 from pawl.job_store.domain.states import LeaseAction, RunState, WaitKind
 from pawl.job_store.domain.submit import Submitted
-from tests.unit.job_store.test_jobs import Desk, desk_with_a_job
+from tests.unit.job_store.desk import Desk, desk_with_a_job
 from tests.unit.job_store.world import submission
 
 
@@ -29,9 +29,8 @@ def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
     return started
 
 
-def test_a_job_that_a_user_starts_tells_the_conversation_as_one_of_a_model_does() -> None:
+def test_a_job_that_a_user_starts_tells_the_conversation_as_one_of_a_model_does(desk: Desk) -> None:
     """ASYNC-1: it stands in a conversation of its own, which no list has; the one that is told gets no message."""
-    desk = Desk()
     job = start_job(desk).run
     assert (job.reports_to, job.parent_run_id, job.generation, job.in_background) == ("conv", "", 0, True)
     assert (desk.background.open_jobs, desk.active, desk.conversation.last_number) == (1, None, 0)
@@ -41,9 +40,8 @@ def test_a_job_that_a_user_starts_tells_the_conversation_as_one_of_a_model_does(
     assert (len(desk.turns), desk.background.open_jobs) == (1, 0)
 
 
-def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job() -> None:
+def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job(desk: Desk) -> None:
     """Whatever has become of it and of the places meanwhile; with other content, or an id of before, it is refused."""
-    desk = Desk()
     job = start_job(desk, request_id="r1").run
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
@@ -67,23 +65,8 @@ def test_a_user_starts_no_more_jobs_than_a_conversation_may_have() -> None:
     assert start_job(desk).run.state is RunState.QUEUED
 
 
-def test_a_job_waits_for_a_place_of_the_store_only_behind_so_many_others() -> None:
-    """ASYNC-7: however many conversations they are of; those of the model count, and nothing that people wait for."""
-    desk, _ = desk_with_a_job()
-    most: dict[str, Any] = {"store_queue_max": 3}
-    for number in range(2):
-        start_job(desk, f"job_{number}", conversation_id=f"conv_{number}", request_id=f"r{number}", **most)
-    with pytest.raises(QueueFull, match="3 jobs wait in this store already: stop some"):
-        start_job(desk, conversation_id="another", **most)
-    assert start_job(desk, request_id="r1", **most).run.run_id == "job_1", "it creates nothing"
-    desk.submit(conversation_id="of_people", store_queue_max=1)
-    desk.take("job_0")
-    assert start_job(desk, conversation_id="another", **most).run.state is RunState.QUEUED
-
-
-def test_a_job_that_waits_for_its_first_iteration_is_queued_once_that_is_due_and_not_before() -> None:
+def test_a_job_that_waits_for_its_first_iteration_is_queued_once_that_is_due_and_not_before(desk: Desk) -> None:
     """ASYNC-7: who delays the first call neither keeps others out meanwhile, nor passes the bound."""
-    desk = Desk()
     job = start_job(desk).run
 
     def queued() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -27,7 +26,7 @@ from pawl.job_store.domain.states import (
 )
 from pawl.job_store.domain.usage import day_end
 from pawl.job_store.domain.waiting import Situation, Waiting, explain, explain_all
-from tests.unit.job_store.world import DIGEST, World, change, delegation
+from tests.unit.job_store.world import DIGEST, World, change
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 LIMITS = PlaceLimits(per_store=3, per_user=2)
@@ -175,77 +174,81 @@ def test_the_reasons_are_those_of_the_open_states_of_the_table() -> None:
     assert set().union(*ALLOWED.values()) == set(WaitReason)
 
 
-@pytest.mark.parametrize(
-    ("wait", "state", "reason", "words"),
-    [
-        (WaitKind.APPROVAL, CallState.AWAITING_APPROVAL, WaitReason.APPROVAL, "an approval of send_email"),
-        (WaitKind.ANSWER, CallState.ASKED, WaitReason.ANSWER, "an answer of ann"),
-        (WaitKind.TOOL_RESULT, CallState.OFFERED, WaitReason.FRONT_END, "a front end to run send_email"),
-        (WaitKind.COMPLETION, CallState.RUNNING, WaitReason.COMPLETION, "somebody outside to complete send_email"),
-    ],
+APPROVED = Decision(
+    command_id=CommandId("c"),
+    kind=DecisionKind.APPROVE,
+    user_id=UserId("bob"),
+    reason="",
+    time=NOW,
+    digest=DIGEST,
+    arguments_sha256=b"",
 )
-def test_a_run_that_waits_for_somebody_says_for_whom(
-    wait: WaitKind, state: CallState, reason: WaitReason, words: str
-) -> None:
-    call = call_row("call_1", state)
+_GATED = {"approvals_required": 2, "approvals": (APPROVED,), "escalated": True}
+WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[str, ...]]] = [
+    (
+        (WaitKind.APPROVAL,),
+        [call_row("call", CallState.AWAITING_APPROVAL)],
+        WaitReason.APPROVAL,
+        "It waits for an approval of send_email.",
+        ("ann",),
+    ),
+    (
+        (WaitKind.ANSWER,),
+        [call_row("call", CallState.ASKED)],
+        WaitReason.ANSWER,
+        "It waits for an answer of ann.",
+        ("ann",),
+    ),
+    (
+        (WaitKind.TOOL_RESULT,),
+        [call_row("call", CallState.OFFERED)],
+        WaitReason.FRONT_END,
+        "It waits for a front end to run send_email.",
+        ("ann",),
+    ),
+    (
+        (WaitKind.COMPLETION,),
+        [call_row("call", CallState.RUNNING)],
+        WaitReason.COMPLETION,
+        "It waits for somebody outside to complete send_email.",
+        (),
+    ),
+    (
+        (WaitKind.APPROVAL, WaitKind.ANSWER),
+        [call_row("q", CallState.ASKED), call_row("call", CallState.AWAITING_APPROVAL, tool_name="pay")],
+        WaitReason.APPROVAL,
+        "It waits for an approval of pay, and for an answer of ann.",
+        ("ann",),
+    ),
+    (
+        (WaitKind.APPROVAL,),
+        [call_row("call", CallState.AWAITING_APPROVAL, **_GATED)],
+        WaitReason.APPROVAL,
+        "It waits for 2 approvals of send_email, of which it has 1 (asked twice: nobody decided in time).",
+        (),
+    ),
+    ((WaitKind.PAUSED,), [], WaitReason.PAUSED, "It waits for its user to resume it: it is paused.", ("ann",)),
+    (
+        (WaitKind.AGENT_QUOTA,),
+        [],
+        WaitReason.AGENT_QUOTA,
+        "It waits for the next day: the agent default has used up its tokens of this one.",
+        (),
+    ),
+]
+"""Waits, open calls, the reason, its sentence, and the users that it names (HITL-4)."""
+
+
+def test_a_run_that_waits_for_somebody_says_for_whom() -> None:
     due = NOW + timedelta(minutes=3)
-    waiting = told(RunState.WAITING, call, waits=(wait,), claim_at=due)
-    assert waiting.reason is reason
-    assert waiting.sentence == f"It waits for {words}."
-    assert (waiting.call_ids, waiting.user_ids) == (("call_1",), () if wait is WaitKind.COMPLETION else ("ann",))
-    assert (waiting.since_time, waiting.deadline_time) == (call.state_time, due)
-    assert waiting.roles == (("admin", "approver") if reason is WaitReason.APPROVAL else ())
-
-
-def test_a_paused_job_says_how_it_goes_on() -> None:
-    waiting = told(RunState.WAITING, waits=(WaitKind.PAUSED,))
-    assert (waiting.reason, waiting.user_ids, waiting.deadline_time) == (WaitReason.PAUSED, ("ann",), None)
-    assert waiting.sentence == "It waits for its user to resume it: it is paused."
-    assert "pawl jobs resume" in waiting.remedy
-
-
-def test_of_several_things_the_first_counts_and_the_sentence_has_all() -> None:
-    calls = [
-        call_row("q", CallState.ASKED),
-        call_row("a", CallState.AWAITING_APPROVAL, tool_name="pay"),
-        call_row("b", CallState.AWAITING_APPROVAL),
-    ]
-    waiting = told(RunState.WAITING, *calls, waits=(WaitKind.APPROVAL, WaitKind.ANSWER))
-    assert waiting.reason is WaitReason.APPROVAL
-    assert waiting.sentence == "It waits for an approval of pay and send_email, and for an answer of ann."
-    assert waiting.call_ids == ("a", "b")
-
-
-def test_several_approvals_are_counted_and_its_user_is_none_of_them() -> None:
-    """HITL-4."""
-    approval = Decision(
-        command_id=CommandId("c"),
-        kind=DecisionKind.APPROVE,
-        user_id=UserId("bob"),
-        reason="",
-        time=NOW,
-        digest=DIGEST,
-        arguments_sha256=b"",
-    )
-    call = call_row("a", CallState.AWAITING_APPROVAL, approvals_required=2, approvals=(approval,), escalated=True)
-    waiting = told(RunState.WAITING, call, waits=(WaitKind.APPROVAL,))
-    assert waiting.sentence == (
-        "It waits for 2 approvals of send_email, of which it has 1 (asked twice: nobody decided in time)."
-    )
-    assert waiting.user_ids == ()
-
-
-def test_a_run_without_tokens_waits_for_its_user() -> None:
-    waiting = told(RunState.WAITING, waits=(WaitKind.BUDGET,), claim_at=NOW + timedelta(days=1))
-    assert (waiting.reason, waiting.user_ids) == (WaitReason.TOKENS, ("ann",))
-    assert waiting.since_time == NOW - timedelta(minutes=5)
-
-
-def test_a_run_whose_agent_has_used_up_its_day_waits_for_the_next_one() -> None:
-    waiting = told(RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), claim_at=NOW + timedelta(minutes=5))
-    assert (waiting.reason, waiting.deadline_time) == (WaitReason.AGENT_QUOTA, day_end(NOW))
-    assert waiting.sentence == "It waits for the next day: the agent default has used up its tokens of this one."
-    assert (waiting.user_ids, waiting.roles) == ((), ("admin",))
+    for waits, calls, reason, sentence, user_ids in WAITS:
+        waiting = told(RunState.WAITING, *calls, waits=waits, claim_at=due)
+        assert (waiting.reason, waiting.sentence, waiting.user_ids) == (reason, sentence, user_ids)
+        since = NOW - timedelta(minutes=10 if calls else 5)
+        assert (waiting.since_time, waiting.call_ids) == (since, ("call",) if calls else ()), sentence
+        assert waiting.deadline_time == (day_end(NOW) if reason is WaitReason.AGENT_QUOTA else due)
+        roles = {WaitReason.APPROVAL: ("admin", "approver"), WaitReason.AGENT_QUOTA: ("admin",)}
+        assert waiting.roles == roles.get(reason, ())
 
 
 def test_what_a_newer_version_waits_for_is_said_to_be_unknown() -> None:
@@ -319,9 +322,8 @@ def test_a_run_tells_what_the_runs_below_it_wait_for() -> None:
     assert found.roles == ("admin", "approver")
 
 
-def test_the_rows_that_steps_write_say_since_when() -> None:
+def test_the_rows_that_steps_write_say_since_when(world: World) -> None:
     """What is written in a step is of the time of the step; a wait that goes on is as old as it is."""
-    world = World()
     run_id = world.begin()
     began = world.now
     assert world.run(run_id).update_time == began
@@ -348,16 +350,3 @@ def test_the_rows_that_steps_write_say_since_when() -> None:
     run = world.run(run_id)
     assert (run.update_time, run.progress_time, run.state_time) == (world.now, world.now, world.now)
     assert world.call("a").state_time == world.now
-
-
-def test_a_run_that_does_a_call_waits_for_a_worker_and_its_caller_for_it() -> None:
-    """TOOL-7."""
-    world = World()
-    run_id = world.begin()
-    call = change("a", CallState.DELEGATED, child_run_id=RunId("run_child"))
-    fields: dict[str, Any] = {"state": RunState.WAITING, "waits": (WaitKind.AGENT,), "lease": LeaseAction.PARK}
-    world.commit(run_id, calls=(call,), delegations=(delegation("a", "run_child"),), **fields)
-    above = Situation(run=world.run(run_id), time=world.now, calls=[world.call("a")])
-    found = explain_all([above, Situation(run=world.run("run_child"), time=world.now)], LIMITS)
-    assert found is not None
-    assert found.sentence == "It waits for run run_child. Run run_child: It waits for a worker."

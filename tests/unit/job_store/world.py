@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey, SessionId, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, RunId, RunKey, SessionId, StoreId, UserId
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Cancel, Command, Receipt, Send, Steer, ToolResult
 from pawl.job_store.domain.commit import Commit
@@ -152,6 +152,10 @@ class World:
             )
         )
         return leased
+
+    def unread(self, run_id: str) -> tuple[CommandId, ...]:
+        """The commands in the inbox of a run."""
+        return tuple(command.command_id for command in self.unit.inbox(self.run(run_id)))
 
     def event_types(self, run_id: str) -> list[str]:
         return [event.type for event in self.unit.events.rows if event.run_id == run_id]

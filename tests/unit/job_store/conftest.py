@@ -1,0 +1,19 @@
+"""A ledger in memory for each test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.job_store.desk import Desk
+from tests.unit.job_store.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """A conversation with jobs."""
+    return Desk()

@@ -1,0 +1,97 @@
+"""A conversation in which nobody but jobs does anything, and the model that answers."""
+
+from __future__ import annotations
+
+from pawl.chassis.ids import ConversationId
+from pawl.job_store.domain.background import Background
+from pawl.job_store.domain.jobs import Entered
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow, QueueKey, RunRow
+from pawl.job_store.domain.states import CallState, RunState
+from tests.unit.job_store.world import STORE, World, change, delegation
+
+
+class Desk(World):
+    """One conversation, its jobs, and the model that answers."""
+
+    @property
+    def conversation(self) -> ConversationRow:
+        row = self.unit.conversations.get(ConversationKey(STORE, ConversationId("conv")))
+        assert row is not None
+        return row
+
+    @property
+    def background(self) -> Background:
+        return self.conversation.background
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """How many runs of people are queued in the store, and how many are active."""
+        queue = self.unit.queues.get(QueueKey(STORE, in_background=False))
+        return (queue.queued, queue.active) if queue else (0, 0)
+
+    @property
+    def active(self) -> RunRow | None:
+        return self.run(self.conversation.active_run_id) if self.conversation.active_run_id else None
+
+    @property
+    def runs(self) -> list[RunRow]:
+        return [run for _, run in self.unit.runs.items() if run.conversation_id == "conv"]
+
+    @property
+    def turns(self) -> list[RunRow]:
+        return [run for run in self.runs if run.is_turn]
+
+    @property
+    def jobs(self) -> list[RunRow]:
+        return [run for _, run in self.unit.runs.items() if run.reports_to]
+
+    def begin_job(self, run_id: str) -> str:
+        """Let a run that a worker holds begin a job."""
+        name = f"{run_id}_{self.number()}"
+        detached = change(f"call_{name}", CallState.DETACHED, child_run_id=f"job_{name}")
+        self.commit(run_id, calls=(detached,), delegations=(delegation(f"call_{name}", f"job_{name}", is_job=True),))
+        return f"job_{name}"
+
+    def take(self, run_id: str) -> str:
+        """Let a worker hold a run, as soon as it may."""
+        claim_at = self.run(run_id).claim_at
+        assert claim_at is not None
+        self.now = max(self.now, claim_at)
+        assert self.claim(run_id) is not None
+        self.commit(run_id, state=RunState.RUNNING)
+        return run_id
+
+    def end(self, run_id: str, state: RunState = RunState.COMPLETED) -> None:
+        """Let the worker end a run that it holds."""
+        self.commit(run_id, state=state, failure=b"why" if state is RunState.FAILED else None)
+
+    def end_job(self, run_id: str) -> None:
+        """Let a worker begin a job and end it."""
+        if self.run(run_id).worker_id is None:
+            self.take(run_id)
+        self.end(run_id)
+
+    def enter(self, run_id: str) -> tuple[Entered, ...]:
+        """Let the model of a run be told what waits."""
+        waiting = [each for each in self.background.notices if not each.entered_by]
+        entered = tuple(Entered(run_id=each.run_id, occasion=each.occasion) for each in waiting)
+        self.commit(run_id, entered=entered)
+        return entered
+
+
+def desk_with_a_job() -> tuple[Desk, str]:
+    """A conversation in which nobody asks anything, and one job."""
+    desk = Desk()
+    run_id = desk.begin()
+    job = desk.begin_job(run_id)
+    desk.end(run_id)
+    return desk, job
+
+
+def desk_with_a_turn() -> tuple[Desk, str]:
+    """A turn that a worker has begun, and in which the model was told of a job."""
+    desk, job = desk_with_a_job()
+    desk.end_job(job)
+    turn = desk.take(desk.turns[0].run_id)
+    desk.enter(turn)
+    return desk, turn
