@@ -6,12 +6,14 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from pawl.chassis.ids import IdSource
 from tests import servers
@@ -32,6 +34,21 @@ _LONG_FIRST = ("system", "chaos", "ledger", "simulation", "leaks", "rpc")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long to the front."""
     items.sort(key=_turn)
+
+
+_SHARE_A_SUITE = tuple(f"tests/system/{name}/" for name in ("access", "background", "cli", "console"))
+"""Folders whose files share a suite of processes, and so a worker: each worker would start a suite of its own."""
+
+
+class _FolderScheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in _SHARE_A_SUITE if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Keep the files of one suite in one worker, and distribute all others file by file."""
+    return _FolderScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _turn(item: pytest.Item) -> int:
