@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from pawl.chassis.ids import IdSource
 from tests import servers
@@ -40,7 +40,7 @@ _SHARE_A_SUITE = tuple(f"tests/system/{name}/" for name in ("access", "backgroun
 """Folders whose files share a suite of processes, and so a worker: each worker would start a suite of its own."""
 
 
-class _FolderScheduling(LoadFileScheduling):
+class _FolderScheduling(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in _SHARE_A_SUITE if nodeid.startswith(folder)), super()._split_scope(nodeid))
 

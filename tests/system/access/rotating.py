@@ -26,8 +26,8 @@ ASKED = {
 }
 """A method of each service for which every credential will do, or is said to be known."""
 CALLED = ("job-store", "tool-registry")
-PEERS = {"agent-loop": 2, "tool-registry": 1, "notifier": 1}
-"""How many other services each of them calls."""
+PEERS = ("agent-loop", "tool-registry", "notifier")
+"""The services that call others."""
 PROCESSES = (*ASKED, "postgres", "nats", "model")
 DEPLOYMENT, FILE_KEY, NEXT_FILE_KEY = "key-of-the-deployment", "key-of-bob-0123456789", "next-key-of-bob-0123456789"
 REFUSED_SECONDS_MAX = 60.0
