@@ -103,27 +103,8 @@ def test_a_run_keeps_its_version_while_its_agent_is_changed_and_deleted(pawl: Co
     assert "`pawl agents list`" in pawl.refuse("run", "--agent", "clerk", MAIL)
     pawl.succeed("approve", run_id, call_id, "--yes")
     output = pawl.succeed("watch", run_id, "--json")
-    assert '"name": "clerk"' in output
+    assert set(re.findall(r'"agent": \{"name": "(\w+)"', output)) == {"clerk"}
     assert "RUN_STATE_COMPLETED" in output
-
-
-def test_an_agent_keeps_to_its_rules_and_has_its_own_lists_and_figures(pawl: CommandLine, files: Path) -> None:
-    """HITL-5, TOOL-6."""
-    pawl.succeed("apply", "-f", str(files))
-    pawl.succeed("rules", "deny", "send_email", "--agent", "clerk", "--reason", "a test")
-    (rule_id,) = re.findall(r"(rule_\w+).*for runs of the agent clerk", pawl.succeed("rules", "list"))
-    label = ("--label", "case=rules")
-    run_id = pawl.succeed("run", "--detach", "--agent", "clerk", *label, MAIL).strip()
-    assert f"a rule of the agent clerk denies this call ({rule_id})" in pawl.succeed("watch", run_id)
-    assert run_id in pawl.succeed("runs", "--agent", "clerk", *label)
-    assert "no such runs" in pawl.succeed("runs", "--agent", "counter", *label)
-    assert re.search(r"clerk\tsend_email\t\d+\t", pawl.succeed("tools", "stats", "send_email", "--by-agent"))
-    assert "proposed" in pawl.succeed("audit", "list", "--agent", "clerk", "--run", run_id)
-    waiting = pawl.started(MAIL, *label)
-    found = pawl.succeed("runs", "--wait", "approval", *label)
-    assert (waiting in found, run_id in found) == (True, False)
-    pawl.succeed("cancel", waiting)
-    pawl.succeed("rules", "revoke", rule_id)
 
 
 def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
@@ -138,22 +119,6 @@ def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: Command
     finally:
         pawl.succeed("agents", "delete", "default", "--yes")
     assert "When to ask" in pawl.succeed("agents", "show", "default")
-
-
-def test_a_draft_is_tried_shown_and_published(pawl: CommandLine, files: Path) -> None:
-    file = files / "draft.yaml"
-    file.write_text("name: clerk\ntools: {names: [calculate]}\n")
-    for said in ("version 1", "unchanged"):
-        assert f"draft/clerk: {said}" in pawl.succeed("apply", "-f", str(file), "--draft")
-    listed = pawl.succeed("agents", "list")
-    assert "draft/clerk" in listed
-    assert not re.search(r"^ *clerk", listed, re.MULTILINE)
-    assert "391" in pawl.succeed("run", "--agent", "draft/clerk", "what is 17 * 23")
-    file.write_text(pawl.succeed("agents", "show", "draft/clerk"))
-    assert "\nclerk: version" in "\n" + pawl.succeed("apply", "-f", str(file))
-    pawl.succeed("agents", "delete", "draft/clerk", "--yes")
-    assert "`pawl agents list`" in pawl.refuse("run", "--agent", "draft/clerk", "what is 17 * 23")
-    assert "calculate" in pawl.succeed("agents", "show", "clerk"), "the agent of the store is another one"
 
 
 def test_a_conversation_is_imported_delegated_shared_forked_and_erased(

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
-
-import pytest
 
 from tests.system.cli.conftest import CommandLine
 
@@ -96,17 +90,6 @@ def test_a_call_of_a_sub_agent_is_shown_at_the_top_and_decided_there(pawl: Comma
     output = pawl.succeed("chat", keyboard=f"{task}\ny\n")
     assert "⇉ run_agent" in output
     assert "✓ send_email" in output
-    command = [sys.executable, "-m", "pawl.cli", "run", task]
-    with subprocess.Popen(command, env=pawl.environment(), stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        shown = ""
-        while "decide with: " not in shown:
-            shown += running.stdout.readline() or pytest.fail(shown)
-        run_id, call_id = shown.rpartition("pawl approve ")[2].split()[:2]
-        pawl.succeed("approve", run_id, call_id, "--yes")
-        rest = running.stdout.read()
-    assert f"watch it with: pawl watch {run_id}" in shown
-    assert "completed" in rest.splitlines()[-1]
 
 
 def test_approvers_are_notified_of_calls_of_others_and_decide_with_the_command_that_they_read(
@@ -211,29 +194,6 @@ def test_an_approval_that_cannot_be_remembered_leaves_the_call_unchanged(pawl: C
     question = cid.started("book a table")
     answer = cid.run("approve", question, cid.pending(question), "--yes", "--remember", "user")[2]
     assert "answer it with --answer" in answer
-
-
-def test_always_in_the_inbox_is_for_the_conversation(pawl: CommandLine) -> None:
-    """HITL-5"""
-    fay = pawl.user("fay")
-    run_id = fay.started(LETTER)
-    conversation = fay.succeed("runs").split("\t")[3]
-    screen, keyboard = pty.openpty()
-    try:
-        os.write(screen, b"always\n")
-        command = [sys.executable, "-m", "pawl.cli", "--user", "fay", "inbox"]
-        done = subprocess.run(
-            command, env=fay.environment(), stdin=keyboard, capture_output=True, text=True, timeout=240, check=False
-        )
-    finally:
-        os.close(screen)
-        os.close(keyboard)
-    assert done.returncode == 0, done.stderr
-    assert "always to allow the tool in its conversation" in done.stdout
-    assert f"From now on: allow send_email, in {conversation}." in done.stdout
-    assert "completed" in fay.succeed("watch", run_id)
-    assert "completed" in fay.succeed("run", "--conversation", conversation, LETTER), "nobody is asked"
-    assert fay.started(LETTER), "another conversation is asked"
 
 
 def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_it(pawl: CommandLine) -> None:

@@ -15,26 +15,6 @@ def describe(folder: Path, description: str) -> None:
     (folder / "tools.json").write_text(json.dumps([tool]))
 
 
-def test_an_answer_that_does_not_fit_the_question_of_a_server_is_refused(pawl: CommandLine, tmp_path: Path) -> None:
-    tool = {"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}
-    (tmp_path / "tools.json").write_text(json.dumps([tool]))
-    pawl.succeed("sources", "add-mcp", "asker", "--policy", "*=safe,read_only", *flags(tmp_path))
-    schema = {"type": "object", "properties": {"count": {"type": "integer"}}}
-    message = f"call asker__ask with {json.dumps({'asks': {'message': 'How many?', 'requestedSchema': schema}})}"
-    run_id = pawl.started(message)
-    call_id = pawl.pending(run_id)
-    refusal = pawl.refuse("approve", run_id, call_id, "--answer", "many")
-    assert refusal == "The answer does not fit: it must be a number.\n"
-    assert pawl.pending(run_id) == call_id
-    pawl.succeed("approve", run_id, call_id, "--answer", "3")
-    assert "completed" in pawl.succeed("watch", run_id).splitlines()[-1]
-
-    output = pawl.succeed("chat", keyboard=f"{message}\nmany\n4\n")
-    assert "The answer does not fit: it must be a number." in output
-    assert "completed" in output
-    pawl.succeed("sources", "remove", "asker")
-
-
 def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     describe(tmp_path, "Says it again.")
     added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=sensitive,read_only", *flags(tmp_path))
@@ -83,18 +63,6 @@ def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine,
     assert "shop.getItem\t2\t" in pawl.succeed("tools")
     assert "gone" in pawl.succeed("sources", "remove", "shop")
     assert "shop.getItem" not in pawl.succeed("tools")
-
-
-def test_a_document_can_be_a_file(pawl: CommandLine, shop: Shop, tmp_path: Path) -> None:
-    file = tmp_path / "openapi.json"
-    file.write_text(json.dumps(shop.document))
-    options = ("--base-url", shop.url, "--operation", "getItem", "--header", "X-From=me")
-    policy = ("--policy", "*=safe,read_only,without_background,timeout_seconds=20")
-    pawl.succeed("sources", "add-http", "files", "--openapi", str(file), *options, *policy)
-    pawl.succeed("run", 'call files__getItem with {"item": "a/b"}')
-    line, headers, _ = shop.asked[-1]
-    assert (line, headers["X-From"]) == ("GET /items/a%2Fb", "me")
-    pawl.succeed("sources", "remove", "files")
 
 
 def test_one_endpoint_is_a_tool_that_waits_for_its_approval(pawl: CommandLine, shop: Shop) -> None:
