@@ -106,19 +106,6 @@ async def test_who_decides_second_reads_a_sentence_that_stays(open_page: NewPage
     await expect(second.get_by_role("alert")).to_be_visible()
 
 
-async def test_an_approval_is_answered_in_place_of_the_tool(open_page: NewPage) -> None:
-    page = await open_page(user="stand-in")
-    await say(page, "email carl@example.com about cards")
-    card = page.locator(".card.wait")
-    await card.get_by_role("button", name="Answer instead").click(timeout=90_000)
-    await card.get_by_label("Its result").fill("I have told him on the phone")
-    await card.get_by_role("button", name="Answer", exact=True).click()
-    await done(page)
-    await expect(page.locator(".card")).to_contain_text("answered by stand-in")
-    await page.locator(".card summary").click()
-    await expect(page.locator(".card")).to_contain_text("I have told him on the phone")
-
-
 async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_rounds(
     open_page: NewPage, suite: Suite
 ) -> None:
@@ -293,28 +280,6 @@ async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_pag
     await expect(listed).to_have_count(0)
 
 
-async def test_more_conversations_are_listed_than_the_newest(open_page: NewPage, suite: Suite) -> None:
-    bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "collector"}
-    said = [{"role": f"HISTORY_ROLE_{who}", "text": "hello"} for who in ("USER", "ASSISTANT")]
-    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
-        for number in range(102):
-            made = {"requestId": f"many-{number}", "title": f"number {number}", "messages": said}
-            answer = await program.post("/rpc/pawl.agent.v1.ConversationService/ImportConversation", json=made)
-            assert answer.status_code == 200, answer.text
-    page = await open_page(user="collector")
-    conversations = page.get_by_role("complementary", name="Conversations")
-    listed = conversations.get_by_role("listitem")
-    await expect(listed).to_have_count(50)
-    await conversations.get_by_role("button", name="More").click()
-    await expect(listed).to_have_count(100)
-    await conversations.get_by_role("button", name="More").click()
-    await expect(listed).to_have_count(102)
-    await expect(conversations.get_by_role("button", name="More")).to_have_count(0)
-    await listed.last.get_by_role("link").click()
-    await expect(page.get_by_role("heading", name="number 0")).to_be_visible()
-    await expect(listed).to_have_count(102)
-
-
 async def test_a_chat_stays_at_its_end_until_one_scrolls_up(open_page: NewPage) -> None:
     page = await open_page(user="reader")
     await say(page, "very slowly count to 500")
@@ -335,23 +300,6 @@ async def test_a_chat_stays_at_its_end_until_one_scrolls_up(open_page: NewPage) 
     assert not await at_end()
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator(".turn[data-state=cancelled]")).to_have_count(1)
-
-
-async def test_an_example_for_the_scripted_model_is_put_where_one_writes(open_page: NewPage) -> None:
-    page = await open_page(user="beginner")
-    await page.get_by_role("button", name="email bob@example.com about lunch").click()
-    await expect(page.get_by_label("Your message")).to_have_value("email bob@example.com about lunch")
-    await expect(page.get_by_label("Your message")).to_be_focused()
-    await page.keyboard.press("Enter")
-    await page.locator(".card.wait").get_by_role("button", name="Approve", exact=True).click(timeout=90_000)
-    await done(page)
-
-
-async def test_refused_arguments_are_shown_as_the_model_wrote_them(open_page: NewPage) -> None:
-    page = await open_page(user="drawer")
-    await say(page, 'call show_chart with {"title": "Sales", "labels": [], "values": []}')
-    await done(page)
-    await expect(page.locator(".card.bad summary")).to_contain_text("Sales")
 
 
 async def test_an_agent_is_chosen_and_kept(open_page: NewPage) -> None:
