@@ -61,25 +61,6 @@ async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
 
 
-async def test_the_keys_are_told_and_work(open_page: NewPage) -> None:
-    page = await open_page("/tools", user="presser")
-    await expect(page.locator("a[data-item]").first).to_be_visible()
-    await page.keyboard.press("?")
-    await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
-    await page.keyboard.press("Escape")
-    await expect(page.get_by_role("dialog", name="Keys")).to_have_count(0)
-    await page.keyboard.press("j")
-    await page.keyboard.press("j")
-    await expect(page.locator("a[data-item]").nth(1)).to_be_focused()
-    await page.keyboard.press("k")
-    name = await page.locator("a[data-item]").first.inner_text()
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
-    await page.keyboard.press("g")
-    await page.keyboard.press("r")
-    await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
-
-
 async def test_an_edit_is_approved_only_while_it_is_seen(open_page: NewPage) -> None:
     page = await open_page(user="exact")
     await say(page, "in the background, every 1 seconds, 3 times: email ann@example.com about planes")

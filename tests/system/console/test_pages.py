@@ -72,21 +72,6 @@ async def test_a_schedule_is_made_paused_run_and_deleted(open_page: NewPage) -> 
     await expect(page.locator(".empty")).to_be_visible()
 
 
-async def test_a_trigger_is_made_paused_and_deleted(open_page: NewPage) -> None:
-    page = await open_page("/triggers", user="planner")
-    webhook = {"authentication": "WEBHOOK_AUTHENTICATION_SIGNATURE"}
-    await write(page, "New trigger", {"name": "orders", "text": "{{event}}", "webhook": webhook})
-    await expect(page.get_by_role("status")).to_contain_text("Its secret")
-    await page.get_by_role("link", name="orders").click()
-    await page.get_by_role("button", name="Pause").click()
-    await page.keyboard.press("Enter")
-    await expect(page.locator(".facts")).to_contain_text("paused")
-    await sure(page, "New secret")
-    await expect(page.get_by_role("status")).to_contain_text("Its secret")
-    await sure(page, "Delete")
-    await expect(page.locator(".empty")).to_be_visible()
-
-
 async def test_a_rule_is_made_and_revoked(open_page: NewPage) -> None:
     page = await open_page("/rules", user="careful")
     rule = {"effect": "RULE_EFFECT_ASK", "scope": "RULE_SCOPE_USER", "toolName": "calculate", "reason": "I want to see"}

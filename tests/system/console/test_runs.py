@@ -201,34 +201,6 @@ async def test_what_undo_would_do_is_told_done_and_reported(open_page: NewPage, 
     assert effects.read_text() == ""
 
 
-async def test_a_run_is_saved_as_json_with_all_its_events(open_page: NewPage) -> None:
-    page = await open_page(user="keeper")
-    await say(page, "what is 7 * 7")
-    run_id = await done(page)
-    await page.goto(at(page, f"/runs/{run_id}"))
-    await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible()
-    async with page.expect_download() as download:
-        await page.get_by_role("button", name="Save as JSON").click()
-    saved = json.loads(Path(await (await download.value).path()).read_text())
-    assert [event["seq"] for event in saved["events"]] == [str(seq) for seq in range(1, saved["seq"] + 1)]
-    assert saved["run"]["runId"] == run_id
-    assert "49" in saved["run"]["outputText"]
-
-
-async def test_a_run_without_tokens_is_given_some_on_its_page(open_page: NewPage, suite: Suite) -> None:
-    page = await open_page(user="spender")
-    bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "spender"}
-    asked = {"requestId": "spent", "text": "what is 8 * 9", "options": {"limits": {"totalTokensMax": "1"}}}
-    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
-        answer = await program.post("/rpc/pawl.agent.v1.AgentService/StartRun", json=asked)
-    assert answer.status_code == 200, answer.text
-    await page.goto(at(page, f"/runs/{answer.json()['run']['runId']}"))
-    form = page.get_by_role("form", name="A run that needs tokens")
-    await form.get_by_label("Tokens").fill("50000", timeout=90_000)
-    await form.get_by_role("button", name="Give it 50000 tokens").click()
-    await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=90_000)
-
-
 async def test_an_operator_says_what_became_of_a_call(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
     page = await open_page("/attention", user="operator")
     effects = tmp_path / "effects"
