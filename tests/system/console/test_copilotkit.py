@@ -7,7 +7,6 @@ import os
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,25 +40,21 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-@asynccontextmanager
-async def serve(folder: Path, suite: Suite, port: int) -> AsyncIterator[str]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
     """Run the example's server, and give its address."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     own = {"PAWL_GATEWAY": address(suite), "PAWL_KEY": LOCAL_KEY, "COPILOTKIT_TELEMETRY_DISABLED": "true"}
     server = await asyncio.create_subprocess_exec(
         npm.NODE, "server.mjs", str(port), cwd=folder, env=os.environ | own, stdout=asyncio.subprocess.DEVNULL
     )
     try:
-        await answers(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}"
+        await answers(url)
+        yield url
     finally:
         server.terminate()
         await server.wait()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
-    async with serve(folder, suite, free_port()) as url:
-        yield url
 
 
 class Chat:
@@ -88,9 +83,6 @@ class Chat:
     async def ends(self, text: str) -> None:
         """Wait until the agent's last message says this."""
         await expect(self.answers.last).to_contain_text(text, timeout=ANSWER_MS)
-
-    def button(self, name: str) -> Locator:
-        return self.page.get_by_role("button", name=name, exact=True)
 
     async def rpc(self, method: str, **asked: Any) -> Any:
         """Ask Pawl itself."""
@@ -163,17 +155,3 @@ async def test_a_tool_of_the_page_runs_in_the_page(chat: Chat) -> None:
     await chat.say('call paint with {"colour": "rgb(1, 2, 3)"}')
     await chat.ends("The page is rgb(1, 2, 3).")
     await expect(chat.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")
-
-
-async def test_a_reload_in_mid_run_keeps_everything_also_with_a_new_server(
-    chat: Chat, folder: Path, suite: Suite
-) -> None:
-    """The thread is in Pawl, and neither the page nor the server beside it keeps anything."""
-    await chat.say("tell me a long story slowly")
-    await expect(chat.answers.last).to_contain_text("turned", timeout=ANSWER_MS)
-    async with serve(folder, suite, free_port()) as chat.url:
-        await chat.page.context.unroute_all()
-        await chat.open()
-        await expect(chat.page.get_by_test_id("copilot-user-message")).to_have_count(1, timeout=ANSWER_MS)
-        run = await chat.becomes("COMPLETED")
-        await expect(chat.answers).to_have_text([run["outputText"]], timeout=ANSWER_MS)

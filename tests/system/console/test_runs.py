@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pawl.event.v1 import event_pb2
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.poll import until
-from tests.system.console.conftest import BEHIND, NewPage, address, at, done, say
+from tests.system.console.conftest import NewPage, address, at, done, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -125,24 +124,6 @@ async def test_a_gap_in_the_events_is_healed(open_page: NewPage, suite: Suite) -
         await page.goto(path if path.startswith("http") else at(page, path))
         await expect(page.locator(".log")).to_contain_text("Earlier events are not kept any more", timeout=90_000)
         await expect(page.locator(".log")).to_contain_text("64")
-
-
-async def test_eight_tabs_are_open_and_each_shows_what_is_new_when_it_is_looked_at(open_page: NewPage) -> None:
-    page = await open_page(user="tabs")
-    await say(page, "what is 4 * 4")
-    await done(page)
-    tabs = [await page.context.new_page() for _ in range(7)]
-    for tab in tabs:
-        await tab.add_init_script(BEHIND)
-    await asyncio.gather(*[tab.goto(page.url) for tab in tabs])
-    await asyncio.gather(*[done(tab) for tab in tabs])
-    await say(page, "what is 5 * 4")
-    await done(page, 2)
-    for tab in tabs:
-        await tab.evaluate("show(true)")
-        await done(tab, 2)
-        await expect(tab.locator(".turn").last).to_contain_text("20")
-        await tab.evaluate("show(false)")
 
 
 async def test_a_chat_in_which_nothing_happens_asks_one_small_thing(open_page: NewPage) -> None:
