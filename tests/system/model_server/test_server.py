@@ -95,12 +95,31 @@ async def test_a_tool_call_streams_in_the_order_reasoning_text_fragments_finish_
     assert json.loads(joined) == {"expression": "17 * 23"}
 
 
+async def test_without_stream_the_answer_is_one_document(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="pawl-scripted", messages=[{"role": "user", "content": "what is 2+2"}], tools=[CALCULATE]
+    )
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None
+    assert calls[0].type == "function"
+    assert calls[0].function.name == "calculate"
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.usage is not None
+
+
 async def test_a_refused_history_comes_back_as_openai_s_error(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="must be a response to a preceding message") as caught:
         await client.chat.completions.create(
             model="m", messages=[{"role": "tool", "tool_call_id": "a", "content": "x"}]
         )
     assert caught.value.type == "invalid_request_error"
+
+
+async def test_a_lenient_server_takes_it() -> None:
+    async with ModelServer(strict=False) as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="x") as client:
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "tool", "tool_call_id": "a", "content": "x"}]
+        )
 
 
 async def test_reasoning_has_the_spelling_that_was_asked_for() -> None:
