@@ -1,16 +1,14 @@
-"""Front ends on two replicas over the real ledger and NATS: offers, results and watching."""
+"""Front ends on two replicas over the real ledger and NATS: each call has one holder, each frame one effect."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.system.agent_loop.conftest import Replica
@@ -45,11 +43,6 @@ async def replaced(client: Client) -> None:
         await client.end()
     assert ended.value.code() is grpc.StatusCode.CANCELLED
     assert "opened another stream" in (ended.value.details() or "")
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_a_call_goes_from_a_client_that_leaves_to_one_on_another_replica(
@@ -111,48 +104,6 @@ async def test_a_result_sent_again_by_a_newer_stream_needs_no_offer_of_its_own(
     result = types_pb2.ToolResult(run_id=run_id, call_id="call_1", content_json=b"1", offer_epoch=offer.offer_epoch)
     assert (await new.ask("result", tool_result=result)).status == ACCEPTED
     assert (await old.ask("result", tool_result=result)).status == types_pb2.RECEIPT_STATUS_DUPLICATE
-
-
-async def test_results_in_parts_without_a_stream_through_any_replica(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str
-) -> None:
-    """FE-3"""
-    for number in range(2):
-        await worker.offer(run_id, f"call_{number}")
-    for number, replica in enumerate(replicas):
-        request = agent_pb2.SubmitToolResultsRequest(
-            run_id=run_id, results=[types_pb2.ToolResult(call_id=f"call_{number}", content_json=b"1")]
-        )
-        response = await replica.stub.SubmitToolResults(request, metadata=me)
-        assert [receipt.status for receipt in response.receipts] == [ACCEPTED]
-        assert len(response.run.pending_calls) == 1 - number
-
-
-async def test_watchers_from_anywhere_on_both_replicas_see_the_same_bytes(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str
-) -> None:
-    """I7"""
-    choose = random.Random(7)
-
-    async def watch(replica: Replica, after_seq: int) -> list[bytes]:
-        stream = replica.stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq), metadata=me)
-        return [event.SerializeToString() async for response in stream for event in response.events]
-
-    watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
-    for _ in range(20):
-        run = (await replicas[0].stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=me)).run
-        after_seq = choose.randint(0, run.last_seq)
-        watching.append((after_seq, asyncio.create_task(watch(choose.choice(replicas), after_seq))))
-        await worker.append(run_id, choose.randint(0, 4))
-    await worker.finish(run_id)
-    whole = await watch(replicas[0], 0)
-    for after_seq, task in watching:
-        assert await task == whole[after_seq:]
-
-    async def nobody_watches() -> bool:
-        return not any(replica.watches.feed_count for replica in replicas)
-
-    await until(nobody_watches)
 
 
 async def test_a_frame_sent_again_through_another_replica_takes_effect_once(
