@@ -1,6 +1,6 @@
 """Commands of `pawl`, each in a process of its own that has the program loaded already.
 
-Most of what a short command takes is the import. Here it is done once, by the
+Most of what a short command takes is the import and the tree of its commands. Here both are made once, by the
 process from which those of all commands are forked.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 _LOADED: Final = multiprocessing.get_context("forkserver")
-_LOADED.set_forkserver_preload(["pawl.cli.__main__"])
+_LOADED.set_forkserver_preload(["tests.commands_loaded"])
 _SECONDS_MAX: Final = 240.0
 _KEYBOARD_BYTES_MAX: Final = 4096
 """What fits into a pipe that nobody reads yet."""

@@ -7,14 +7,14 @@ import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from pawl.chassis.ids import IdSource
 from tests import servers
@@ -29,8 +29,6 @@ settings.load_profile("patient")
 
 _LONG_FIRST = ("system", "chaos", "ledger", "simulation", "leaks", "rpc")
 """Folders of slow tests. They start first, so that quick tests keep all cores busy to the end."""
-_SHARING = ("tests/system/suite/", "tests/system/console/", "tests/system/cli/")
-"""Folders whose tests share one suite of processes."""
 _PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
 """Ids of promises, of which I13 is tenancy, and of the requirement of roles, in the docstring of a test."""
 
@@ -44,22 +42,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("promise")
 
 
+_SHARE_A_SUITE = tuple(f"tests/system/{name}/" for name in ("access", "background", "cli", "console", "suite"))
+"""Folders whose files share a suite of processes. One worker gets each, or every worker would start a suite."""
+
+
+class _FolderScheduling(LoadFileScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in _SHARE_A_SUITE if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Keep the files of one suite in one worker, and distribute all others file by file."""
+    return _FolderScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def _turn(item: pytest.Item) -> int:
     folder = item.path.relative_to(_TESTS).parts[0]
     return _LONG_FIRST.index(folder) if folder in _LONG_FIRST else len(_LONG_FIRST)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFixture:
-    """Give each file to one worker, and each folder that shares a suite."""
-    return ByFixture(config, log)
-
-
-class ByFixture(LoadFileScheduling):
-    """Distributes tests so that each expensive fixture is made once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return next((folder for folder in _SHARING if file.startswith(folder)), file)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
-import trustme
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.batch.v1 import batch_pb2, batch_pb2_grpc
@@ -22,28 +14,13 @@ from pawl.chassis.key_rows import secret_of
 from pawl.chassis.roles import CALLERS, ROLES
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
-from pawl.launcher.options import SuiteOptions
-from pawl.launcher.plan import service_key_file
-from pawl.launcher.suite import Suite
-from tests import certificates
-from tests.files import put
 from tests.poll import until
-from tests.system.access.walk import OPEN, Answer, Metadata, methods, served, walk, wrong
+from tests.system.access.conftest import LISTENERS, ROLES_OF_CALLERS, Walked, bearer, key, write_keys
+from tests.system.access.walk import OPEN, methods, wrong
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LISTENERS = ("agent-loop", "tool-registry", "job-store", "notifier")
-CARRIED = ("agent-loop", "tool-registry", "notifier")
 KNOW_SERVICES = ("tool-registry", "job-store")
-ROLES_OF_CALLERS = {
-    **{role.value: [role.value] for role in sorted(ROLES)},
-    "nobody": [],
-    "leaving": ["member"],
-    "member-and-finance": ["member", "finance"],
-    "viewer-and-worker": ["viewer", "worker"],
-    "delegate-and-member": ["delegate", "member"],
-    "delegate-and-finance": ["delegate", "finance"],
-}
 BAD = {
     "absent": (),
     "empty": (("authorization", ""),),
@@ -63,150 +40,55 @@ UNKNOWN = {
 }
 
 
-def bearer(secret: str) -> Metadata:
-    return (("authorization", f"Bearer {secret}"),)
-
-
-def key(caller: str) -> Metadata:
-    return bearer(f"key-of-{caller}-0123456789")
-
-
-Channels = Mapping[str, grpc.aio.Channel]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Walked:
-    """A running suite: channels to its listeners, for people and for each service, and the methods that they have."""
-
-    people: Channels
-    services: Mapping[str, Channels]
-    methods: Mapping[str, Mapping[str, bool]]
-    secrets: Path
-    keys: Path
-
-    async def answers(self, metadata: Metadata, channels: Channels | None = None) -> dict[tuple[str, str], Answer]:
-        """Call everything everywhere."""
-        return {
-            (listener, name): answer
-            for listener, channel in (channels or self.people).items()
-            for name, answer in (await walk(channel, self.methods[listener], metadata)).items()
-        }
-
-    def of_service(self, service: str) -> Metadata:
-        """Return the credential of one of the services."""
-        return bearer((self.secrets / service_key_file(service)).read_text().strip())
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    # Not pytest's own: that is closed to the account under which PostgreSQL runs when the tests run as root.
-    with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
-        yield Path(folder)
-
-
-def write_keys(path: Path, callers: Iterable[str]) -> None:
-    entries = [
-        {"key": f"key-of-{caller}-0123456789", "user_id": caller, "roles": ROLES_OF_CALLERS[caller]}
-        | ({} if "deployment" in ROLES_OF_CALLERS[caller] else {"store_id": "acme"})
-        for caller in callers
-    ]
-    put(path, json.dumps(entries))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["plain", "tls"])
-async def walked(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Walked]:
-    """A suite whose callers have keys of a file; with certificates, services call at listeners of their own."""
-    files: dict[str, certificates.Files] = {}
-    keys = folder / f"{request.param}.json"
-    write_keys(keys, ROLES_OF_CALLERS)
-    if request.param == "tls":
-        authority = trustme.CA()
-        files = {name: certificates.write(folder, name, authority) for name in LISTENERS}
-    options = SuiteOptions(
-        data=folder / request.param,
-        environment={"PAWL_API_KEYS_FILE": str(keys)},
-        service_environment={name: its.environment for name, its in files.items()},
-    )
-    async with Suite(options) as suite, AsyncExitStack() as stack:
-
-        async def channels(protocol: str, shown: certificates.Files | None) -> Channels:
-            addresses = {name: (suite.process(name).addresses or {}).get(protocol) for name in LISTENERS}
-            trusted = files["agent-loop"].authority if files else None
-            opened = {name: _channel(address, trusted, shown) for name, address in addresses.items() if address}
-            return {name: await stack.enter_async_context(channel) for name, channel in opened.items()}
-
-        people = await channels("grpc", None)
-        yield Walked(
-            people=people,
-            services={name: await channels("internal", files[name]) if files else people for name in LISTENERS},
-            methods={name: await served(channel, key("member")) for name, channel in people.items()},
-            secrets=suite.folder.path / "secrets",
-            keys=keys,
-        )
-
-
-def _channel(address: str, trusted: Path | None, shown: certificates.Files | None) -> grpc.aio.Channel:
-    if trusted is None:
-        return grpc.aio.insecure_channel(address)
-    own = (shown.key.read_bytes(), shown.certificate.read_bytes()) if shown else (None, None)
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(trusted.read_bytes(), *own))
-
-
 async def test_every_method_of_the_contract_is_walked(walked: Walked) -> None:
     everything = {name for names in walked.methods.values() for name in names}
     assert everything == set(methods())
     assert everything - OPEN.keys() == set(CALLERS)
 
 
-@pytest.mark.parametrize("caller", ROLES_OF_CALLERS)
-async def test_a_role_calls_what_the_table_says(walked: Walked, caller: str) -> None:
-    callers = {role for role in ROLES_OF_CALLERS[caller] if role in ROLES} or {"member"}
-    if caller == "delegate-and-finance":
-        callers = set()  # It hands on what opens nothing, and has nothing beside.
-    assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}
+async def test_a_role_calls_what_the_table_says(walked: Walked) -> None:
+    for caller, roles in ROLES_OF_CALLERS.items():
+        callers = {role for role in roles if role in ROLES} or {"member"}
+        if caller == "delegate-and-finance":
+            callers = set()  # It hands on what opens nothing, and has nothing beside.
+        assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}, caller
 
 
-@pytest.mark.parametrize("service", LISTENERS)
-async def test_a_service_calls_what_the_table_says(walked: Walked, service: str) -> None:
-    answers = await walked.answers(walked.of_service(service), walked.services[service])
-    known = {at: answer for at, answer in answers.items() if at[0] in KNOW_SERVICES}
-    assert wrong(known, {f"service:{service}"}, "PERMISSION_DENIED") == {}
-    others = {at: answer for at, answer in answers.items() if at[0] not in KNOW_SERVICES}
-    assert wrong(others, set(), "UNAUTHENTICATED") == {}
+async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certificate(walked: Walked) -> None:
+    for service in LISTENERS:
+        shown = walked.of_service(service)
+        answers = await walked.answers(shown, walked.services[service])
+        known = {at: answer for at, answer in answers.items() if at[0] in KNOW_SERVICES}
+        assert wrong(known, {f"service:{service}"}, "PERMISSION_DENIED") == {}, service
+        others = {at: answer for at, answer in answers.items() if at[0] not in KNOW_SERVICES}
+        assert wrong(others, set(), "UNAUTHENTICATED") == {}, service
+        another = walked.services["notifier" if service != "notifier" else "job-store"]
+        for channels in (walked.people, another):
+            assert wrong(await walked.answers(shown, channels), set(), "UNAUTHENTICATED") == {}, service
 
 
-@pytest.mark.parametrize("service", LISTENERS)
-async def test_the_key_of_a_service_opens_nothing_without_its_certificate(walked: Walked, service: str) -> None:
-    if walked.services[service] is walked.people:
-        return  # There are none.
-    shown = walked.of_service(service)
-    another = walked.services["notifier" if service != "notifier" else "job-store"]
-    for channels in (walked.people, another):
-        assert wrong(await walked.answers(shown, channels), set(), "UNAUTHENTICATED") == {}
+async def test_a_batch_carries_what_the_table_says(walked: Walked) -> None:
+    for listener in KNOW_SERVICES:
+        names = [
+            name for name, many in walked.methods[listener].items() if not many and not CALLERS.get(name, ROLES) & ROLES
+        ]
+        calls = [batch_pb2.Call(id=n, method=name) for n, name in enumerate(names, 1)]
+        for service in ("agent-loop", "tool-registry", "notifier"):
+            stub: Any = batch_pb2_grpc.BatchServiceStub(walked.services[service][listener])
+            stream = stub.Batch(metadata=walked.of_service(service), timeout=60.0)
+            await stream.write(batch_pb2.BatchRequest(calls=calls))
+            reasons: dict[str, str] = {}
+            while len(reasons) < len(names):
+                message = await stream.read()
+                reasons |= {names[reply.id - 1]: reply.failure.reason for reply in message.replies if reply.last}
+            stream.cancel()
+            refused = {name for name, reason in reasons.items() if reason == "PERMISSION_DENIED"}
+            assert refused == {name for name in names if f"service:{service}" not in CALLERS[name]}, service
 
 
-@pytest.mark.parametrize("listener", KNOW_SERVICES)
-@pytest.mark.parametrize("service", CARRIED)
-async def test_a_batch_carries_what_the_table_says(walked: Walked, listener: str, service: str) -> None:
-    stub: Any = batch_pb2_grpc.BatchServiceStub(walked.services[service][listener])
-    names = [
-        name for name, many in walked.methods[listener].items() if not many and not CALLERS.get(name, ROLES) & ROLES
-    ]
-    calls = [batch_pb2.Call(id=n, method=name) for n, name in enumerate(names, 1)]
-    stream = stub.Batch(metadata=walked.of_service(service), timeout=60.0)
-    await stream.write(batch_pb2.BatchRequest(calls=calls))
-    reasons: dict[str, str] = {}
-    while len(reasons) < len(names):
-        message = await stream.read()
-        reasons |= {names[reply.id - 1]: reply.failure.reason for reply in message.replies if reply.last}
-    stream.cancel()
-    refused = {name for name, reason in reasons.items() if reason == "PERMISSION_DENIED"}
-    assert refused == {name for name in names if f"service:{service}" not in CALLERS[name]}
-
-
-@pytest.mark.parametrize("how", BAD)
-async def test_a_credential_that_is_none_opens_nothing(walked: Walked, how: str) -> None:
-    assert wrong(await walked.answers(BAD[how]), set(), "UNAUTHENTICATED") == {}
+async def test_a_credential_that_is_none_opens_nothing(walked: Walked) -> None:
+    for how, shown in BAD.items():
+        assert wrong(await walked.answers(shown), set(), "UNAUTHENTICATED") == {}, how
 
 
 async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked) -> None:
@@ -246,25 +128,22 @@ async def test_keys_that_were_revoked_have_expired_or_are_of_elsewhere_are_unkno
     assert len(told) == 1
 
 
-@pytest.mark.parametrize(
-    ("listener", "method"),
-    [
-        ("agent-loop", "/pawl.agent.v1.AgentService/WatchPending"),
-        ("notifier", "/pawl.notify.v1.NotifyService/Subscribe"),
-    ],
-)
-async def test_what_a_caller_has_open_ends_when_the_key_is_taken_out_of_the_file(
-    walked: Walked, listener: str, method: str
-) -> None:
-    begin: Any = walked.people[listener].unary_stream(method)
-    ann, other = (begin(b"", metadata=key(caller)) for caller in ("leaving", "member"))
+async def test_open_streams_of_a_caller_end_when_the_key_is_taken_out_of_the_file(walked: Walked) -> None:
+    methods = {
+        "agent-loop": "/pawl.agent.v1.AgentService/WatchPending",
+        "notifier": "/pawl.notify.v1.NotifyService/Subscribe",
+    }
+    begin: dict[str, Any] = {name: walked.people[name].unary_stream(method) for name, method in methods.items()}
+    leaving, others = ([begin[name](b"", metadata=key(caller)) for name in methods] for caller in ("leaving", "member"))
     try:
-        write_keys(walked.keys, ROLES_OF_CALLERS.keys() - {"leaving"})
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            while await ann.read():
-                pass
-        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert not other.done()
+        write_keys(walked.folder / "keys.json", ROLES_OF_CALLERS.keys() - {"leaving"})
+        for stream in leaving:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                while await stream.read():
+                    pass
+            assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert not any(stream.done() for stream in others)
     finally:
-        other.cancel()
-        write_keys(walked.keys, ROLES_OF_CALLERS)
+        for stream in others:
+            stream.cancel()
+        write_keys(walked.folder / "keys.json", ROLES_OF_CALLERS)

@@ -21,7 +21,6 @@ import pytest
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
-from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.bus import Bus
@@ -100,10 +99,9 @@ def worker(ledger_channel: grpc.aio.Channel, store_id: str) -> Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One replica: its API, and what it watches."""
+    """One replica: its API."""
 
     stub: AgentServiceAsyncStub
-    watches: Watches
 
 
 @pytest.fixture
@@ -130,9 +128,9 @@ async def _replica(
         ids=ids,
         defaults=RunDefaults(model="the-model"),
     )
-    watches = await stack.enter_async_context(clients.watches)
+    await stack.enter_async_context(clients.watches)
     server = RpcServer(f"unix:{folder}/{number}", authenticator=Anybody(), ids=ids, metrics=metrics, drain_seconds=0.2)
     clients.add_to(server)
     await stack.enter_async_context(server)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
-    return Replica(stub=AgentServiceStub(channel), watches=watches)
+    return Replica(stub=AgentServiceStub(channel))

@@ -1,20 +1,18 @@
-"""Front ends on two replicas over the real ledger and NATS: offers, results and watching."""
+"""Front ends on two replicas over the real ledger and NATS: each call has one holder, each frame one effect."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.system.agent_loop.conftest import Replica
-from tests.system.agent_loop.worker import DIGEST, Worker
+from tests.system.agent_loop.worker import Worker
 
 WRONG_HOLDER = types_pb2.RECEIPT_STATUS_WRONG_HOLDER
 LATE = types_pb2.RECEIPT_STATUS_LATE
@@ -45,11 +43,6 @@ async def replaced(client: Client) -> None:
         await client.end()
     assert ended.value.code() is grpc.StatusCode.CANCELLED
     assert "opened another stream" in (ended.value.details() or "")
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_a_call_goes_from_a_client_that_leaves_to_one_on_another_replica(
@@ -99,32 +92,6 @@ async def test_the_newest_stream_of_a_client_holds_its_calls(
     assert (await new.answer(taken, b'"new"')).status == LATE
 
 
-async def test_a_life_sign_ends_a_stream_whose_client_has_a_newer_one(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str
-) -> None:
-    old = await attached(replicas[0], me, run_id, "cli_a")
-    await worker.offer(run_id, "call_1")
-    await old.offer()
-    new = await attached(replicas[1], me, run_id, "cli_a")
-    offer = await new.offer()
-    await old.heartbeat()
-    await replaced(old)
-    assert (await new.answer(offer)).status == ACCEPTED
-
-
-async def test_an_older_stream_takes_nothing_from_the_newest(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str
-) -> None:
-    old = Client(replicas[0].stub, metadata=me)
-    await old.hello("cli_a", "show")
-    new = await attached(replicas[1], me, run_id, "cli_a")
-    await worker.offer(run_id, "call_1")
-    offer = await new.offer()
-    await old.attach(run_id)
-    await replaced(old)
-    assert (await new.answer(offer)).status == ACCEPTED
-
-
 async def test_a_result_sent_again_by_a_newer_stream_needs_no_offer_of_its_own(
     replicas: list[Replica], worker: Worker, me: Any, run_id: str
 ) -> None:
@@ -137,91 +104,6 @@ async def test_a_result_sent_again_by_a_newer_stream_needs_no_offer_of_its_own(
     result = types_pb2.ToolResult(run_id=run_id, call_id="call_1", content_json=b"1", offer_epoch=offer.offer_epoch)
     assert (await new.ask("result", tool_result=result)).status == ACCEPTED
     assert (await old.ask("result", tool_result=result)).status == types_pb2.RECEIPT_STATUS_DUPLICATE
-
-
-async def test_results_in_parts_without_a_stream_through_any_replica(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str
-) -> None:
-    """FE-3"""
-    for number in range(2):
-        await worker.offer(run_id, f"call_{number}")
-    for number, replica in enumerate(replicas):
-        request = agent_pb2.SubmitToolResultsRequest(
-            run_id=run_id, results=[types_pb2.ToolResult(call_id=f"call_{number}", content_json=b"1")]
-        )
-        response = await replica.stub.SubmitToolResults(request, metadata=me)
-        assert [receipt.status for receipt in response.receipts] == [ACCEPTED]
-        assert len(response.run.pending_calls) == 1 - number
-
-
-async def test_a_decision_through_one_replica_is_final_on_the_other(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str
-) -> None:
-    """HITL-3, I9: two people, two replicas, one decision."""
-    await worker.add_call(run_id, "call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    decision = types_pb2.CallDecision(call_id="call_1", kind=call_pb2.DECISION_KIND_APPROVE, digest=DIGEST)
-    calls = [
-        replica.stub.Decide(agent_pb2.DecideRequest(run_id=run_id, decision=decision), metadata=me)
-        for replica in replicas
-    ]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert sum(isinstance(answer, agent_pb2.DecideResponse) for answer in answers) == 1
-
-
-async def test_a_message_is_answered_with_the_place_of_its_run(replicas: list[Replica], me: Any) -> None:
-    stub = replicas[0].stub
-    first = (await stub.StartRun(agent_pb2.StartRunRequest(text="one"), metadata=me)).run
-    request = agent_pb2.StartRunRequest(text="two", conversation_id=first.conversation_id)
-    second = (await stub.StartRun(request, metadata=me)).run
-    message = agent_pb2.SendMessageRequest(
-        text="three", conversation_id=first.conversation_id, policy=types_pb2.MESSAGE_POLICY_QUEUE
-    )
-    third = (await replicas[1].stub.SendMessage(message, metadata=me)).run
-    assert [run.queue_position for run in (first, second, third)] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_watchers_from_anywhere_on_both_replicas_see_the_same_bytes(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str, seed: int
-) -> None:
-    """I7"""
-    choose = random.Random(seed)
-
-    async def watch(replica: Replica, after_seq: int) -> list[bytes]:
-        stream = replica.stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq), metadata=me)
-        return [event.SerializeToString() async for response in stream for event in response.events]
-
-    watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
-    for _ in range(20):
-        run = (await replicas[0].stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=me)).run
-        after_seq = choose.randint(0, run.last_seq)
-        watching.append((after_seq, asyncio.create_task(watch(choose.choice(replicas), after_seq))))
-        await worker.append(run_id, choose.randint(0, 4))
-    await worker.finish(run_id)
-    whole = await watch(replicas[0], 0)
-    for after_seq, task in watching:
-        assert await task == whole[after_seq:]
-
-    async def nobody_watches() -> bool:
-        return not any(replica.watches.feed_count for replica in replicas)
-
-    await until(nobody_watches)
-
-
-async def test_waiting_for_a_run_ends_with_the_event(
-    replicas: list[Replica], worker: Worker, me: Any, run_id: str
-) -> None:
-    request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=60)
-    waiting = asyncio.ensure_future(replicas[0].stub.GetRun(request, metadata=me))
-
-    async def is_watched() -> bool:
-        return bool(replicas[0].watches.feed_count)
-
-    await until(is_watched)
-    await worker.offer(run_id, "call_1")
-    await worker.commit(run_id, state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_TOOL_RESULT])
-    run = (await waiting).run
-    assert (run.state, [call.call_id for call in run.pending_calls]) == (run_pb2.RUN_STATE_WAITING, ["call_1"])
 
 
 async def test_a_frame_sent_again_through_another_replica_takes_effect_once(

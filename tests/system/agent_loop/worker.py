@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain.run import RunOptions
 from pawl.chassis.rpc_client import translating
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 
 if TYPE_CHECKING:
     from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
-
-DIGEST = "ab" * 32
 
 
 class Worker:
@@ -65,26 +63,10 @@ class Worker:
                 )
             )
 
-    async def append(self, run_id: str, count: int = 1, text: str = "x") -> None:
-        """Append output deltas, one commit each."""
-        for _ in range(count):
-            delta = event_pb2.OutputDelta(round=1, model_attempt=1, text=text)
-            await self.commit(run_id, events=[event_pb2.RunEvent(output_delta=delta)])
-
-    async def add_call(
-        self, run_id: str, call_id: str, state: call_pb2.CallState.ValueType, *, approvals_required: int = 1
-    ) -> None:
-        """Let the model ask for a call."""
-        call = self._call(call_id, state)
-        if state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
-            call.approval.digest = DIGEST
-            call.approval.approvals_required = approvals_required
-        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, call_ids=[call_id])
-        await self.commit(run_id, messages=[message], calls=[call])
-
     async def offer(self, run_id: str, call_id: str) -> None:
         """Let the model ask for a front-end call."""
-        await self.add_call(run_id, call_id, call_pb2.CALL_STATE_OFFERED)
+        message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, call_ids=[call_id])
+        await self.commit(run_id, messages=[message], calls=[self._call(call_id, call_pb2.CALL_STATE_OFFERED)])
 
     async def settle(self, run_id: str, call_id: str, state: call_pb2.CallState.ValueType) -> None:
         """Let a call come to its end."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -70,19 +71,35 @@ def test_some_of_each_are_played_each_time() -> None:
     assert all(sum(story == name for story, *_ in SOME) >= 2 for name in STORIES)
 
 
+def by_death(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
+    """The stories of each death: they are played at the same time, each in a store of its own."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for story, service, how in combinations:
+        found.setdefault((service, how), []).append(story)
+    return found
+
+
+PLAYED: Final = by_death(EVERY if os.environ.get("PAWL_TEST_STORIES") == "all" else SOME)
+
+
 @pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize("death", EVERY if os.environ.get("PAWL_TEST_STORIES") == "all" else SOME, ids="-".join)
+@pytest.mark.parametrize("death", PLAYED, ids="-".join)
 async def test_it_comes_out_right_whatever_dies_in_the_middle(
-    world: World, pawl: AsyncClient, tmp_path: Path, death: tuple[str, str, str]
+    world: World, tmp_path: Path, death: tuple[str, str]
 ) -> None:
-    name, service, how = death
-    story = STORIES[name](world, pawl, tmp_path, tools_die=service == "tool-registry" and how == "kill")
-    await story.begin()
-    await until(story.is_in_the_middle)
-    await WAYS[how](world, service)
-    await story.check()
-    await check_ledger(pawl)
+    service, how = death
+    tools_die = death == ("tool-registry", "kill")
+    async with AsyncExitStack() as stack:
+        stories = [
+            STORIES[name](world, await stack.enter_async_context(world.client()), tmp_path, tools_die=tools_die)
+            for name in PLAYED[death]
+        ]
+        await asyncio.gather(*(story.begin() for story in stories))
+        await asyncio.gather(*(until(story.is_in_the_middle) for story in stories))
+        await WAYS[how](world, service)
+        await asyncio.gather(*(story.check() for story in stories))
+        await asyncio.gather(*(check_ledger(story.pawl) for story in stories))
 
 
 @pytest.mark.long

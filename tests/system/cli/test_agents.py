@@ -1,44 +1,64 @@
-"""`pawl agents` and `pawl apply`: agents from files, runs that keep their version, tasks for other agents."""
+"""Agents, conversations and content: files that are applied, versions that runs keep, what is handed on or attached."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.images import PNG
 from tests.system.cli.conftest import CommandLine
-from tests.system.cli.test_commands import pending_call, started
 
 CLERK = """
 name: clerk
-options: {instructions: You are the clerk.}
+options: {instructions: You are the clerk. For sums ask the agent `counter`.}
 tools: {names: [send_email], patterns: ["get_current_*", "gone_*"]}
 delegates_to: [counter]
+labels: {team: sales}
 card: {title: Clerk}
 ---
 name: counter
 options: {instructions: You work out sums.}
 tools: {names: [calculate]}
 """
+SUMS = """
+name: sums
+options:
+  reasoning_effort: REASONING_EFFORT_HIGH
+  response_format:
+    name: sum
+    schema: {type: object, properties: {answer: {type: string}}, required: [answer]}
+tools: {names: [calculate]}
+"""
 MAIL = "e-mail ann@example.com about lunch: see you at noon"
+DELEGATE = 'call run_agent with {"task": "what is 6 * 7?", "agent": "counter"}'
+HISTORY = [
+    {"role": "user", "content": "How warm is it in Oslo?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "abc", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "abc", "content": '{"degrees": 12}'},
+    {"role": "assistant", "content": "12 degrees, says the thermometer."},
+]
 
 
 @pytest.fixture
 def files(pawl: CommandLine, tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "all.yaml").write_text(CLERK)
-    yield tmp_path
+    """A folder with two agents, which are deleted at the end."""
+    folder = tmp_path / "agents"
+    folder.mkdir()
+    (folder / "all.yaml").write_text(CLERK)
+    yield folder
     for name in ("clerk", "counter"):
         pawl.run("agents", "delete", name, "--yes")
 
 
-def only(pattern: str, text: str) -> str:
-    (found,) = set(re.findall(pattern, text))
-    return str(found)
-
-
-def test_agents_of_a_folder_are_saved_once(pawl: CommandLine, files: Path) -> None:
+def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl: CommandLine, files: Path) -> None:
     dry = pawl.succeed("apply", "-f", str(files), "--dry-run")
     assert "+delegates_to:" in dry
     assert "+# tool: run_agent" in dry, "as when it is saved"
@@ -46,136 +66,145 @@ def test_agents_of_a_folder_are_saved_once(pawl: CommandLine, files: Path) -> No
     saved = pawl.succeed("apply", "-f", str(files))
     assert saved.index("counter: version") < saved.index("clerk: version"), "those first to which others delegate"
     assert "warning: gone_* matches no tool now" in saved
-    assert "+# tool: get_current_time" in saved
     assert pawl.succeed("apply", "-f", str(files)).count("unchanged") == 2
     (files / "all.yaml").write_text(CLERK.replace("the clerk", "a clerk"))
     changed = pawl.succeed("apply", "-f", str(files))
-    assert re.search(r"-  instructions: You are the clerk.\n *\+  instructions: You are a clerk.", changed)
+    assert re.search(r"-  instructions: .*You are the clerk.*\n *\+  instructions: .*You are a clerk", changed)
     shown = pawl.succeed("agents", "show", "clerk")
-    assert "You are a clerk." in shown
     assert "round_limit_policy" not in shown, "what nobody said is not there"
-    code, _, errors = pawl.run("agents", "show", "clerk", "--version", "900")
-    assert code == 2
-    assert "`pawl agents versions clerk` lists those that there are" in errors
+    assert "`pawl agents versions clerk`" in pawl.refuse("agents", "show", "clerk", "--version", "900")
     (files / "again").mkdir()
     (files / "again" / "clerk.yaml").write_text(shown)
-    assert "clerk: unchanged" in pawl.succeed("apply", "-f", str(files / "again")), "what is shown can be applied"
+    assert "clerk: unchanged" in pawl.succeed("apply", "-f", str(files / "again"))
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
+def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, tmp_path: Path) -> None:
+    for content, told in (
         ("name: [", "is no YAML"),
-        ("- clerk", "is no agent"),
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
         ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a circle"),
         ("name: a\n---\nname: a", "two agents 'a'"),
-        ("name: a b", "must have 1 to 64 letters"),
         ("name: a\ntools: {names: [fly]}", "There is no tool 'fly'"),
         ("name: a\ndelegates_to: [nobody]", "there is no agent 'nobody'"),
-    ],
-)
-def test_files_that_cannot_be_meant_are_said_in_a_sentence(
-    pawl: CommandLine, tmp_path: Path, content: str, told: str
-) -> None:
-    (tmp_path / "bad.yaml").write_text(content)
-    code, output, errors = pawl.run("apply", "-f", str(tmp_path))
-    assert (code, output) == (2, "")
-    assert told in errors
+        (SUMS.replace("type: object, prop", "type: array, prop"), '"type": "object"'),
+    ):
+        (tmp_path / "bad.yaml").write_text(content)
+        assert told in pawl.refuse("apply", "-f", str(tmp_path)), content
 
 
-def test_a_run_goes_on_with_its_version_while_its_agent_is_changed_and_deleted(pawl: CommandLine, files: Path) -> None:
+def test_a_run_keeps_its_version_while_its_agent_is_changed_and_deleted(pawl: CommandLine, files: Path) -> None:
     pawl.succeed("apply", "-f", str(files))
-    run_id = started(pawl, MAIL, "--agent", "clerk")
-    call_id = pending_call(pawl, run_id)
+    run_id = pawl.started(MAIL, "--agent", "clerk")
+    call_id = pawl.pending(run_id)
     (files / "all.yaml").write_text("name: clerk\ntools: {names: [get_current_time]}\n")
     assert "-# tool: send_email" in pawl.succeed("apply", "-f", str(files))
-    code, output, _ = pawl.run("run", "--agent", "clerk", MAIL)
-    assert "[send_email]" not in output, "the newest version has not the tool"
+    assert "[send_email]" not in pawl.run("run", "--agent", "clerk", MAIL)[1], "the newest version has not the tool"
     pawl.succeed("agents", "delete", "clerk", "--yes")
-    code, _, errors = pawl.run("run", "--agent", "clerk", MAIL)
-    assert code == 2
-    assert "`pawl agents list`" in errors
+    assert "`pawl agents list`" in pawl.refuse("run", "--agent", "clerk", MAIL)
     pawl.succeed("approve", run_id, call_id, "--yes")
     output = pawl.succeed("watch", run_id, "--json")
-    assert '"name": "clerk"' in output
+    assert set(re.findall(r'"agent": \{"name": "(\w+)"', output)) == {"clerk"}
     assert "RUN_STATE_COMPLETED" in output
 
 
-def test_an_agent_gives_a_task_to_another_one_that_has_tools_of_its_own(pawl: CommandLine, files: Path) -> None:
-    pawl.succeed("apply", "-f", str(files))
-    output = pawl.succeed(
-        "run", "--agent", "clerk", 'call run_agent with {"task": "what is 6 * 7?", "agent": "counter"}'
-    )
-    assert "42" in output
-    child = only(r"run_[0-9a-f]{32}", pawl.succeed("runs", "--agent", "counter"))
-    events = pawl.succeed("watch", child, "--json")
-    assert '"name": "counter"' in events
-    assert "calculate" in events
-    refused = pawl.succeed(
-        "run", "--agent", "clerk", 'call run_agent with {"task": "what is 6 * 7?", "agent": "clerk"}'
-    )
-    assert "You may name: counter" in refused
-
-
-def test_agents_of_the_folder_that_the_suite_was_started_with_are_there(pawl: CommandLine) -> None:
-    pawl.until(lambda agents: "greeter" in agents, "agents", "list")
+def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
     screen = pawl.data.parent / "screen"
     pawl.until(lambda _: "PAWL_AGENTS: greeter: version 1" in screen.read_text(), "agents", "list")
     assert "Greet people." in pawl.succeed("agents", "show", "greeter")
-
-
-def test_the_default_tells_a_model_how_to_work_with_pawl_until_the_store_replaces_it(
-    pawl: CommandLine, tmp_path: Path
-) -> None:
     assert "When to ask" in pawl.succeed("agents", "show", "default")
     (tmp_path / "default.yaml").write_text("name: default\noptions: {instructions: Be brief.}\n")
     try:
         pawl.succeed("apply", "-f", str(tmp_path / "default.yaml"))
-        run_id = pawl.succeed("run", "--detach", "what is 17 * 23").strip()
-        assert '"name": "default"' in pawl.succeed("watch", run_id, "--json")
+        assert '"name": "default"' in pawl.succeed("watch", pawl.done("what is 17 * 23"), "--json")
     finally:
         pawl.succeed("agents", "delete", "default", "--yes")
     assert "When to ask" in pawl.succeed("agents", "show", "default")
 
 
-def test_a_draft_is_tried_shown_and_published(pawl: CommandLine, files: Path) -> None:
-    file = files / "draft.yaml"
-    file.write_text("name: clerk\ntools: {names: [calculate]}\n")
-    saved = pawl.succeed("apply", "-f", str(file), "--draft")
-    assert "draft/clerk: version 1" in saved
-    assert "draft/clerk: unchanged" in pawl.succeed("apply", "-f", str(file), "--draft")
-    listed = pawl.succeed("agents", "list")
-    assert "draft/clerk" in listed
-    assert not re.search(r"^ *clerk", listed, re.MULTILINE)
-    assert "391" in pawl.succeed("run", "--agent", "draft/clerk", "what is 17 * 23")
-    file.write_text(pawl.succeed("agents", "show", "draft/clerk"))
-    assert "\nclerk: version" in "\n" + pawl.succeed("apply", "-f", str(file))
-    pawl.succeed("agents", "delete", "draft/clerk", "--yes")
-    code, _, errors = pawl.run("run", "--agent", "draft/clerk", "what is 17 * 23")
-    assert code == 2
-    assert "`pawl agents list`" in errors
-    assert "calculate" in pawl.succeed("agents", "show", "clerk"), "the agent of the store is another one"
+def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
+    pawl: CommandLine, files: Path, tmp_path: Path
+) -> None:
+    def ids(kind: str, text: str) -> list[str]:
+        return list(dict.fromkeys(re.findall(rf"{kind}_\w+", text)))
 
-
-def test_an_agent_keeps_to_its_rules_and_is_told_apart_in_lists_and_figures(pawl: CommandLine, files: Path) -> None:
-    """HITL-5, TOOL-6."""
     pawl.succeed("apply", "-f", str(files))
-    pawl.succeed("rules", "deny", "send_email", "--agent", "clerk", "--reason", "a test")
-    (rule_id,) = re.findall(r"(rule_\w+).*for runs of the agent clerk", pawl.succeed("rules", "list"))
-    labels = ("--label", "case=rules", "--label", "env=test")
-    run_id = pawl.succeed("run", "--detach", "--agent", "clerk", *labels, MAIL).strip()
-    assert f"a rule of the agent clerk denies this call ({rule_id})" in pawl.succeed("watch", run_id)
-    assert run_id in pawl.succeed("runs", "--agent", "clerk", *labels)
-    assert "no such runs" in pawl.succeed("runs", "--agent", "counter", "--label", "case=rules")
-    assert re.search(r"clerk\tsend_email\t\d+\t", pawl.succeed("tools", "stats", "send_email", "--by-agent"))
-    assert "proposed" in pawl.succeed("audit", "list", "--agent", "clerk", "--run", run_id)
-    waiting = started(pawl, MAIL, "--label", "case=rules")
-    assert pending_call(pawl, waiting)
-    assert waiting in pawl.succeed("runs", "--wait", "approval", "--label", "case=rules")
-    assert run_id not in pawl.succeed("runs", "--wait", "approval", "--label", "case=rules")
-    pawl.succeed("cancel", waiting)
-    pawl.succeed("rules", "revoke", rule_id)
-    code, _, said = pawl.run("rules", "deny", "send_email", "--agent", "nobody")
+    assert "clerk" in pawl.succeed("agents", "list", "--label", "team=sales")
+    history = tmp_path / "history.json"
+    history.write_text(json.dumps(HISTORY))
+    (imported,) = ids("conv", pawl.succeed("conversations", "import", str(history), "--key", "weather"))
+    of_story = ("--label", "story=handing-on")
+    assert "42" in pawl.succeed("run", "--conversation-key", "weather", "--agent", "clerk", *of_story, DELEGATE)
+    parent = ids("run", pawl.succeed("runs", *of_story))[0]
+    (child,) = ids("run", pawl.succeed("runs", "--parent", parent))
+    assert ids("run", pawl.succeed("runs", "--agent", "counter")) == [child]
+    assert "calculate" in pawl.succeed("watch", child, "--json")
+    # Shared, it is read by others, until it is shared no longer.
+    bob = pawl.user("bob")
+    assert bob.run("conversations", "show", imported)[0]
+    pawl.succeed("conversations", "share", "--key", "weather")
+    assert "12 degrees" in bob.succeed("conversations", "show", imported)
+    shared = bob.succeed("conversations", "list", "--shared").split("\t")
+    assert (shared[0], shared[2]) == (imported, pawl.succeed("whoami").split()[0])
+    pawl.succeed("conversations", "share", imported, "--private")
+    assert bob.run("conversations", "show", imported)[0]
+    # In the middle it is forked, and continues in another way.
+    shown = pawl.succeed("conversations", "show", imported, "--numbers")
+    assert ("12 degrees" in shown, "6 * 7" in shown) == (True, True)
+    forked = pawl.succeed("fork", imported, "--at", "3", "what is 400 * 2")
+    assert "800" in forked
+    (fork,) = [found for found in ids("conv", forked) if found != imported]
+    of_fork = pawl.succeed("conversations", "show", fork)
+    assert ("12 degrees" in of_fork, "6 * 7" in of_fork) == (True, False)
+    # What is erased is gone everywhere; what the fork has of its own stays.
+    pawl.until(lambda told: f"{imported} is erased" in told, "conversations", "erase", imported, "--yes")
+    code, _, errors = pawl.run("conversations", "show", imported)
     assert code
-    assert "pawl agents list" in said
+    assert "erased" in errors
+    of_fork = pawl.succeed("conversations", "show", fork)
+    assert ("12 degrees" in of_fork, "800" in of_fork) == (False, True)
+    assert parent not in pawl.succeed("runs", *of_story)
+
+
+def test_answers_have_the_form_and_effort_that_a_file_or_an_agent_gives(pawl: CommandLine, tmp_path: Path) -> None:
+    form = tmp_path / "form.json"
+    form.write_text('{"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}')
+    shown = pawl.succeed("run", "what is 17 * 23", "--schema", str(form), "--effort", "low")
+    assert '{"answer": "' in shown
+    assert "391" in shown
+    for schema, told in (("[]", "must be a JSON object"), ("{", "not strict JSON")):
+        form.write_text(schema)
+        assert told in pawl.refuse("run", "hello", "--schema", str(form))
+    (tmp_path / "sums.yaml").write_text(SUMS)
+    pawl.succeed("apply", "-f", str(tmp_path / "sums.yaml"))
+    shown = pawl.succeed("agents", "show", "sums")
+    assert "REASONING_EFFORT_HIGH" in shown
+    (tmp_path / "sums.yaml").write_text(shown)
+    assert "sums: unchanged" in pawl.succeed("apply", "-f", str(tmp_path / "sums.yaml"))
+    assert '{"answer": "' in pawl.succeed("run", "what is 2 + 2", "--agent", "sums")
+    pawl.succeed("agents", "delete", "sums", "--yes")
+
+
+def test_documents_and_files_are_added_found_by_the_model_attached_and_removed(
+    pawl: CommandLine, tmp_path: Path
+) -> None:
+    """TOOL-7. An image goes with a message only where models take it."""
+    file = tmp_path / "menu.txt"
+    file.write_text("Grüße: marzipan at noon", encoding="utf-8")
+    assert pawl.succeed("documents", "add", str(file)) == "Added menu.txt.\n"
+    assert pawl.succeed("documents", "add", str(file), "--shared", "--name", "House menu") == "Added House menu.\n"
+    file.write_text("marzipan at one", encoding="utf-8")
+    assert pawl.succeed("documents", "add", str(file)) == "Replaced menu.txt.\n"
+    rows = [line.split("\t") for line in pawl.succeed("documents", "list").splitlines()]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [("store", "25", "House menu"), ("you", "15", "menu.txt")]
+    assert "marzipan" in pawl.succeed("run", 'call search_documents with {"query": "marzipan"}')
+    assert "[menu.txt, 15 bytes]" in pawl.succeed("run", "who are you?", "--file", "menu.txt")
+    (tmp_path / "dot.png").write_bytes(PNG)
+    assert "PAWL_MODEL_INPUT" in pawl.refuse("run", "look", "--image", str(tmp_path / "dot.png"))
+    pawl.succeed("documents", "remove", "menu.txt")
+    assert "`pawl documents list`" in pawl.refuse("documents", "remove", "menu.txt")
+    file.write_bytes(b"\xff\xfe")
+    assert "is not a text in UTF-8" in pawl.refuse("documents", "add", str(file))
+    pawl.succeed("run", 'call write_file with {"path": "notes/plan.md", "content": "marzipan"}')
+    (written,) = (pawl.data / "files").glob("*/notes/plan.md")
+    assert written.read_text() == "marzipan"
+    assert "marzipan" in pawl.succeed("run", 'call read_file with {"path": "notes/plan.md"}')

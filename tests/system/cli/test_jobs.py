@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import pytest
+
 from tests.system.cli.conftest import CommandLine
 
 
@@ -108,3 +110,24 @@ def test_a_run_that_is_cancelled_names_the_jobs_that_go_on_or_stops_them_with_it
     assert re.search(rf"{goes_on[1]} \(calculate\) is cancel", pawl.succeed("cancel", run_id, "--jobs"))
     assert pawl.run("jobs", "watch", goes_on[1])[0] == 1
     assert "goes on" not in pawl.succeed("cancel", run_id)
+
+
+def test_every_weekday_at_seven_in_oslo_stays_at_seven(pawl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ASYNC-8: times to come over the start of summer time, and due times of the past over its end."""
+    monkeypatch.setenv("TZ", "UTC")
+    when = ("--cron", "0 7 * * 1-5", "--zone", "Europe/Oslo")
+    pawl.succeed("schedules", "create", "news", *when, "--start", "2027-03-25T00:00", "--text", "what is 6 * 7?")
+    shown = pawl.succeed("schedules", "show", "news").partition("next:")[2]
+    times = [line.strip() for line in shown.splitlines() if line.strip().startswith("2027-")]
+    # From Thursday in winter time to Tuesday in summer time.
+    assert [time[5:13] for time in times[:4]] == ["03-25 06", "03-26 06", "03-29 05", "03-30 05"]
+    pawl.succeed("schedules", "update", "news", "--start", "", "--overlap", "allow")
+    fired = pawl.succeed("schedules", "backfill", "news", "--from", "2026-10-22T12:00", "--to", "2026-10-27T12:00")
+    lines = [line for line in fired.splitlines() if "started" in line]
+    # From Friday in summer time to Tuesday in winter time.
+    due = [time for line in lines for time in re.findall(r"2026-(10-\d\d \d\d):00:00", line)]
+    assert due == ["10-23 05", "10-26 06", "10-27 06"]
+    runs = {word for line in lines for word in line.split() if word.startswith("run_")}
+    assert len(runs) == 3
+    assert all("42" in pawl.succeed("watch", run_id) for run_id in runs)
+    pawl.succeed("schedules", "delete", "news", "--yes")

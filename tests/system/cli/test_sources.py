@@ -5,48 +5,26 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.fakes.mcp_program import flags
 from tests.system.cli.conftest import CommandLine
 from tests.system.cli.shop import Shop
-from tests.system.cli.test_commands import pending_call, started
 
 
-# The first test waits for the suite to start.
 def describe(folder: Path, description: str) -> None:
     tool = {"name": "echo", "description": description, "inputSchema": {"type": "object"}}
     (folder / "tools.json").write_text(json.dumps([tool]))
 
 
-def test_an_answer_that_does_not_fit_the_question_of_a_server_is_refused(pawl: CommandLine, tmp_path: Path) -> None:
-    tool = {"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}
-    (tmp_path / "tools.json").write_text(json.dumps([tool]))
-    pawl.succeed("sources", "add-mcp", "asker", "--policy", "*=safe,read_only", *flags(tmp_path))
-    schema = {"type": "object", "properties": {"count": {"type": "integer"}}}
-    message = f"call asker__ask with {json.dumps({'asks': {'message': 'How many?', 'requestedSchema': schema}})}"
-    run_id = started(pawl, message)
-    call_id = pending_call(pawl, run_id)
-    code, _, errors = pawl.run("approve", run_id, call_id, "--answer", "many")
-    assert code == 2
-    assert errors == "The answer does not fit: it must be a number.\n"
-    assert pending_call(pawl, run_id) == call_id
-    pawl.succeed("approve", run_id, call_id, "--answer", "3")
-    assert "completed" in pawl.succeed("watch", run_id).splitlines()[-1]
-
-    output = pawl.succeed("chat", keyboard=f"{message}\nmany\n4\n")
-    assert "The answer does not fit: it must be a number." in output
-    assert "completed" in output
-    pawl.succeed("sources", "remove", "asker")
-
-
-def test_a_source_is_added_used_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
+def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     describe(tmp_path, "Says it again.")
-    added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=safe,read_only", *flags(tmp_path))
-    assert added.split("\t")[:4] == ["parrot.echo", "1", "safe", "read_only"]
+    added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=sensitive,read_only", *flags(tmp_path))
+    assert added.split("\t")[:4] == ["parrot.echo", "1", "sensitive", "read_only"]
     assert "parrot\tready\t1" in pawl.succeed("sources", "list")
-    # The model knows the tool by a name without a dot.
-    output = pawl.succeed("run", 'call parrot__echo with {"word": "polly"}')
+    # The model knows the tool by a name without a dot, and a rule has that of the register.
+    run_id = pawl.started('call parrot__echo with {"word": "polly"}')
+    pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes", "--remember", "run")
+    assert f"parrot.echo\tin {run_id}" in pawl.succeed("rules", "list")
+    output = pawl.succeed("watch", run_id)
     assert "parrot.echo" in output
     assert "polly" in output
 
@@ -87,26 +65,6 @@ def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine,
     assert "shop.getItem" not in pawl.succeed("tools")
 
 
-def test_a_document_can_be_a_file(pawl: CommandLine, shop: Shop, tmp_path: Path) -> None:
-    file = tmp_path / "openapi.json"
-    file.write_text(json.dumps(shop.document))
-    options = (
-        "--base-url",
-        shop.url,
-        "--operation",
-        "getItem",
-        "--policy",
-        "*=safe,read_only,without_background,timeout_seconds=20",
-        "--header",
-        "X-From=me",
-    )
-    pawl.succeed("sources", "add-http", "files", "--openapi", str(file), *options)
-    pawl.succeed("run", 'call files__getItem with {"item": "a/b"}')
-    line, headers, _ = shop.asked[-1]
-    assert (line, headers["X-From"]) == ("GET /items/a%2Fb", "me")
-    pawl.succeed("sources", "remove", "files")
-
-
 def test_one_endpoint_is_a_tool_that_waits_for_its_approval(pawl: CommandLine, shop: Shop) -> None:
     schema = {
         "type": "object",
@@ -118,10 +76,10 @@ def test_one_endpoint_is_a_tool_that_waits_for_its_approval(pawl: CommandLine, s
     added = pawl.succeed("sources", "add-http", "orders", *endpoint, *more)
     assert added.split("\t")[:4] == ["orders.call", "1", "sensitive", "at_most_once"]
     before = len(shop.asked)
-    run_id = started(pawl, 'call orders__call with {"id": "7", "count": 2}')
+    run_id = pawl.started('call orders__call with {"id": "7", "count": 2}')
     assert f"POST {shop.url}/orders/7" in pawl.succeed("inbox", "--list")
     assert len(shop.asked) == before
-    pawl.succeed("approve", run_id, pending_call(pawl, run_id), "--yes")
+    pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes")
     assert "42" in pawl.succeed("watch", run_id)
     ((line, headers, body),) = shop.asked[before:]
     assert (line, json.loads(body)) == ("POST /orders/7", {"count": 2})
@@ -129,37 +87,18 @@ def test_one_endpoint_is_a_tool_that_waits_for_its_approval(pawl: CommandLine, s
     pawl.succeed("sources", "remove", "orders")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("add-http", "x"), "either --openapi or --endpoint"),
-        (("add-http", "x", "--openapi", "a", "--method", "GET"), "go with --endpoint"),
-        (("add-http", "x", "--endpoint", "https://a.example/", "--operation", "b"), "go with --openapi"),
-        (("add-http", "x", "--endpoint", "https://a.example/", "--method", "FETCH"), "GET, POST"),
-        (("add-http", "x", "--endpoint", "https://a.example/", "--arguments", "@/no/such/file"), "cannot be read"),
-        (("add-http", "x", "--endpoint", "http://127.0.0.1:9/", "--method", "GET", "--description", "d"), "be reached"),
-        (("add-http", "x", "--openapi", "http://127.0.0.1:9/openapi.json"), "may not be reached"),
-        (("add-http", "x", "--openapi", "http://169.254.169.254/"), "not an address that may be reached"),
-        (("add-http", "x", "--openapi", "SHOP/elsewhere.json"), "may not be reached"),
-        (("add-mcp", "x", "--url", "http://127.0.0.1:9/mcp"), "it may not be reached: port 9 of 127.0.0.1"),
-        (("add-mcp", "x"), "Give either a program"),
-        (("add-mcp", "x", "--url", "http://127.0.0.1:9/", "--env", "A=b"), "are for programs"),
-        (("add-mcp", "x", "--header", "A=b", "--", "true"), "go with --url"),
-        (("add-mcp", "x", "--policy", "a=nice", "--", "true"), "'nice' is none of"),
-        (("add-mcp", "x", "--policy", "a=reports=digest=0.1", "--", "true"), "digest, and only that, goes with 0.5"),
-        (("add-mcp", "x", "--policy", "a=without_background,reports=end", "--", "true"), "run in the background"),
-        (("add-http", "x", "--openapi", "SHOP/openapi.json", "--policy", "*=timeout_seconds=nan"), "timeout_seconds"),
-        (("add-http", "x", "--openapi", "SHOP/openapi.json", "--policy", "*=async_timeout_seconds=1e6"), "86400"),
-        (("add-mcp", "x", "--env", "A", "--", "true"), "NAME=value"),
-        (("add-mcp", "x", "--", "/no/such/program"), "No such file"),
-        (("add-http", "x", "--openapi", "/no/such/file"), "cannot be read"),
-        (("check", "absent"), "pawl sources list"),
-        (("remove", "absent"), "pawl sources list"),
-    ],
-)
-def test_what_cannot_be_done_is_said_in_a_sentence(
-    pawl: CommandLine, shop: Shop, arguments: tuple[str, ...], told: str
-) -> None:
-    code, _, errors = pawl.run("sources", *(argument.replace("SHOP", shop.url) for argument in arguments))
-    assert code == 2
-    assert told in errors
+def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine, shop: Shop) -> None:
+    for arguments, told in (
+        ("add-http x --openapi a --method GET", "go with --endpoint"),
+        ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
+        ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
+        ("add-http x --openapi http://169.254.169.254/", "not an address that may be reached"),
+        ("add-http x --openapi SHOP/elsewhere.json", "may not be reached"),
+        ("add-http x --openapi SHOP/openapi.json --policy *=async_timeout_seconds=1e6", "86400"),
+        ("add-mcp x --url http://127.0.0.1:9/mcp", "it may not be reached: port 9 of 127.0.0.1"),
+        ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "are for programs"),
+        ("add-mcp x --header A=b -- true", "go with --url"),
+        ("add-mcp x -- /no/such/program", "No such file"),
+        ("check absent", "pawl sources list"),
+    ):
+        assert told in pawl.refuse("sources", *arguments.replace("SHOP", shop.url).split()), arguments

@@ -16,6 +16,7 @@ from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.console import browser as browsers
+from tests.system.console.keyed import World, running
 
 REPORT_VIOLATIONS: Final = """
 addEventListener("securitypolicyviolation", (event) =>
@@ -110,6 +111,12 @@ async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
     for context in contexts:
         await context.close()
     assert faults == []
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def world(browser: Browser) -> AsyncIterator[World]:
+    async with running(browser) as world:
+        yield world
 
 
 async def say(page: Page, text: str) -> None:

@@ -20,7 +20,7 @@ from pawl.tool.v1 import source_pb2, source_pb2_grpc
 from tests.fakes.mcp_program import stdio_config
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.poll import until
-from tests.system.console.conftest import BEHIND, NewPage, address, at, done, say
+from tests.system.console.conftest import BEHIND, NewPage, address, done, say
 from tests.system.scripting import Model, scripted
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -43,25 +43,6 @@ async def model(suite: Suite) -> AsyncIterator[Model]:
     """The model server; afterwards it follows its rules again."""
     async with scripted(suite) as model:
         yield model
-
-
-async def test_an_approval_in_the_chat_by_keyboard_alone(open_page: NewPage) -> None:
-    page = await open_page(user="typist")
-    await expect(page.get_by_label("Your message")).to_be_focused()
-    await page.keyboard.type("email bob@example.com about golf")
-    await page.keyboard.press("Enter")
-    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
-    await page.keyboard.press("Escape")
-    await page.keyboard.press("j")
-    await expect(page.locator(".card.wait")).to_be_focused()
-    await page.keyboard.press("e")
-    await expect(page.get_by_label("subject *")).to_be_visible()
-    await page.keyboard.press("e")
-    await page.keyboard.press("a")
-    await done(page)
-    await expect(page.locator(".card.good")).to_contain_text("approved by typist")
-    await page.keyboard.press("/")
-    await expect(page.get_by_label("Your message")).to_be_focused()
 
 
 async def test_an_edit_that_is_refused_is_said_beside_its_field_and_can_be_mended(open_page: NewPage) -> None:
@@ -106,19 +87,6 @@ async def test_who_decides_second_reads_a_sentence_that_stays(open_page: NewPage
     await expect(second.get_by_role("alert")).to_be_visible()
 
 
-async def test_an_approval_is_answered_in_place_of_the_tool(open_page: NewPage) -> None:
-    page = await open_page(user="stand-in")
-    await say(page, "email carl@example.com about cards")
-    card = page.locator(".card.wait")
-    await card.get_by_role("button", name="Answer instead").click(timeout=90_000)
-    await card.get_by_label("Its result").fill("I have told him on the phone")
-    await card.get_by_role("button", name="Answer", exact=True).click()
-    await done(page)
-    await expect(page.locator(".card")).to_contain_text("answered by stand-in")
-    await page.locator(".card summary").click()
-    await expect(page.locator(".card")).to_contain_text("I have told him on the phone")
-
-
 async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_rounds(
     open_page: NewPage, suite: Suite
 ) -> None:
@@ -146,20 +114,6 @@ async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_ro
         await expect(page.get_by_text("edited and approved by payer")).to_be_visible()
         (call,) = (await agent.post("ListCalls", json={"runId": run["runId"]})).json()["calls"]
     assert json.loads(base64.b64decode(call["argumentsJson"])) == {"account": 9007199254740993, "note": "dinner"}
-
-
-async def test_a_question_is_answered_by_an_option_and_in_words(open_page: NewPage) -> None:
-    page = await open_page(user="asked")
-    await say(page, "ask me whether it rains")
-    await page.locator(".card.wait").get_by_role("button", name="Yes").click(timeout=90_000)
-    await done(page)
-    await expect(page.locator(".card.good")).to_contain_text("answered by asked")
-    await say(page, "book a table")
-    card = page.locator(".card.wait")
-    await card.get_by_label("Your answer").fill("on Sunday at noon")
-    await page.keyboard.press("Enter")
-    await done(page, 2)
-    await expect(page.locator(".turn").last).to_contain_text("on Sunday at noon")
 
 
 async def test_a_question_of_a_server_is_answered_in_a_form(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
@@ -291,89 +245,6 @@ async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_pag
     await expect(listed).to_contain_text("Doubles of mine")
     await page.get_by_role("button", name="Take out of the archive").click()
     await expect(listed).to_have_count(0)
-
-
-async def test_more_conversations_are_listed_than_the_newest(open_page: NewPage, suite: Suite) -> None:
-    bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "collector"}
-    said = [{"role": f"HISTORY_ROLE_{who}", "text": "hello"} for who in ("USER", "ASSISTANT")]
-    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
-        for number in range(102):
-            made = {"requestId": f"many-{number}", "title": f"number {number}", "messages": said}
-            answer = await program.post("/rpc/pawl.agent.v1.ConversationService/ImportConversation", json=made)
-            assert answer.status_code == 200, answer.text
-    page = await open_page(user="collector")
-    conversations = page.get_by_role("complementary", name="Conversations")
-    listed = conversations.get_by_role("listitem")
-    await expect(listed).to_have_count(50)
-    await conversations.get_by_role("button", name="More").click()
-    await expect(listed).to_have_count(100)
-    await conversations.get_by_role("button", name="More").click()
-    await expect(listed).to_have_count(102)
-    await expect(conversations.get_by_role("button", name="More")).to_have_count(0)
-    await listed.last.get_by_role("link").click()
-    await expect(page.get_by_role("heading", name="number 0")).to_be_visible()
-    await expect(listed).to_have_count(102)
-
-
-async def test_a_chat_stays_at_its_end_until_one_scrolls_up(open_page: NewPage) -> None:
-    page = await open_page(user="reader")
-    await say(page, "very slowly count to 500")
-    talk = page.get_by_role("region", name="Conversation", exact=True)
-    await expect(page.locator(".turn .log > .markdown")).to_contain_text("3", timeout=90_000)
-    # A scroll event comes later than what caused it: by then more stands below.
-    await talk.evaluate(
-        "talk => { talk.querySelector('.turn').style.minHeight = '3000px'; talk.dispatchEvent(new Event('scroll')); }"
-    )
-
-    async def at_end() -> bool:
-        return bool(await talk.evaluate("talk => talk.scrollHeight - talk.scrollTop - talk.clientHeight < 120"))
-
-    await until(at_end)
-    await talk.evaluate("talk => talk.scrollTo(0, 0)")
-    text = await page.locator(".turn .log").inner_text()
-    await expect(page.locator(".turn .log")).not_to_have_text(text, use_inner_text=True)
-    assert not await at_end()
-    await page.get_by_role("button", name="Stop").click()
-    await expect(page.locator(".turn[data-state=cancelled]")).to_have_count(1)
-
-
-async def test_an_example_for_the_scripted_model_is_put_where_one_writes(open_page: NewPage) -> None:
-    page = await open_page(user="beginner")
-    await page.get_by_role("button", name="email bob@example.com about lunch").click()
-    await expect(page.get_by_label("Your message")).to_have_value("email bob@example.com about lunch")
-    await expect(page.get_by_label("Your message")).to_be_focused()
-    await page.keyboard.press("Enter")
-    await page.locator(".card.wait").get_by_role("button", name="Approve", exact=True).click(timeout=90_000)
-    await done(page)
-
-
-async def test_refused_arguments_are_shown_as_the_model_wrote_them(open_page: NewPage) -> None:
-    page = await open_page(user="drawer")
-    await say(page, 'call show_chart with {"title": "Sales", "labels": [], "values": []}')
-    await done(page)
-    await expect(page.locator(".card.bad summary")).to_contain_text("Sales")
-
-
-async def test_an_agent_is_chosen_and_kept(open_page: NewPage) -> None:
-    page = await open_page("/agents", user="chooser")
-    await page.get_by_role("button", name="New agent").click()
-    await page.get_by_label("New agent (JSON)").fill('{"name": "poet", "options": {"instructions": "Rhyme."}}')
-    await page.get_by_role("button", name="Save").click()
-    await expect(page.get_by_text("Version 1 is saved.")).to_be_visible()
-    await page.goto(at(page, "/"))
-    await expect(page.get_by_text("Agent default, model")).to_be_visible()
-    await page.get_by_label("Agent").select_option("poet")
-    await expect(page.get_by_text("Agent poet.")).to_be_visible()
-    await say(page, "what is 3 * 3")
-    await done(page)
-    await expect(page.get_by_label("Agent")).to_have_value("poet")
-    await say(page, "what is 3 * 4")
-    await done(page, 2)
-    await page.goto(at(page, "/runs?agent=poet"))
-    await expect(page.get_by_role("region", name="Runs").get_by_role("row")).to_have_count(3)
-    await page.get_by_label("State").select_option("failed")
-    await expect(page.locator(".empty")).to_be_visible()
-    assert page.url.endswith("/runs?agent=poet&state=failed")
 
 
 async def test_the_first_view_needs_one_round_trip_behind_its_shell(open_page: NewPage) -> None:

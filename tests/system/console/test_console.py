@@ -77,7 +77,6 @@ async def test_text_is_the_same_after_the_gateway_and_an_agent_loop_die(open_pag
     await say(page, "tell me a long story slowly")
     log = page.locator(".turn .markdown").last
     await expect(log).to_contain_text(" ", timeout=90_000)
-    await asyncio.sleep(1.0)
     suite.kill("gateway")
     for replica in (0, 1):
         suite.kill("agent-loop", replica)
@@ -115,39 +114,6 @@ async def test_text_is_the_same_after_the_gateway_and_an_agent_loop_die(open_pag
         assert whole
         told = await turn.locator(".log > .markdown").all_inner_texts()
         assert " ".join(told).split() == " ".join(whole).split()
-
-
-async def test_background_work_is_seen_and_stopped(open_page: NewPage) -> None:
-    page = await open_page(user="background")
-    await say(page, "in the background: what is 6 * 7")
-    # The conversation itself speaks up with the result soon after, in a turn of its own.
-    await expect(page.locator(".turn").first).to_contain_text("I have begun in the background", timeout=90_000)
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(2, timeout=90_000)
-    await page.get_by_role("link", name="Background", exact=True).click()
-    await page.get_by_label("also what has ended").check()
-    await expect(page.get_by_role("region", name="Background")).to_contain_text("42")
-
-
-async def test_a_hostile_model_does_nothing(open_page: NewPage, suite: Suite) -> None:
-    said = (
-        "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\n\n"
-        "[click](javascript:document.title='owned') ![x](https://evil.example/x.png) \u202egnp.exe\n\n"
-        "<div class='card wait'><button>Approve</button></div>"
-    )
-    bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "victim"}
-    history = [{"role": "HISTORY_ROLE_USER", "text": said}, {"role": "HISTORY_ROLE_ASSISTANT", "text": said}]
-    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
-        made = await program.post(
-            "/rpc/pawl.agent.v1.ConversationService/ImportConversation",
-            json={"requestId": "hostile", "title": said.partition("\n")[0], "messages": history},
-        )
-        assert made.status_code == 200, made.text
-    page = await open_page(f"/c/{made.json()['conversation']['conversationId']}", user="victim")
-    await expect(page.locator(".turn .markdown")).to_contain_text("click")
-    assert "owned" not in await page.title()
-    assert await page.locator(".turn script, .turn img, .turn a[href^=javascript]").count() == 0
-    assert await page.locator(".turn button", has_text="Approve").count() == 0
-    assert "\u202e" not in await page.locator("body").inner_text()
 
 
 async def test_a_login(open_page: NewPage, suite: Suite) -> None:
@@ -191,9 +157,8 @@ async def test_a_link_logs_in_once(open_page: NewPage, suite: Suite) -> None:
         await expect(page.get_by_role("alert")).to_contain_text("pawl console")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_every_page_is_for_everybody(open_page: NewPage, scheme: str, tmp_path: Path) -> None:
-    page = await open_page(user="axe", color_scheme=scheme)
+async def test_every_page_is_for_everybody_in_light_and_dark(open_page: NewPage) -> None:
+    page = await open_page(user="axe")
     await say(page, "email dora@example.com about tea")
     await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
     conversation, run_id = page.url, await page.locator(".turn").get_attribute("data-run")
@@ -216,29 +181,17 @@ async def test_every_page_is_for_everybody(open_page: NewPage, scheme: str, tmp_
         await expect(page.locator("main")).not_to_be_empty()
         await page.wait_for_timeout(300)
         await barrier_free(page, path)
-        await page.screenshot(path=tmp_path / f"{scheme}{path.replace('/', '-')}.png")
 
-    login = await open_page(user="", color_scheme=scheme)
+    login = await open_page(user="")
     await expect(login.get_by_label("Your key")).to_be_visible()
     await barrier_free(login, "the login")
 
 
 async def barrier_free(page: Page, what: str) -> None:
-    found = await Axe().run(page)
-    assert found.violations_count == 0, f"{what}: {found.generate_report()}"
-
-
-async def test_the_theme_is_chosen_and_kept(open_page: NewPage) -> None:
-    page = await open_page(user="painter", color_scheme="light")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = await page.evaluate(ground)
-    await page.get_by_role("button", name="Dark or light").click()
-    dark = await page.evaluate(ground)
-    assert dark != light
-    await page.reload()
-    assert await page.evaluate(ground) == dark
-    await page.get_by_role("button", name="Dark or light").click()
-    assert await page.evaluate(ground) == light
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        found = await Axe().run(page)
+        assert found.violations_count == 0, f"{what}, {scheme}: {found.generate_report()}"
 
 
 async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:

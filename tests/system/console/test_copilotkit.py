@@ -7,7 +7,6 @@ import os
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,25 +40,21 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-@asynccontextmanager
-async def serve(folder: Path, suite: Suite, port: int) -> AsyncIterator[str]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
     """Run the example's server, and give its address."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     own = {"PAWL_GATEWAY": address(suite), "PAWL_KEY": LOCAL_KEY, "COPILOTKIT_TELEMETRY_DISABLED": "true"}
     server = await asyncio.create_subprocess_exec(
         npm.NODE, "server.mjs", str(port), cwd=folder, env=os.environ | own, stdout=asyncio.subprocess.DEVNULL
     )
     try:
-        await answers(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}"
+        await answers(url)
+        yield url
     finally:
         server.terminate()
         await server.wait()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
-    async with serve(folder, suite, free_port()) as url:
-        yield url
 
 
 class Chat:
@@ -88,9 +83,6 @@ class Chat:
     async def ends(self, text: str) -> None:
         """Wait until the agent's last message says this."""
         await expect(self.answers.last).to_contain_text(text, timeout=ANSWER_MS)
-
-    def button(self, name: str) -> Locator:
-        return self.page.get_by_role("button", name=name, exact=True)
 
     async def rpc(self, method: str, **asked: Any) -> Any:
         """Ask Pawl itself."""
@@ -159,69 +151,7 @@ async def test_calls_are_approved_and_rejected_in_the_chat_also_after_a_reload(c
     }
 
 
-async def test_a_question_is_answered_in_the_chat(chat: Chat) -> None:
-    await chat.say("ask me whether to go on")
-    await chat.page.get_by_role("group", name="Question").get_by_role("textbox").fill("with pleasure")
-    await chat.button("Answer").click()
-    await chat.ends('You answered "with pleasure"')
-
-
 async def test_a_tool_of_the_page_runs_in_the_page(chat: Chat) -> None:
     await chat.say('call paint with {"colour": "rgb(1, 2, 3)"}')
     await chat.ends("The page is rgb(1, 2, 3).")
     await expect(chat.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")
-
-
-async def test_what_a_tool_of_the_page_asks_the_user_is_asked_again_after_a_reload(chat: Chat) -> None:
-    await chat.say('call choose with {"options": ["tea", "milk"]}')
-    await expect(chat.button("tea")).to_be_visible(timeout=ANSWER_MS)
-    await chat.page.reload()
-    await chat.button("milk").click(timeout=ANSWER_MS)
-    await chat.ends("choose says: milk")
-
-
-async def test_a_tool_of_the_page_that_a_reload_cut_short_is_not_run_again(chat: Chat) -> None:
-    """As docs/frontends.md says: until its run is stopped, the thread takes no message."""
-
-    async def lose(route: Route) -> None:
-        if '"role":"tool"' in (route.request.post_data or ""):
-            await route.abort()
-        else:
-            await route.continue_()
-
-    await chat.page.route("**/run", lose)
-    async with chat.page.expect_event("requestfailed"):
-        await chat.say('call paint with {"colour": "rgb(1, 2, 3)"}')
-    await chat.page.reload()
-    await expect(chat.answers).to_have_count(1, timeout=ANSWER_MS)
-    async with chat.page.expect_response("**/run") as refused:
-        await chat.say("what is 17 * 23")
-    assert "waits for answers" in await (await refused.value).text()
-    await expect(chat.page.locator("main")).to_have_css("background-color", "rgb(255, 255, 255)")
-    assert (await chat.run())["state"] == "RUN_STATE_WAITING"
-
-
-async def test_a_reload_in_mid_run_keeps_everything_also_with_a_new_server(
-    chat: Chat, folder: Path, suite: Suite
-) -> None:
-    """The thread is in Pawl, and neither the page nor the server beside it keeps anything."""
-    await chat.say("tell me a long story slowly")
-    await expect(chat.answers.last).to_contain_text("turned", timeout=ANSWER_MS)
-    async with serve(folder, suite, free_port()) as chat.url:
-        await chat.page.context.unroute_all()
-        await chat.open()
-        await expect(chat.page.get_by_test_id("copilot-user-message")).to_have_count(1, timeout=ANSWER_MS)
-        run = await chat.becomes("COMPLETED")
-        await expect(chat.answers).to_have_text([run["outputText"]], timeout=ANSWER_MS)
-
-
-async def test_a_run_that_is_stopped_stops_also_after_a_reload(chat: Chat) -> None:
-    for reloads in (False, True):
-        await chat.say("tell me a long story very slowly")
-        await expect(chat.answers).to_have_count(1 + reloads, timeout=ANSWER_MS)
-        if reloads:
-            await chat.page.reload()
-            await expect(chat.answers).to_have_count(2, timeout=ANSWER_MS)
-        await chat.page.get_by_test_id("copilot-send-button").click()
-        await chat.becomes("CANCELLED")
-        await expect(chat.page.get_by_test_id("copilot-chat-textarea")).to_be_enabled()

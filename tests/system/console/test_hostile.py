@@ -62,10 +62,3 @@ async def test_a_text_that_stops_parsers_stops_no_page_and_no_stream(open_page: 
         await done(page)
         await expect(page.locator(".turn .markdown").last).to_contain_text("two")
         await expect(page.get_by_text("The connection is lost")).to_have_count(0)
-
-
-@pytest.mark.parametrize("path", ["/c/%", "/runs/%E0%A4%A", "/tools/%"])
-async def test_an_address_that_means_nothing_leads_to_a_page_that_says_so(open_page: NewPage, path: str) -> None:
-    page = await open_page(path, user="lost")
-    await expect(page.get_by_role("navigation")).to_be_visible()
-    await expect(page.locator("main h1")).to_be_visible()

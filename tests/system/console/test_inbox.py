@@ -45,16 +45,6 @@ async def test_several_are_decided_at_once(open_page: NewPage) -> None:
     await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
 
 
-async def test_a_question_of_ones_own_run_stands_in_the_inbox_of_an_approver_too(open_page: NewPage) -> None:
-    page = await open_page(user="wondering")
-    await say(page, "ask me whether it snows")
-    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
-    await page.goto(at(page, "/inbox"))
-    question = page.locator("[data-item]", has_text="It snows?")
-    await question.get_by_role("button", name="Yes").click()
-    await expect(question).to_have_count(0, timeout=90_000)
-
-
 async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     page = await open_page(user="rememberer")
     await say(page, "email ann@example.com about ships")
@@ -69,41 +59,6 @@ async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Approval rules").click()
     await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
-
-
-async def test_the_keys_are_told_and_work(open_page: NewPage) -> None:
-    page = await open_page("/tools", user="presser")
-    await expect(page.locator("a[data-item]").first).to_be_visible()
-    await page.keyboard.press("?")
-    await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
-    await page.keyboard.press("Escape")
-    await expect(page.get_by_role("dialog", name="Keys")).to_have_count(0)
-    await page.keyboard.press("j")
-    await page.keyboard.press("j")
-    await expect(page.locator("a[data-item]").nth(1)).to_be_focused()
-    await page.keyboard.press("k")
-    name = await page.locator("a[data-item]").first.inner_text()
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
-    await page.keyboard.press("g")
-    await page.keyboard.press("r")
-    await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
-
-
-async def test_a_series_is_granted_for_fewer_times(open_page: NewPage) -> None:
-    page = await open_page(user="granter")
-    await say(page, "in the background, every 1 seconds, 5 times: email ann@example.com about trains")
-    await expect(page.locator(".turn")).to_contain_text("I have begun in the background", timeout=90_000)
-    await page.goto(at(page, "/inbox"))
-    card = page.locator("[data-item]", has_text="trains")
-    await expect(card).to_be_visible(timeout=90_000)
-    await card.get_by_label("the whole series").check()
-    await card.get_by_label("at most so many times").fill("2")
-    await card.get_by_role("button", name="Approve").click()
-    await expect(card).to_have_count(0, timeout=90_000)
-    await page.get_by_role("link", name="Background", exact=True).click()
-    await page.get_by_label("also what has ended").check()
-    await expect(page.get_by_role("row", name=re.compile("completed 2 of 2"))).to_be_visible(timeout=90_000)
 
 
 async def test_an_edit_is_approved_only_while_it_is_seen(open_page: NewPage) -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
 import pytest
 import pytest_asyncio
 from joserfc import jwk
@@ -119,35 +118,3 @@ async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Brow
     assert not any(cookie["name"].startswith("pawl") for cookie in await context.cookies())
     assert (await page.request.post(RENEW, data={}, headers={"origin": world.url})).status == 401
     await context.close()
-
-
-async def test_what_was_not_begun_here_gives_no_session(browser: Browser, world: World) -> None:
-    context = await browser.new_context(base_url=world.url)
-    context.set_default_timeout(PATIENCE_MS)
-    page = await context.new_page()
-    await page.goto("/login/return?code=abc&state=def")
-    await expect(page.get_by_role("alert")).to_contain_text("did not succeed")
-    async with httpx2.AsyncClient(base_url=world.url, timeout=60.0) as browserless:
-        begun = await browserless.get("/login/openid/house", params={"to": "//evil.example.com"})
-        assert begun.status_code == 303
-        assert begun.headers["location"].startswith(f"{world.issuer}/auth?")
-        [cookie] = begun.headers.get_list("set-cookie")
-        assert "SameSite=lax" in cookie
-        assert "HttpOnly" in cookie
-        for query in ({"code": "abc", "state": "wrong"}, {"error": "access_denied", "state": "wrong"}, {}):
-            answer = await browserless.get("/login/return", params=query)
-            assert (answer.status_code, answer.headers["location"]) == (303, "/#login=refused")
-            assert not any(each.startswith("pawl_session") for each in answer.headers.get_list("set-cookie"))
-        assert (await browserless.get("/login/openid/nobody")).status_code == 400
-        foreign = await browserless.post(RENEW, json={}, headers={"origin": "http://evil.example.com"})
-        assert foreign.status_code == 403
-        headers = {"origin": world.url, "cookie": await forged(world, browserless)}
-        answer = await browserless.post(RENEW, json={}, headers=headers)
-        assert answer.status_code == 401
-    await context.close()
-
-
-async def forged(world: World, browserless: httpx2.AsyncClient) -> str:
-    """Return the cookie of a login that was begun, in the place of one that may be renewed."""
-    begun = await browserless.get("/login/openid/house")
-    return f"pawl_renewal={begun.cookies['pawl_login']}"

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 
 from pawl.launcher.options import SuiteOptions
-from pawl.launcher.services import STAGES
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.durability.disk import Disk
@@ -44,16 +43,13 @@ class Machine:
         self._disk.sync()
 
     @contextlib.asynccontextmanager
-    async def switched_on(
-        self, environment: Mapping[str, str], *, only_databases: bool = False
-    ) -> AsyncIterator[Suite]:
+    async def switched_on(self) -> AsyncIterator[Suite]:
         """Run the suite, which is ready; it may be switched off in between."""
         options = SuiteOptions(
             data=self._data,
             local_key=LOCAL_KEY,
             # Others take over the runs of the dead sooner than by default.
-            environment={"PAWL_LEASE_SECONDS": "3", "PAWL_LEASE_RENEW_SECONDS": "1", **environment},
-            stages=() if only_databases else STAGES,
+            environment={"PAWL_LEASE_SECONDS": "3", "PAWL_LEASE_RENEW_SECONDS": "1"},
             service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
         )
         async with Suite(options) as suite:

@@ -22,18 +22,32 @@ from pawl.chassis.bus import flush
 from pawl.chassis.start import StartError
 from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.nats import LIFECYCLE_STREAM
+from pawl.launcher.postgres import Postgres
+from pawl.launcher.secrets import SecretFiles
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-EMBEDDED = {"database_url": None, "nats_url": None, "stages": ()}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def suite() -> AsyncIterator[Suite]:
-    """One suite for all tests that leave it running."""
+    """PostgreSQL, NATS and the scripted model, started for the second time, after a crash of the machine.
+
+    Not below pytest's own folder: as root, PostgreSQL runs under an account that cannot pass there.
+    """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
-        async with Suite(SuiteOptions(data=Path(folder) / "data", stages=(), scripted_model=False)) as suite:
+        options = SuiteOptions(data=Path(folder) / "data", stages=(), scripted_model=True)
+        async with Suite(options) as suite:
+            await query(suite, "CREATE TABLE before (password text)")
+            await query(suite, "INSERT INTO before VALUES ($1)", password_of(suite))
+        # The number in the note belongs to another process by now.
+        note = suite.folder.postgres / "postmaster.pid"
+        note.write_text(f"{os.getpid()}\n{suite.folder.postgres}\n")
+        async with Suite(options) as suite:
             yield suite
+
+
+def password_of(suite: Suite) -> str:
+    return suite.nats_url().split("@")[0].rpartition(":")[2]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -42,10 +56,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def query(suite: Suite, sql: str) -> object:
+async def query(suite: Suite, sql: str, *arguments: object) -> object:
     connection = await asyncpg.connect(suite.database_url)
     try:
-        return await connection.fetchval(sql)
+        return await connection.fetchval(sql, *arguments)
     finally:
         await connection.close()
 
@@ -99,35 +113,27 @@ async def test_acknowledged_rows_survive_kill_9_and_restart(suite: Suite) -> Non
     assert await query(suite, "SELECT n FROM kept") == 7
 
 
-async def test_a_suite_started_again_has_its_data_and_its_secrets(options: Callable[..., SuiteOptions]) -> None:
-    async with Suite(options(**EMBEDDED)) as suite:
-        await query(suite, "CREATE TABLE kept (n int)")
-        password = suite.nats_url().split("@")[0]
-        # As after a crash of the machine: the number in the note now belongs to somebody else.
-        note = suite.folder.postgres / "postmaster.pid"
-        text = note.read_text().split("\n", 1)[1]
-    note.write_text(f"{os.getpid()}\n{text}")
-    async with Suite(options(**EMBEDDED)) as suite:
-        assert await query(suite, "SELECT count(*) FROM kept") == 0
-        assert suite.nats_url().split("@")[0] == password
+async def test_a_suite_that_is_started_again_has_its_data_its_secrets_and_its_model(suite: Suite) -> None:
+    assert await query(suite, "SELECT password FROM before") == password_of(suite)
+    async with httpx2.AsyncClient(timeout=60.0) as http:
+        models = (await http.get(f"{suite.endpoints.model_base_url}/models")).json()
+    assert models["data"][0]["id"] == "pawl-scripted"
 
 
-async def test_a_cluster_of_another_postgres_is_refused_and_left_alone(options: Callable[..., SuiteOptions]) -> None:
+async def test_a_cluster_of_another_version_or_with_other_secrets_is_refused_and_left_alone(
+    suite: Suite, tmp_path: Path
+) -> None:
     """I23"""
-    async with Suite(options(**EMBEDDED)) as suite:
-        version = suite.folder.postgres / "PG_VERSION"
-    version.write_text("16\n")
-    with pytest.raises(StartError, match="was made by PostgreSQL 16, and this Pawl embeds 18"):
-        await Suite(options(**EMBEDDED)).start()
-    assert version.read_text() == "16\n"
-
-
-async def test_lost_secrets_are_told_apart_from_a_slow_start(options: Callable[..., SuiteOptions]) -> None:
-    async with Suite(options(**EMBEDDED)) as suite:
-        secret = suite.folder.path / "secrets" / "postgres-superuser"
-    secret.unlink()
+    _, _, port = (suite.endpoints.postgres or "").rpartition(":")
+    secrets = SecretFiles(tmp_path / "secrets")
+    other = Postgres(folder=tmp_path / "cluster", port=int(port), secrets=secrets, account=None)
     with pytest.raises(StartError, match=r"does not take the password in .*postgres-superuser"):
-        await Suite(options(**EMBEDDED)).start()
+        await other.spec().probe()
+    other.folder.mkdir()
+    (other.folder / "PG_VERSION").write_text("16\n")
+    with pytest.raises(StartError, match="was made by PostgreSQL 16, and this Pawl embeds 18"):
+        await other.prepare()
+    assert (other.folder / "PG_VERSION").read_text() == "16\n"
 
 
 async def test_files_of_the_suite_are_private(suite: Suite) -> None:
@@ -185,10 +191,10 @@ async def refusals(suite: Suite, user: str, subjects: list[str]) -> set[str]:
     return {subject for subject in subjects if any(f'"{subject}"'.lower() in str(p).lower() for p in problems)}
 
 
-async def test_a_subscriber_hears_what_the_ledger_says_and_reads_the_past(suite: Suite) -> None:
-    """NOTE-2"""
+async def test_the_stream_is_heard_read_consumed_kept_over_a_restart_and_gone_once_wiped(suite: Suite) -> None:
+    """NOTE-1, NOTE-2"""
     await suite.wipe_nats()
-    subscriber, ledger = await connect(suite, "subscriber"), await connect(suite, "job_store")
+    ledger, subscriber, notifier = [await connect(suite, user) for user in ("job_store", "subscriber", "notifier")]
     await ledger.jetstream().add_stream(name=LIFECYCLE_STREAM, subjects=["pawl.v1.*.lifecycle.>"])
     heard = await subscriber.subscribe("pawl.v1.>")
     await flush(subscriber)
@@ -196,71 +202,24 @@ async def test_a_subscriber_hears_what_the_ledger_says_and_reads_the_past(suite:
     assert (await heard.next_msg(timeout=60)).data == b"done"
     past = await subscriber.jetstream().get_msg(LIFECYCLE_STREAM, seq=1)
     assert (past.data, past.headers) == (b"done", {"Nats-Msg-Id": "evt_1"})
-    await subscriber.close()
-    await ledger.close()
-
-
-async def test_the_notifier_can_keep_a_durable_consumer(suite: Suite) -> None:
-    """NOTE-1"""
-    await suite.wipe_nats()
-    ledger, notifier = await connect(suite, "job_store"), await connect(suite, "notifier")
-    await ledger.jetstream().add_stream(name=LIFECYCLE_STREAM, subjects=["pawl.v1.*.lifecycle.>"])
-    await ledger.jetstream().publish("pawl.v1.s.lifecycle.completed", b"done")
     pulling = await notifier.jetstream().pull_subscribe(
         "pawl.v1.*.lifecycle.>", durable="notifier", stream=LIFECYCLE_STREAM
     )
     [message] = await pulling.fetch(1, timeout=60)
     await message.ack_sync()
-    await notifier.close()
-    await ledger.close()
-
-
-async def test_nats_keeps_its_stream_over_a_restart_and_loses_it_when_wiped(suite: Suite) -> None:
-    await suite.wipe_nats()
     url = suite.nats_url("job_store")
-    ledger = await connect(suite, "job_store")
-    await ledger.jetstream().add_stream(name=LIFECYCLE_STREAM, subjects=["pawl.v1.*.lifecycle.>"])
-    await ledger.close()
+    for client in (ledger, subscriber, notifier):
+        await client.close()
     await suite.stop_nats()
     with pytest.raises(ConnectionRefusedError):
         await dial(suite)
     await suite.start_nats()
     assert suite.nats_url("job_store") == url
     ledger = await connect(suite, "job_store")
-    assert (await ledger.jetstream().stream_info(LIFECYCLE_STREAM)).state.messages == 0
+    assert (await ledger.jetstream().stream_info(LIFECYCLE_STREAM)).state.messages == 1
     await ledger.close()
     await suite.wipe_nats()
     ledger = await connect(suite, "job_store")
     with pytest.raises(nats.js.errors.NotFoundError):
         await ledger.jetstream().stream_info(LIFECYCLE_STREAM)
     await ledger.close()
-
-
-async def test_the_model_is_the_scripted_one_unless_told_otherwise(
-    options: Callable[..., SuiteOptions], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.json"
-    script.write_text('{"otherwise": "error"}')
-    arguments = ("--script", str(script))
-    async with Suite(options(stages=(), scripted_model=True, model_arguments=arguments)) as suite:
-        base_url = suite.endpoints.model_base_url
-        assert base_url is not None
-        async with httpx2.AsyncClient(timeout=60.0) as http:
-            assert (await http.get(f"{base_url}/models")).json()["data"][0]["id"] == "pawl-scripted"
-        suite.kill("model")
-        await suite.wait_ready("model")
-        assert suite.endpoints.model_base_url == base_url
-    async with Suite(options(stages=())) as suite:
-        assert suite.endpoints.model_base_url is None
-
-
-async def test_several_suites_run_side_by_side(data: Path) -> None:
-    first, second = (
-        Suite(SuiteOptions(data=data.with_name(name), stages=(), scripted_model=False)) for name in ("one", "two")
-    )
-    await asyncio.gather(first.start(), second.start())
-    try:
-        assert first.database_url != second.database_url
-        assert await query(first, "SELECT 1") == await query(second, "SELECT 1")
-    finally:
-        await asyncio.gather(first.stop(), second.stop())

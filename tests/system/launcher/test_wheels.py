@@ -63,22 +63,19 @@ def pip(python: str | Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheels_hold_nothing_but_pawl(wheels: list[Path]) -> None:
-    for wheel in wheels:
-        names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-        assert {name for name in names if not name.endswith(".dist-info")} == {"pawl"}, wheel
-
-
-def test_every_package_of_the_wheels_is_typed(wheels: list[Path]) -> None:
+def test_the_wheels_hold_nothing_but_typed_packages_of_pawl_and_the_console_with_its_licenses(
+    wheels: list[Path],
+) -> None:
+    static = set()
     for wheel in wheels:
         names = set(zipfile.ZipFile(wheel).namelist())
+        tops = {name.split("/")[0] for name in names}
+        assert {top for top in tops if not top.endswith(".dist-info")} == {"pawl"}, wheel
         packages = {name.split("/")[1] for name in names if name.startswith("pawl/") and name.count("/") > 1}
         assert [package for package in sorted(packages) if f"pawl/{package}/py.typed" not in names] == []
-
-
-def test_the_console_comes_along_with_the_licenses_of_what_it_is_made_of(wheels: list[Path]) -> None:
-    names = {name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()}
-    static = {name.removeprefix("pawl/gateway/static/") for name in names if name.startswith("pawl/gateway/static/")}
+        static |= {
+            name.removeprefix("pawl/gateway/static/") for name in names if name.startswith("pawl/gateway/static/")
+        }
     assert static == {path.name for path in (tree.ROOT / "services/pawl/gateway/static").iterdir()}
     assert {"index.html", "app.js", "licenses.md"} <= static
 

@@ -126,10 +126,6 @@ class Suite:
         client = await self.connect()
         await client.jetstream().publish("pawl.v1.acme.lifecycle.completed", data, headers=headers)
 
-    async def mark_unpublished(self) -> None:
-        """Leave the database as a crash between insert and publication does."""
-        await self.execute("UPDATE notifier.notifications SET publish_time = NULL")
-
     async def execute(self, statement: str) -> None:
         """Change the database."""
         connection = await asyncpg.connect(self._database_url)

@@ -113,8 +113,9 @@ async def database(database_url: str, tmp_path: Path, authority: trustme.CA) -> 
         yield f"postgresql://postgres@127.0.0.1:{port}{urlsplit(database_url).path}", files
 
 
-def _database(url: str, mode: str, roots: Path) -> Database:
-    return Database(f"{url}?sslmode={mode}&sslrootcert={roots}", application_name="test", start_timeout_seconds=60)
+def _database(url: str, mode: str, roots: Path, *, start_timeout_seconds: float = 60) -> Database:
+    found = f"{url}?sslmode={mode}&sslrootcert={roots}"
+    return Database(found, application_name="test", start_timeout_seconds=start_timeout_seconds)
 
 
 async def test_the_database_is_reached_over_tls_and_its_certificate_checked(database: tuple[str, Files]) -> None:
@@ -134,4 +135,4 @@ async def test_a_database_with_the_certificate_of_another_is_refused_by_a_senten
     with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not accepted"):
         await _database(url.replace("127.0.0.1", "localhost"), "verify-full", files.authority).__aenter__()
     with pytest.raises(StartError, match="PAWL_DATABASE_URL: "):
-        await _database(url, "verify-full", tmp_path / "missing").__aenter__()
+        await _database(url, "verify-full", tmp_path / "missing", start_timeout_seconds=1).__aenter__()

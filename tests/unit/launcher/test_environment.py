@@ -33,6 +33,7 @@ SECRETS: Mapping[str, frozenset[str]] = {
 PLAIN = {"PATH": "/bin", "LC_ALL": "C", "PAWL_LOG_LEVEL": "debug", "PAWL_TOOL_ENVIRONMENT": "BILLING_URL, ABSENT"}
 
 
+SPECS = [spec for stage in STAGES for spec in stage]
 _MADE = ("PAWL_DATABASE_URL_FILE", "PAWL_DATABASE_OWNER_URL_FILE", "PAWL_NATS_URL_FILE", "PAWL_SERVICE_KEY_FILE")
 """What the launcher makes itself."""
 
@@ -51,29 +52,24 @@ def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Map
     return service_process(spec, 0, around(folder, chosen)).command(None).environment
 
 
-@pytest.mark.parametrize("spec", [spec for stage in STAGES for spec in stage], ids=lambda spec: spec.name)
-def test_a_secret_reaches_the_services_that_need_it_and_no_other(
-    spec: ServiceSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_secret_reaches_the_services_that_need_it_and_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I22."""
     for name in SECRETS:
         monkeypatch.setenv(name, "hush")
-    found = environment_of(spec, tmp_path, options(tmp_path))
-    assert {name for name in SECRETS if name in found} == {name for name in SECRETS if spec.name in SECRETS[name]}
-    assert (found["PATH"], found["LC_ALL"], found["PAWL_LOG_LEVEL"]) == ("/bin", "C", "debug")
-
-
-def test_the_scripted_model_gets_nothing_of_pawl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I22."""
-    for name in SECRETS:
-        monkeypatch.setenv(name, "hush")
+    for spec in SPECS:
+        found = environment_of(spec, tmp_path, options(tmp_path))
+        needed = {name for name in SECRETS if spec.name in SECRETS[name]}
+        assert {name for name in SECRETS if name in found} == needed, spec.name
+        assert (found["PATH"], found["LC_ALL"], found["PAWL_LOG_LEVEL"]) == ("/bin", "C", "debug")
     found = model_process(around(tmp_path, options(tmp_path))).command(None).environment
     assert "hush" not in found.values()
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
 
 def test_only_the_registry_may_write_where_tools_keep_things(tmp_path: Path) -> None:
-    for spec in (spec for stage in STAGES for spec in stage):
+    for spec in SPECS:
         found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
         assert ("PAWL_FILES_DIR" in found) is ("PAWL_PRIVATE_DIR" in found) is (spec.name == "tool-registry")
 
@@ -89,24 +85,24 @@ def has_port(environment: Mapping[str, str]) -> bool:
     return re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]+", environment["PAWL_INTERNAL_LISTEN"]) is not None
 
 
-@pytest.mark.parametrize("certificate", ["", "/certificate"])
-def test_an_authority_for_commands_is_none_for_services_without_certificates(folder: Path, certificate: str) -> None:
+def test_an_authority_for_commands_is_none_for_services_without_certificates(folder: Path) -> None:
     """Whoever talks to another suite over TLS can start one here without."""
-    given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate, "PAWL_INTERNAL_LISTEN": "x:1"}
-    for spec in (spec for stage in STAGES for spec in stage):
-        found = environment_of(spec, folder, read_options(given, data=folder))
-        assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
-        if "PAWL_INTERNAL_LISTEN" in found:
-            socket = f"unix:{folder}/run/{spec.name}.sock"
-            assert has_port(found) if certificate else found["PAWL_INTERNAL_LISTEN"] == socket
+    for certificate in ("", "/certificate"):
+        given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate}
+        for spec in SPECS:
+            chosen = read_options(given | {"PAWL_INTERNAL_LISTEN": "x:1"}, data=folder)
+            found = environment_of(spec, folder, chosen)
+            assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
+            if "PAWL_INTERNAL_LISTEN" in found:
+                socket = f"unix:{folder}/run/{spec.name}.sock"
+                assert has_port(found) if certificate else found["PAWL_INTERNAL_LISTEN"] == socket
 
 
-@pytest.mark.parametrize("name", ["a" * 100, "a,b", "a#b", "a?b", "a%20b"])
-def test_services_meet_at_a_port_where_the_folder_makes_no_address(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    found = environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))
-    assert has_port(found)
+def test_services_meet_at_a_port_where_the_folder_makes_no_address(tmp_path: Path) -> None:
+    for name in ("a" * 100, "a,b", "a#b", "a?b", "a%20b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        assert has_port(environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))), name
 
 
 def test_replicas_have_addresses_of_one_kind(folder: Path) -> None:
@@ -121,7 +117,7 @@ def test_replicas_have_addresses_of_one_kind(folder: Path) -> None:
 
 def test_each_service_reaches_the_database_by_a_url_of_its_own(tmp_path: Path) -> None:
     """OPS-1."""
-    found = [environment_of(spec, tmp_path, SuiteOptions(data=tmp_path)) for stage in STAGES for spec in stage]
+    found = [environment_of(spec, tmp_path, SuiteOptions(data=tmp_path)) for spec in SPECS]
     urls = [environment["PAWL_DATABASE_URL_FILE"] for environment in found if "PAWL_DATABASE_URL_FILE" in environment]
     owners = {environment.get("PAWL_DATABASE_OWNER_URL_FILE") for environment in found}
     assert len(urls) == len(set(urls)) == 3
@@ -136,18 +132,11 @@ def test_the_owner_of_a_database_of_your_own_is_given_on_if_there_is_one(tmp_pat
     assert "PAWL_DATABASE_OWNER_URL_FILE" not in environment_of(store, tmp_path, one)
 
 
-@pytest.mark.parametrize(
-    ("given", "url"),
-    [
-        ({}, "http://127.0.0.1:7777"),
-        ({"PAWL_TLS_CERTIFICATE_FILE": "/certificate", "PAWL_TLS_CA_FILE": "/authority"}, "https://127.0.0.1:7777"),
-        ({"PAWL_PUBLIC_URL": "https://pawl.example.com"}, "https://pawl.example.com"),
-    ],
-)
-def test_notifications_link_to_the_gateway_of_the_suite_unless_another_address_is_given(
-    tmp_path: Path, given: dict[str, str], url: str
-) -> None:
-    chosen = read_options(given, data=tmp_path, ports=["gateway=7777"])
-    found = {spec.name: environment_of(spec, tmp_path, chosen) for stage in STAGES for spec in stage}
-    told = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
-    assert told == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)
+def test_notifications_link_to_the_gateway_of_the_suite_unless_another_address_is_given(tmp_path: Path) -> None:
+    tls = {"PAWL_TLS_CERTIFICATE_FILE": "/certificate", "PAWL_TLS_CA_FILE": "/authority"}
+    own = {"PAWL_PUBLIC_URL": "https://pawl.example.com"}
+    for given, url in (({}, "http://127.0.0.1:7777"), (tls, "https://127.0.0.1:7777"), (own, own["PAWL_PUBLIC_URL"])):
+        chosen = read_options(given, data=tmp_path, ports=["gateway=7777"])
+        found = {spec.name: environment_of(spec, tmp_path, chosen) for spec in SPECS}
+        told = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
+        assert told == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)

@@ -18,10 +18,6 @@ def test_without_any_choice_the_documented_ports_are_used() -> None:
     assert options.scripted_model
 
 
-def test_in_tests_every_port_is_free() -> None:
-    assert SuiteOptions(data=Path("x")).port("agent-loop") == 0
-
-
 def test_a_flag_wins_over_its_variable() -> None:
     environment = {"PAWL_PORTS": "nats=1, postgres=2", "PAWL_REPLICAS": "agent-loop=2", "PAWL_DATA": "elsewhere"}
     options = read_options(environment, data=Path("here"), ports=["nats=3"], replicas=["agent-loop=4"])
@@ -37,14 +33,13 @@ def test_all_stands_for_every_port_that_is_not_named() -> None:
     assert {name: port for name, port in options.ports.items() if port} == {"nats": 5}
 
 
-def test_only_the_first_replica_has_the_chosen_port() -> None:
-    options = read_options({})
-    assert options.port("agent-loop", 1) == 0
+def test_only_the_first_replica_has_the_chosen_port_and_in_tests_none() -> None:
+    assert read_options({}).port("agent-loop", 1) == 0
+    assert SuiteOptions(data=Path("x")).port("agent-loop") == 0
 
 
-@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "OPENAI_BASE_URL"])
-def test_a_real_model_replaces_the_scripted_one(variable: str) -> None:
-    assert not read_options({variable: "x"}).scripted_model
+def test_a_real_model_replaces_the_scripted_one() -> None:
+    assert not any(read_options({name: "x"}).scripted_model for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
 
 
 def test_servers_can_be_replaced_by_variable_or_file(tmp_path: Path) -> None:
@@ -53,23 +48,21 @@ def test_servers_can_be_replaced_by_variable_or_file(tmp_path: Path) -> None:
     assert (options.database_url, options.nats_url) == ("postgresql://p", "nats://n")
 
 
-@pytest.mark.parametrize(
-    ("environment", "ports", "replicas", "sentence"),
-    [
-        ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too"),
-        ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE: give PAWL_TLS_CA_FILE too"),
-        ({}, ["agentloop=1"], [], "--port: there is no 'agentloop'; choose from gateway, agent-loop,"),
-        ({}, ["nats=70000"], [], "--port: nats must be a number from 0 to 65535, not '70000'"),
-        ({}, ["nats"], [], "--port: nats must be a number"),
-        ({"PAWL_PORTS": "x=1"}, [], [], "PAWL_PORTS: there is no 'x'"),
-        ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, not '0'"),
-        ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: give either"),
-        ({"PAWL_NATS_URL_FILE": "/absent"}, [], [], "PAWL_NATS_URL_FILE: cannot read /absent: No such file"),
-    ],
-)
-def test_a_mistake_is_one_sentence(
-    environment: dict[str, str], ports: list[str], replicas: list[str], sentence: str
-) -> None:
-    with pytest.raises(StartError) as caught:
-        read_options(environment, ports=ports, replicas=replicas)
-    assert str(caught.value).startswith(sentence)
+MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
+    ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too"),
+    ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE: give PAWL_TLS_CA_FILE too"),
+    ({}, ["agentloop=1"], [], "--port: there is no 'agentloop'; choose from gateway, agent-loop,"),
+    ({}, ["nats=70000"], [], "--port: nats must be a number from 0 to 65535, not '70000'"),
+    ({}, ["nats"], [], "--port: nats must be a number"),
+    ({"PAWL_PORTS": "x=1"}, [], [], "PAWL_PORTS: there is no 'x'"),
+    ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, not '0'"),
+    ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: give either"),
+    ({"PAWL_NATS_URL_FILE": "/absent"}, [], [], "PAWL_NATS_URL_FILE: cannot read /absent: No such file"),
+]
+
+
+def test_a_mistake_is_one_sentence() -> None:
+    for environment, ports, replicas, sentence in MISTAKES:
+        with pytest.raises(StartError) as caught:
+            read_options(environment, ports=ports, replicas=replicas)
+        assert str(caught.value).startswith(sentence)

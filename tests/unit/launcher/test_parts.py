@@ -34,33 +34,20 @@ def test_backoff_doubles_up_to_ten_seconds_and_starts_afresh_after_a_long_life()
     assert next_delay(10.0, alive_seconds=30) == 0.2
 
 
-def test_a_port_in_use_is_one_sentence_that_names_the_flag() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(StartError, match=rf"Port {port} for nats is already in use\. .* --port nats=NUMBER"):
-            check_ports({"nats": port, "model": 0, "postgres": 0})
-    check_ports({"nats": port, "model": 0, "postgres": 0})
-
-
-def test_all_ports_that_are_taken_are_told_at_once() -> None:
+def test_ports_that_are_taken_or_given_twice_are_named_in_one_sentence_with_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [server.getsockname()[1] for server in (one, other)]
+        with pytest.raises(StartError, match=rf"Port {ports[0]} for nats is already in use\. .* --port nats=NUMBER"):
+            check_ports({"nats": ports[0], "model": 0, "postgres": 0})
         with pytest.raises(StartError) as caught:
             check_ports({"gateway": ports[0], "nats": ports[1], "model": free_port()})
     assert str(caught.value) == (
         f"Ports {ports[0]} for gateway and {ports[1]} for nats are already in use."
         " Choose others with --port NAME=NUMBER; --port all=0 takes a free one for each."
     )
-
-
-def test_a_port_that_two_parts_are_given_is_told() -> None:
-    port = free_port()
-    with pytest.raises(StartError, match=rf"Port {port} for nats cannot be that of agent-loop, too\. .*nats=NUMBER"):
-        check_ports({"agent-loop": port, "nats": port})
-
-
-def test_a_free_port_is_free() -> None:
-    check_ports({"nats": free_port()})
+    check_ports({"gateway": ports[0], "nats": ports[1], "model": free_port()})
+    with pytest.raises(StartError, match=rf"Port {ports[0]} for nats cannot be that of agent-loop.*nats=NUMBER"):
+        check_ports({"agent-loop": ports[0], "nats": ports[0]})
 
 
 def test_free_ports_are_given_once_also_by_two_processes() -> None:
@@ -90,19 +77,16 @@ def test_a_log_is_rotated_by_size_and_its_writer_goes_on(tmp_path: Path, monkeyp
     assert not (tmp_path / "x.log.4").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
+def test_the_last_line_of_a_log_is_told_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    for content, line in (
         ("first\nPAWL_X: is required\n\n", "PAWL_X: is required"),
         ('{"event": "process.failed", "error": "no database"}\n', "no database"),
         ('{"event": "rpc.listening"}\n', "rpc.listening"),
-        ("", "it wrote nothing to {path}"),
-    ],
-)
-def test_the_last_line_of_a_log_is_told_in_words(tmp_path: Path, content: str, line: str) -> None:
-    path = tmp_path / "x.log"
-    path.write_text(content)
-    assert LogFile(path).last_line() == line.format(path=path)
+        ("", f"it wrote nothing to {path}"),
+    ):
+        path.write_text(content)
+        assert LogFile(path).last_line() == line
 
 
 def test_a_process_left_behind_is_stopped_and_one_that_took_its_number_is_not(tmp_path: Path) -> None:
@@ -149,23 +133,20 @@ def test_endpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_endpoints(tmp_path) is None
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path, terminal: bool) -> None:
+def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path) -> None:
+    ports = ("7601", "7611", "7620", "7621", "7622")
+    for terminal in (True, False):
+        output = io.StringIO()
+        show(endpoints(tmp_path), console=Console(file=output, force_terminal=terminal, width=200))
+        text = output.getvalue()
+        for part in (*ports, f"pawl --data {tmp_path} chat", "nats-subscriber.url", str(tmp_path)):
+            assert part in text
+        assert ("\x1b[" in text) == terminal
     output = io.StringIO()
-    show(endpoints(tmp_path), console=Console(file=output, force_terminal=terminal, width=200))
-    text = output.getvalue()
-    for part in (
-        "7601",
-        "7611",
-        "7620",
-        "7621",
-        "7622",
-        f"pawl --data {tmp_path} chat",
-        "nats-subscriber.url",
-        str(tmp_path),
-    ):
-        assert part in text
-    assert ("\x1b[" in text) == terminal
+    replaced = Endpoints(launcher_pid=1, data=str(tmp_path), secrets="s", services={})
+    show(replaced, console=Console(file=output))
+    assert "PAWL_DATABASE_URL" in output.getvalue()
+    assert "scripted" not in output.getvalue()
 
 
 def test_the_screen_s_commands_work_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,19 +170,11 @@ def test_the_screen_says_first_that_commands_need_a_key_where_they_find_none(tmp
     assert commands(here)[-1][0] == "the key for programs"
 
 
-def test_the_screen_hides_nothing_about_replaced_servers(tmp_path: Path) -> None:
-    output = io.StringIO()
-    replaced = Endpoints(launcher_pid=1, data=str(tmp_path), secrets="s", services={})
-    show(replaced, console=Console(file=output))
-    assert "PAWL_DATABASE_URL" in output.getvalue()
-    assert "scripted" not in output.getvalue()
-
-
-@pytest.mark.parametrize("name", ["plain", "é ü", "a#b%20", "quo'te\"", "日本"])
-def test_nats_reads_its_configuration_whatever_the_folder_is_called(tmp_path: Path, name: str) -> None:
-    nats = Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s"))
-    nats.prepare()
-    subprocess.run([program(), "-t", "--config", str(tmp_path / name / "nats.conf")], check=True, timeout=60)
+def test_nats_reads_its_configuration_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    for name in ("é ü", "a#b%20", "quo'te\"", "日本"):
+        nats = Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s"))
+        nats.prepare()
+        subprocess.run([program(), "-t", "--config", str(tmp_path / name / "nats.conf")], check=True, timeout=60)
 
 
 def test_every_nats_user_has_rights_of_its_own_and_nobody_the_system_s(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Programs of people reach a suite whose services have certificates: the command line, a worker, who scrapes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from urllib.request import urlopen
+
+import pytest
+
+from pawl.worker import Worker
+from tests import commands
+from tests.poll import until
+from tests.system.access.conftest import Walked
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("member", "worker")}
+
+
+async def pawl(*arguments: str, keyboard: str = "", **variables: str) -> str:
+    """The output of a command of a member, which must work."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
+    environment = {**kept, "COLUMNS": "200", "PAWL_API_KEY": KEYS["member"], **variables}
+    done = await asyncio.to_thread(lambda: commands.pawl(*arguments, environment=environment, keyboard=keyboard))
+    assert (done.code, done.errors) == (0, "")
+    return done.output
+
+
+async def test_the_command_line_finds_the_authority_in_the_data_folder_or_is_given_it(walked: Walked) -> None:
+    data = str(walked.suite.folder.path)
+    assert "391" in await pawl("run", "what is 17 * 23?", PAWL_DATA=data)
+    assert "391" in await pawl("chat", keyboard="what is 17 * 23?\n/quit\n", PAWL_DATA=data)
+    address = walked.suite.endpoints.addresses("agent-loop")[0]
+    roots = str(walked.folder / "agent-loop-authority.pem")
+    nothing = {"PAWL_DATA": str(walked.folder / "nothing")}
+    assert "17 * 23" in await pawl("--address", address, "--ca", roots, "runs", **nothing)
+    assert "17 * 23" in await pawl("--address", address, "runs", PAWL_TLS_CA_FILE=roots, **nothing)
+
+
+async def test_a_worker_and_who_reads_metrics_speak_tls(walked: Walked, monkeypatch: pytest.MonkeyPatch) -> None:
+    (address,) = walked.suite.endpoints.addresses("tool-registry")
+    authority = walked.folder / "tool-registry-authority.pem"
+    monkeypatch.setenv("PAWL_TLS_CA_FILE", str(authority))
+    for number, given in enumerate((None, authority)):
+        worker = Worker(address, name=f"billing-{number}", api_key=KEYS["worker"], authority=given)
+
+        async def pay() -> str:
+            """Pay."""
+            return "paid"
+
+        pay.__name__ = f"pay_{number}"
+        worker.tool(category="SAFE")(pay)
+        running = asyncio.create_task(worker.run())
+
+        async def is_there(name: str = pay.__name__) -> bool:
+            return f"{name}\t" in await pawl("tools", PAWL_DATA=str(walked.suite.folder.path))
+
+        await until(is_there)
+        worker.drain()
+        await running
+        monkeypatch.delenv("PAWL_TLS_CA_FILE", raising=False)
+    for name, (replica, *_) in walked.suite.endpoints.services.items():
+        trusting = ssl.create_default_context(cafile=walked.folder / f"{name}-authority.pem")
+
+        def get(path: str, address: str = replica.metrics, context: ssl.SSLContext = trusting) -> bytes:
+            with urlopen(f"https://{address}{path}", context=context, timeout=60) as response:  # ours
+                body: bytes = response.read()
+                return body
+
+        assert b'"serving":true' in await asyncio.to_thread(get, "/healthz"), name
+        assert b"rpc_requests_total" in await asyncio.to_thread(get, "/metrics"), name

@@ -1,0 +1,219 @@
+"""Decisions from the command line: calls that are shown, edited, rejected, remembered, allowed by rule, and audited."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+from tests.system.cli.conftest import CommandLine
+
+LETTER = "e-mail ann@example.com about lunch: see you at noon"
+EDITED = '{"to": ["bob@example.com"], "subject": "dinner", "body": "at eight", "cc": []}'
+
+
+def project(pawl: CommandLine, title: str) -> str:
+    """The answer of list_projects about one project, as text."""
+    events = map(json.loads, pawl.succeed("run", "--json", "list projects").splitlines())
+    results = (event.get("call_changed", {}).get("call", {}).get("result") for event in events)
+    content = json.loads(base64.b64decode(next(filter(None, results))["content_json"]))
+    return next((json.dumps(each) for each in content["projects"] if each["title"] == title), "")
+
+
+def rules(pawl: CommandLine) -> list[list[str]]:
+    """The rules in force, a list of columns each."""
+    lines = pawl.succeed("rules", "list").splitlines()
+    return [line.split("\t") for line in lines if line.startswith("rule_")]
+
+
+def story(pawl: CommandLine, run_id: str) -> list[tuple[str, str, str]]:
+    lines = pawl.succeed("audit", "list", "--run", run_id, "--json").splitlines()
+    return [(entry["kind"], entry["verdict"], entry["by_user_id"]) for entry in map(json.loads, lines)]
+
+
+def figures(pawl: CommandLine) -> list[int]:
+    """Executions, and approvals asked, granted, edited, refused, of send_email."""
+    rows = [line.split("\t") for line in pawl.succeed("tools", "stats").splitlines()]
+    return next(([int(row[1]), *map(int, row[7:])] for row in rows if row[0] == "send_email"), [0] * 5)
+
+
+def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLine) -> None:
+    """HITL-2, HITL-3, TOOL-6. Who is not asked has not agreed."""
+    before = figures(pawl)
+    ran = [("executed", "APPROVED", ""), ("returned", "SUCCEEDED", "")]
+    # The edited arguments are checked again when they are sent.
+    asked = ("proposed", "APPROVE", "")
+    for decision, shown, audited in (
+        ((), "completed", [asked, ("decided", "APPROVE", "me"), *ran]),
+        (("--edit", EDITED), "bob@example.com", [asked, asked, ("decided", "EDIT", "me"), *ran]),
+        (("--reject", "not before noon"), "not before noon", [asked, ("decided", "REJECT", "me")]),
+    ):
+        run_id = pawl.started(LETTER)
+        call_id = pawl.pending(run_id)
+        code, _, errors = pawl.run("approve", run_id, call_id, keyboard="y\n")
+        assert (code, errors.strip()) == (2, "Nobody can be asked here whether you are sure. Add --yes if you are.")
+        assert "see you at noon" in pawl.succeed("approve", run_id, call_id, "--yes", *decision)
+        assert shown in pawl.succeed("watch", run_id)
+        assert "does not wait" in pawl.refuse("approve", run_id, call_id)
+        assert story(pawl, run_id) == audited
+    assert [now - then for now, then in zip(figures(pawl), before, strict=True)] == [2, 3, 1, 1, 1]
+
+
+def test_the_audit_chain_is_verified_with_the_head_that_was_kept(pawl: CommandLine) -> None:
+    """TOOL-6"""
+    pawl.succeed("run", "what is 1 + 1")
+    line = pawl.succeed("audit", "verify").splitlines()[-1]
+    assert line.startswith("head ")
+    pawl.succeed("run", "what is 1 + 1")
+    assert "is whole" in pawl.succeed("audit", "verify", "--known-head", line)
+    seq = line.removeprefix("head ").partition(":")[0]
+    code, output, _ = pawl.run("audit", "verify", "--known-head", f"{seq}:{'0' * 64}")
+    assert (code, output.partition(" ")[0].rstrip(":")) == (1, "HEAD_MISMATCH")
+
+
+def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: CommandLine) -> None:
+    keyboard = (
+        "show me the plan\n"
+        "book a table\n2\n"
+        "e-mail ann@example.com about lunch: hi\nperhaps\nr not today\n"
+        "/runs\nwhat is 6 * 7\n"
+    )
+    output = pawl.succeed("chat", keyboard=keyboard)
+    for said in ("[the plan]", 'You answered "Tomorrow at 19:00"', "Type one of", "send_email rejected", "6 * 7 = 42"):
+        assert said in output
+    assert output.count("completed (") == 4
+
+
+def test_a_call_of_a_sub_agent_is_shown_at_the_top_and_decided_there(pawl: CommandLine) -> None:
+    """TOOL-7."""
+    task = "ask an agent to e-mail ann@example.com about lunch: at noon"
+    output = pawl.succeed("chat", keyboard=f"{task}\ny\n")
+    assert "⇉ run_agent" in output
+    assert "✓ send_email" in output
+
+
+def test_approvers_are_notified_of_calls_of_others_and_decide_with_the_command_that_they_read(
+    pawl: CommandLine,
+) -> None:
+    """HITL-4: who has read notifications as an approver is one."""
+    ann, bob = pawl.user("ann"), pawl.user("bob")
+    bob.succeed("notifications")
+    run_id = ann.succeed("run", "--detach", "e-mail eve@example.com about lunch: at noon").strip()
+    told = bob.until(lambda told: run_id in told, "notifications", "--unread")
+    assert "send_email of ann awaits your approval" in told
+    command = re.search(rf"decide with: pawl (approve {run_id} call_\w+)$", told, re.MULTILINE)
+    assert command is not None, told
+    assert "send_email of ann" not in ann.succeed("notifications"), "it is told of its own run"
+    bob.succeed(*command[1].split(), "--yes")
+    assert "completed" in ann.succeed("watch", run_id).splitlines()[-1]
+
+
+def test_an_ambiguous_project_is_asked_about_then_updated_then_undone(pawl: CommandLine) -> None:
+    """HITL-1 and HITL-7: the original intent continues with the answer, and undo reaches across the question."""
+    pawl.succeed("run", "add task Write it in project API docs and add task Build it in project API server")
+    run_id = pawl.started("update the API project: moved to May")
+    call_id = pawl.pending(run_id)
+    listed = pawl.succeed("inbox", "--list")
+    assert "API docs" in listed
+    assert "API server" in listed
+    pawl.succeed("approve", run_id, call_id, "--answer", "API server")
+    assert "completed" in pawl.succeed("watch", run_id)
+    assert "moved to May" in project(pawl, "API server")
+    assert "moved to May" not in project(pawl, "API docs")
+    assert "update_project" in pawl.succeed("undo", run_id, "--yes")
+    assert "moved to May" not in project(pawl, "API server")
+
+
+def test_a_letter_to_five_is_previewed_edited_and_sent_as_edited(pawl: CommandLine) -> None:
+    """HITL-2, HITL-3: shown whole, changed by the reviewer, sent as changed, and the model knows."""
+    people = [f"{name}@example.com" for name in ("ann", "bob", "cyd", "dan", "eve")]
+    before = set((pawl.data / "outbox").glob("**/*.eml"))
+    run_id = pawl.started(f"e-mail {', '.join(people)} about lunch: see you at noon")
+    listed = pawl.succeed("inbox", "--list")
+    assert [each for each in (*people, "bulk of 5", "Subject: lunch") if each not in listed] == []
+    call_id = pawl.pending(run_id)
+    assert "body: is required" in pawl.refuse("approve", run_id, call_id, "--edit", '{"to": 5}')
+    edited = json.dumps({"to": people[:4], "subject": "lunch", "body": "see you at one", "cc": []})
+    pawl.succeed("approve", run_id, call_id, "--edit", edited)
+    assert "reviewer edited" in pawl.succeed("watch", run_id)
+    (letter,) = set((pawl.data / "outbox").glob("**/*.eml")) - before
+    text = letter.read_text()
+    assert "see you at one" in text
+    assert people[4] not in text
+
+
+def test_subtasks_name_their_parent_in_one_batch_and_completing_twelve_tasks_asks_first(pawl: CommandLine) -> None:
+    """LOOP-9, HITL-2, D8: bulk is asked about although the tool is SAFE."""
+    output = pawl.succeed("run", "add task Launch day with subtasks Book a room and Invite people")
+    assert (output.count("✓ create_task"), output.count("✓ add_subtask")) == (1, 2)
+    (task,) = [task for task in json.loads(project(pawl, "Inbox"))["tasks"] if task["title"] == "Launch day"]
+    assert [subtask["title"] for subtask in task["subtasks"]] == ["Book a room", "Invite people"]
+    for numbers in (range(6), range(6, 12)):
+        pawl.succeed("run", " and ".join(f"add task T{number} in project Move" for number in numbers))
+    run_id = pawl.started("complete all tasks in Move")
+    assert "bulk of 12" in pawl.succeed("inbox", "--list")
+    assert '"done"' not in project(pawl, "Move")
+    pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes")
+    assert "completed" in pawl.succeed("watch", run_id)
+    assert project(pawl, "Move").count('"done"') == 12
+
+
+def test_an_approval_is_remembered_for_so_many_calls_and_so_long(pawl: CommandLine) -> None:
+    """HITL-5"""
+    amy = pawl.user("amy")
+    run_id = amy.started(LETTER)
+    remember = ("--yes", "--remember", "user", "--for", "1h", "--uses", "1")
+    told = amy.succeed("approve", run_id, amy.pending(run_id), *remember)
+    assert "Approved. From now on: allow send_email, for your runs." in told
+    ((rule_id, effect, tool, where, used, until, by),) = rules(amy)
+    assert (effect, tool, where, used, by) == ("allow", "send_email", "for your runs", "0/1", "amy")
+    assert until != "it is revoked"
+    assert f"pawl rules revoke {rule_id}" in told
+    assert "completed" in amy.succeed("watch", run_id)
+    assert "completed" in amy.succeed("run", LETTER), "nobody is asked"
+    assert amy.started(LETTER), "it was good for one call"
+    assert rules(amy) == []
+
+
+def test_an_approval_that_cannot_be_remembered_leaves_the_call_unchanged(pawl: CommandLine) -> None:
+    """HITL-5"""
+    cid, eve = pawl.user("cid"), pawl.user("eve")
+    run_id = cid.started(LETTER)
+    call_id = cid.pending(run_id)
+    for options, told in (
+        (("--remember", "user", "--for", "soon"), "is no duration"),
+        (("--remember", "user", "--edit", "{}"), "--remember goes with an approval"),
+        (("--uses", "2"), "go with --remember"),
+        (("--remember", "store"), "store"),
+    ):
+        assert told in cid.refuse("approve", run_id, call_id, "--yes", *options)
+    refusal = eve.run("approve", run_id, call_id, "--yes", "--remember", "user")[2]
+    assert "this run is somebody else's" in refusal
+    assert rules(cid) == rules(eve) == []
+    assert call_id in cid.succeed("inbox", "--list")
+    question = cid.started("book a table")
+    answer = cid.run("approve", question, cid.pending(question), "--yes", "--remember", "user")[2]
+    assert "answer it with --answer" in answer
+
+
+def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_it(pawl: CommandLine) -> None:
+    """HITL-5"""
+    zoe, letter = pawl.user("zoe"), LETTER.replace("ann", "zoe")
+    made = zoe.succeed("rules", "allow", "send_email", "--like", "to=zoe@*", "--for", "1h", "--reason", "a test")
+    rule_id = re.findall(r"rule_\w+", made)[0]
+    assert f"allowed by {rule_id}" in zoe.succeed("run", letter)
+    assert re.search(rf"{rule_id}\s+allow\s+send_email where to like zoe@\*", zoe.succeed("rules", "list"))
+    deny_id = re.findall(r"rule_\w+", zoe.succeed("rules", "deny", "send_email", "--equals", 'subject="lunch"'))[0]
+    assert f"denies this call ({deny_id})" in zoe.succeed("run", letter)
+    zoe.succeed("rules", "revoke", deny_id)
+    zoe.succeed("rules", "revoke", rule_id)
+    zoe.succeed("cancel", zoe.started(letter))
+    assert rules(zoe) == []
+    assert rule_id in zoe.succeed("rules", "list", "--all")
+    for arguments, says in (
+        ("allow *", "must end within 30 days"),
+        ("allow send_email --for soon", "no duration like"),
+        ("deny send_email --like to", "argument=value"),
+        ("deny send_email --conversation conv_x", "No such conversation"),
+    ):
+        assert says in zoe.refuse("rules", *arguments.split())

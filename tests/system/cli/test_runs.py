@@ -1,0 +1,187 @@
+"""Runs from the command line: started, watched, cancelled, listed, and what each of them waits for."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.system.cli.conftest import CommandLine
+
+ROOT = Path(__file__).parents[3]
+LETTER = "e-mail ann@example.com about lunch: see you at noon"
+
+
+def line_of(run_id: str, runs: str) -> str:
+    """Its line in a list, empty if it has none."""
+    return next((line for line in runs.splitlines() if line.startswith(run_id)), "")
+
+
+def test_the_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) -> None:
+    """It finds the suite and the key where `pawl up` keeps them."""
+    program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    (tmp_path / ".pawl").symlink_to(pawl.data)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
+    assert "391" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_run_is_shown_and_as_json_it_is_its_whole_log_from_any_position(pawl: CommandLine) -> None:
+    """EVT-1."""
+    output = pawl.succeed("run", "what is 17 * 23")
+    assert "calculate" in output
+    assert "391" in output
+    assert "completed" in output.splitlines()[-1]
+    lines = pawl.succeed("run", "--json", "what time is it in Oslo").splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [int(event["seq"]) for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["type"] == "run.completed"
+    assert pawl.succeed("watch", "--json", events[0]["run_id"]).splitlines() == lines
+    assert pawl.succeed("watch", "--json", events[0]["run_id"], "--after", "3").splitlines() == lines[3:]
+
+
+def test_the_steps_of_a_run_show_its_reasoning_folded_and_whole(pawl: CommandLine) -> None:
+    """HITL-8: also of a request without tools."""
+    for prompt, kinds in (
+        ("what is 17 * 23", ["reasoning", "planning", "call", "result", "reasoning", "answer"]),
+        ("hello", ["reasoning", "answer"]),
+    ):
+        run_id = pawl.done(prompt)
+        folded = pawl.succeed("steps", run_id).splitlines()
+        assert [line.split(":")[0].split()[1] for line in folded] == kinds
+        whole = pawl.succeed("steps", run_id, "--full")
+        assert "The prompt" in whole
+        assert len(whole.splitlines()) > len(folded)
+
+
+def test_a_run_is_undone_once_its_inverse_is_approved_and_one_without_effects_has_nothing_to_undo(
+    pawl: CommandLine,
+) -> None:
+    """HITL-7: shown before, approved in between, reported after. HITL-3: who is not asked has not agreed."""
+    run_id = pawl.done("add task Paint the fence")
+    assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
+    code, _, errors = pawl.run("undo", run_id, keyboard="y\n")
+    assert (code, "Nobody can be asked here" in errors) == (2, True)
+    with ThreadPoolExecutor() as beside:
+        undoing = beside.submit(pawl.succeed, "undo", run_id, "--yes")
+        found = None
+        while found is None and not undoing.done():
+            found = re.search(r"run (run_\w+)  call (undo_\w+)", pawl.succeed("inbox", "--list"))
+        assert found is not None
+        pawl.succeed("approve", *found.groups(), "--yes")
+        output = undoing.result()
+    assert "create_task (Delete the task 'Paint the fence') undone" in output.splitlines()[-1]
+    output = pawl.succeed("undo", pawl.done("what is 17 * 23"), "--yes")
+    assert "calculate nothing to undo: It only reads." in output
+    assert output.splitlines()[-1] == "Nothing can be undone."
+
+
+def test_a_detached_run_is_cancelled_and_ends_with_1(pawl: CommandLine) -> None:
+    run_id = pawl.succeed("run", "--detach", "count very slowly to 500").strip()
+    assert "cancel" in pawl.succeed("cancel", run_id, "--reason", "enough")
+    code, output, _ = pawl.run("watch", run_id)
+    assert (code, "cancelled" in output.splitlines()[-1]) == (1, True)
+
+
+def test_a_run_waits_for_tokens_and_continues_after_a_top_up(pawl: CommandLine) -> None:
+    """LOOP-12."""
+    run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
+    pawl.until(lambda runs: "waiting for more tokens" in line_of(run_id, runs), "runs")
+    needed = re.search(rf"add at least (\d+) with: pawl top-up {run_id} \1", pawl.succeed("inbox"))
+    assert needed
+    assert f"at least {needed[1]} tokens" in pawl.succeed("status", run_id)
+    assert f"{run_id} may use 50005 tokens" in pawl.succeed("top-up", run_id, "50000")
+    output = pawl.succeed("watch", run_id)
+    for line in ("‖ waits for more tokens", f"pawl top-up {run_id} {needed[1]}", "+ me added 50000 tokens"):
+        assert line in output
+    assert "completed" in output.splitlines()[-1]
+    assert "ended" in pawl.refuse("top-up", run_id, "1")
+
+
+def test_status_says_why_a_run_waits_and_what_lets_it_continue(pawl: CommandLine) -> None:
+    run_id = pawl.started(LETTER)
+    output = pawl.succeed("status", run_id)
+    for said in (
+        f"{run_id} is waiting",
+        "It waits for an approval of send_email.",
+        "what lets it go on: Approve, edit or reject it",
+        "1 awaiting approval",
+        f"decide with: pawl approve {run_id}",
+    ):
+        assert said in output
+    conversation = line_of(run_id, pawl.succeed("runs", "-n", "200")).split("\t")[3]
+    code, output, errors = pawl.run("run", "--detach", "--conversation", conversation, "what time is it in Oslo")
+    assert (code, errors.strip()) == (0, "queued, place 1")
+    waiting = output.strip()
+    assert "It waits for its turn in the conversation" in pawl.succeed("status", waiting)
+    assert line_of(waiting, pawl.succeed("runs")).split("\t")[1] == "queued for its turn"
+    pawl.succeed("cancel", waiting)
+    pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes")
+    pawl.succeed("watch", run_id)
+    output = pawl.succeed("status", run_id)
+    assert f"{run_id} is completed" in output
+    assert "1 succeeded" in output
+    assert "waits" not in output
+
+
+def test_runs_and_notifications_of_a_user_are_listed_for_no_other(pawl: CommandLine) -> None:
+    """I13."""
+    lea, bob = pawl.user("lea"), pawl.user("bob")
+    ids = [lea.done(f"what is {number} * 3") for number in range(2)]
+
+    def listed(*options: str) -> list[str]:
+        return [line.partition("\t")[0] for line in lea.succeed("runs", *options).splitlines()]
+
+    assert listed("--state", "completed", "--since", "2h") == ids[::-1]
+    assert listed("--oldest") == ids
+    assert listed("--state", "waiting") == ["There are no such runs."]
+    told = lea.until(lambda told: all(run_id in told for run_id in ids), "notifications")
+    assert "Run completed" in next(line for line in told.splitlines() if ids[0] in line)
+    lea.succeed("notifications", "--read", "--count", "200")
+    lea.until(lambda told: "no unread" in told, "notifications", "--unread")
+    assert "You have no runs" in bob.succeed("runs")
+    assert bob.refuse("watch", ids[0]) == pawl.refuse("watch", "run_absent")
+
+
+def test_whoami_says_who_calls_and_without_the_key_a_command_says_where_it_is(pawl: CommandLine) -> None:
+    """OPS-1."""
+    output = pawl.succeed("whoami", "--limits")
+    for said in (
+        "me of the store local",
+        "credential: local, without an end",
+        "decides: gated calls of the whole store",
+    ):
+        assert said in output
+    assert re.search(r"^Pawl \S+: model \S+, \d+ tools$", output, re.MULTILINE)
+    assert re.search(r"^agents: .*\bdefault\b", output, re.MULTILINE)
+    assert "rounds_max\t10\t1000" in output
+    told = json.loads(pawl.user("ann").succeed("whoami", "--json"))
+    assert (told["caller"]["user_id"], told["caller"]["store_id"]) == ("ann", "local")
+    assert re.search(r"^send_email\t1\tbackend\tsensitive\tat most once\t", pawl.succeed("tools"), re.MULTILINE)
+    endpoints = json.loads((pawl.data / "endpoints.json").read_text())
+    address = endpoints["services"]["agent-loop"][0]["grpc"].replace("127.0.0.1", "localhost")
+    code, _, errors = pawl.run("--address", address, "runs")
+    assert code != 0
+    assert "PAWL_API_KEY" in errors
+    assert "--data FOLDER" in errors
+
+
+def test_what_does_not_exist_is_refused_with_the_command_that_lists_what_does(pawl: CommandLine) -> None:
+    for command, following in (
+        ("attention nope", "`pawl runs`"),
+        ("tools stats nope", "`pawl tools`"),
+        ("memory list --agent nope", "`pawl agents list`"),
+        ("memory erase nope --yes", "`pawl memory list`"),
+        ("notify mute nope", "`pawl conversations list`"),
+        ("jobs list --conversation nope", "`pawl conversations list`"),
+        ("jobs show nope", "`pawl jobs list --all`"),
+        ("rules revoke nope", "`pawl rules list`"),
+    ):
+        errors = pawl.refuse(*command.split())
+        assert re.match(r"(No|You have no) such ", errors), command
+        assert following in errors, command
+    assert "No run needs attention." in pawl.succeed("attention")

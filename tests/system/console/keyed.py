@@ -1,0 +1,84 @@
+"""A suite with keys of its users in two stores, two replicas of everything, and one address before its gateways."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+from playwright.async_api import Browser, Page
+
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
+from tests.system.console.front import front
+
+SERVICES = ("gateway", "agent-loop", "job-store", "tool-registry", "notifier")
+STORES = ("acme", "other")
+ROLES = {"ann": ["member"], "bob": ["approver"], "vic": ["viewer"], "eve": ["admin"]}
+
+
+def key_of(store: str, user: str) -> str:
+    return f"key-of-{user}-in-{store}-0123456789"
+
+
+@dataclass(frozen=True)
+class World:
+    """A suite, and the one address before its gateways."""
+
+    suite: Suite
+    url: str
+    browser: Browser
+
+    async def enter(self, store: str, user: str, path: str = "/") -> Page:
+        """Return a page of the console, logged in."""
+        context = await self.browser.new_context(base_url=self.url)
+        context.set_default_timeout(60_000)
+        login = {"key": key_of(store, user)}
+        answer = await context.request.post("/login", data=login, headers={"origin": self.url})
+        assert answer.ok, await answer.text()
+        page = await context.new_page()
+        await page.goto(path)
+        return page
+
+    def program(self, store: str, user: str) -> httpx2.AsyncClient:
+        """Return a program that acts for a user."""
+        headers = {"authorization": f"Bearer {key_of(store, user)}"}
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=60.0)
+
+    async def kill(self, replica: int, *services: str) -> None:
+        """Kill a replica of services, once all of them are there; they are started again."""
+        await self.whole(services)
+        for service in services:
+            self.suite.kill(service, replica)
+
+    async def whole(self, services: Sequence[str] = SERVICES) -> None:
+        """Wait until both replicas of services are there."""
+        for service in services:
+            for each in (0, 1):
+                await self.suite.wait_ready(service, each)
+
+
+@asynccontextmanager
+async def running(browser: Browser) -> AsyncIterator[World]:
+    """Run the suite."""
+    with tempfile.TemporaryDirectory(prefix="pawl-two-of-each-") as folder:
+        keys = Path(folder) / "keys.json"
+        entries = [
+            {"key": key_of(store, user), "user_id": user, "store_id": store, "roles": roles}
+            for store in STORES
+            for user, roles in ROLES.items()
+        ]
+        keys.write_text(json.dumps(entries))
+        options = SuiteOptions(
+            data=Path(folder) / "data",
+            replicas=dict.fromkeys(SERVICES, 2),
+            environment={"PAWL_API_KEYS_FILE": str(keys)},
+        )
+        async with Suite(options) as suite:
+            gateways = [replica.http for replica in suite.endpoints.services["gateway"]]
+            async with front(gateways) as url:
+                yield World(suite, url, browser)

@@ -1,0 +1,44 @@
+"""A service with nothing in it, for tests of the launcher: it takes connections, says where, and stops.
+
+It writes its environment next to its address file. STAND_IN asks for a fault: `usage` ends with exit code 2, `mute`
+never becomes ready, `stubborn` ignores SIGTERM, `broken` logs a module of tools that cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+
+def main(address_file: Path, fault: str | None) -> None:
+    def stop(*_: object) -> None:
+        with address_file.with_name("stopped").open("a") as order:
+            order.write(f"{address_file.stem}\n")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if fault == "stubborn" else stop)
+    host, _, port = os.environ["PAWL_LISTEN"].rpartition(":")
+    server = socket.create_server((host, int(port)))
+    address_file.with_suffix(".environment").write_text(json.dumps(dict(os.environ)))
+    if fault != "mute":
+        address = f"{host}:{server.getsockname()[1]}"
+        draft = address_file.with_suffix(".draft")
+        draft.write_text(json.dumps({"grpc": address, "http": address, "metrics": "127.0.0.1:9"}))
+        draft.replace(address_file)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    wanted = os.environ.get("STAND_IN")
+    if wanted == "usage":
+        sys.stderr.write("PAWL_NONSENSE: is required\n")
+        sys.exit(2)
+    if wanted == "broken":
+        line = {"event": "tool.module_broken", "tool_module": "shop", "error": "shop.py:1: SyntaxError"}
+        sys.stderr.write(json.dumps(line) + "\n")
+    main(Path(os.environ["PAWL_ADDRESS_FILE"]), wanted)

@@ -1,0 +1,166 @@
+"""Processes are started in order, started again when they die, and stopped in the reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pawl.chassis.endpoints import read_endpoints
+from pawl.chassis.start import StartError
+from pawl.launcher import Suite, SuiteOptions, orphans
+from pawl.launcher.services import ServiceSpec
+
+Options = Callable[..., SuiteOptions]
+
+PROGRAM = str(Path(__file__).with_name("stand_in.py"))
+
+
+def stand_in(name: str) -> ServiceSpec:
+    """A service that only starts, reports its address, and stops."""
+    return ServiceSpec(name=name, command=(sys.executable, "-I", "-S", PROGRAM), role="tool_registry")
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    """Options of a suite with two stages of stand-ins and no embedded servers."""
+    bare: dict[str, Any] = {
+        "stages": ((stand_in("first"),), (stand_in("second"),)),
+        "ready_seconds": 120.0,
+        "database_url": "postgresql://nowhere",
+        "nats_url": "nats://nowhere",
+        "scripted_model": False,
+    }
+    return lambda **more: SuiteOptions(data=tmp_path / "data", **bare | more)
+
+
+def given(suite: Suite, name: str) -> dict[str, str]:
+    """The environment that a stand-in got."""
+    found: dict[str, str] = json.loads((suite.folder.run / f"{name}.environment").read_text())
+    return found
+
+
+def alive(*pids: int | None) -> bool:
+    return any(pid is not None and orphans.started(pid) is not None for pid in pids)
+
+
+def stopped(suite: Suite) -> list[str]:
+    """The stand-ins that stopped in order, first to last."""
+    return (suite.folder.run / "stopped").read_text().split()
+
+
+async def test_a_process_is_told_its_peers_and_secrets_and_is_listed_until_the_stop_in_reverse_order(
+    options: Options,
+) -> None:
+    chosen = options(replicas={"first": 2}, environment={"PAWL_LOG_LEVEL": "debug", "PAWL_INSTANCE_ID": "x"})
+    async with Suite(chosen) as suite:
+        environment = given(suite, "second")
+        addresses = suite.endpoints.addresses("first")
+        assert environment["PAWL_FIRST_ADDRESS"].split(",") == addresses
+        assert len(set(addresses)) == 2
+        assert environment["PAWL_LOG_LEVEL"] == "debug"
+        assert not {"PAWL_INSTANCE_ID", "PAWL_SECOND_ADDRESS"} & environment.keys()
+        assert "PAWL_FIRST_ADDRESS" not in given(suite, "first")
+        secrets = {
+            name: Path(environment[f"PAWL_{name}_FILE"]).read_text()
+            for name in ("DATABASE_URL", "NATS_URL", "SERVICE_KEY")
+        }
+        assert len(secrets.pop("SERVICE_KEY")) > 32
+        assert secrets == {"DATABASE_URL": "postgresql://nowhere\n", "NATS_URL": "nats://nowhere\n"}
+        assert read_endpoints(suite.folder.path) == suite.endpoints
+        assert suite.endpoints.services["first"][0].ready
+        await suite.stop_process("first")
+        found = read_endpoints(suite.folder.path)
+        assert found is not None
+        assert (found.services["first"][0].pid, found.services["first"][0].grpc) == (None, addresses[0])
+        await suite.start_process("first")
+        pids = [suite.pid("first"), suite.pid("first", 1), suite.pid("second")]
+        assert None not in pids
+    assert stopped(suite) == ["first", "second", "first-1", "first"]
+    assert not alive(*pids)
+    assert read_endpoints(suite.folder.path) is None
+    await suite.stop()
+
+
+async def test_a_suite_keeps_a_key_of_its_own_until_its_users_have_keys(options: Options, tmp_path: Path) -> None:
+    """OPS-1: also at home, so that what runs in a sandbox on this machine cannot call."""
+    keys = set()
+    for _ in range(2):
+        async with Suite(options(stages=(options().stages[0],))) as suite:
+            path = Path(given(suite, "first")["PAWL_LOCAL_KEY_FILE"])
+            assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
+            assert path.read_text().strip() == suite.local_key
+            keys.add(suite.local_key)
+    assert [len(key) > 32 for key in keys] == [True], "one key, kept over the restart"
+    async with Suite(options(environment={"PAWL_API_KEYS_FILE": str(tmp_path / "keys.json")})) as suite:
+        assert "PAWL_LOCAL_KEY_FILE" not in given(suite, "first")
+        assert not path.exists()
+
+
+async def test_a_process_that_dies_is_started_again_on_its_address_and_one_that_was_stopped_is_not(
+    options: Options,
+) -> None:
+    """OPS-5"""
+    async with Suite(options()) as suite:
+        address, pid = suite.endpoints.addresses("second"), suite.pid("second")
+        suite.kill("second")
+        await suite.wait_ready("second")
+        assert suite.pid("second") != pid
+        assert suite.endpoints.addresses("second") == address
+        assert [suite.process(name).restarts for name in ("first", "second")] == [0, 1]
+        await asyncio.gather(*(suite.stop_process("second") for _ in range(3)))
+        assert suite.pid("second") is None
+        assert suite.process("second").restarts == 1
+        await suite.start_process("second")
+        assert alive(suite.pid("second"))
+
+
+async def test_a_process_that_does_not_stop_is_killed_and_a_frozen_one_stops_in_order(options: Options) -> None:
+    async with Suite(options(service_environment={"second": {"STAND_IN": "stubborn"}})) as suite:
+        process, pid = suite.process("second"), suite.pid("second")
+        object.__setattr__(process.spec, "grace_seconds", 0.1)
+        suite.kill("first", number=signal.SIGSTOP)
+        await suite.stop_process("second")
+        assert not alive(pid)
+    assert stopped(suite) == ["first"]
+
+
+async def test_a_start_that_cannot_succeed_ends_with_a_reason_and_leaves_nothing_behind(options: Options) -> None:
+    for fault, more, reason in (
+        ("usage", {}, r"^second cannot start: PAWL_NONSENSE: is required$"),
+        (
+            "mute",
+            {"ready_seconds": 0.5, "stages": options().stages[1:]},
+            r"^second was not ready within 0\.5 seconds\. .*second\.log",
+        ),
+    ):
+        suite = Suite(options(service_environment={"second": {"STAND_IN": fault}}, **more))
+        with pytest.raises(StartError, match=reason):
+            await suite.start()
+        assert stopped(suite)[0] == "first"
+        assert suite.pid("second") is None, fault
+    suite = Suite(options(service_environment={"second": {"STAND_IN": "mute"}}))
+    (suite.folder.run / "second.environment").unlink()
+    starting = asyncio.create_task(suite.start())
+    while not (suite.folder.run / "second.environment").exists():
+        await asyncio.sleep(0.01)
+    pids = [suite.pid("first"), suite.pid("second")]
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not alive(*pids), "after a cancelled start"
+
+
+async def test_tools_that_could_not_be_loaded_are_reported_for_the_newest_start_only(options: Options) -> None:
+    broken = {"STAND_IN": "broken"}
+    async with Suite(options(service_environment={"first": broken, "second": broken})) as suite:
+        assert suite.broken_tools == ["shop: error: shop.py:1: SyntaxError"]
+    async with Suite(options()) as suite:
+        assert suite.broken_tools == []
