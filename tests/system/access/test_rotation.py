@@ -33,7 +33,6 @@ from tests.poll import until
 from tests.system.access.person import Person
 from tests.system.access.rotating import ASKED, CALLED, FILE_KEY, NEXT_FILE_KEY, PEERS, PROCESSES, World
 
-
 pytestmark = pytest.mark.long
 
 
