@@ -97,14 +97,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 60.0)
 
 
-async def test_calls_that_belong_together_go_to_one_replica(serve: Serve) -> None:
+async def test_all_calls_that_belong_together_go_to_one_replica_whoever_makes_them(serve: Serve) -> None:
     async with two(serve) as replicas:
         await asyncio.gather(*(replicas.stub.call("unary", "hello") for _ in range(100)))
-        assert len(await replicas.used()) == 1
-
-
-async def test_all_callers_prefer_the_same_replica(serve: Serve) -> None:
-    async with two(serve) as replicas:
         preferred = await replicas.preferred()
         async with open_channel(",".join(reversed(replicas.servers)), batches=True) as channel:
             assert await EchoStub(channel).call("unary", "hello") == ["hello"]
@@ -154,11 +149,7 @@ async def test_a_call_that_is_too_large_for_a_batch_goes_to_the_same_replica(
             assert await replicas.stub.call("unary", "hello") == ["hello"]
             await asyncio.sleep(0.01)
         calls = [asyncio.ensure_future(replicas.stub.call("unary", "wait")) for _ in range(4)]
-
-        async def all_wait() -> bool:
-            return servicer.waiting == 4
-
-        await until(all_wait)
+        await until(lambda: servicer.waiting == 4)
         active = replicas.servers[preferred]._interceptor._active
         assert [call.method.name for call in active].count("/test.v1.EchoService/Unary") == 4
         servicer.release.set()
@@ -187,20 +178,6 @@ async def test_a_replica_that_is_stopped_costs_no_call_once_it_was_given_up(
             assert await stub.call("unary", "hello") == ["hello"]
 
 
-async def test_a_call_that_may_take_for_ever_makes_no_replica_silent(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of a tool says nothing until it ends. The other calls of its store are not to move to and fro."""
-    async with two(serve) as replicas:
-        await replicas.preferred()
-        monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
-        call = asyncio.ensure_future(replicas.stub.call("generate", "wait"))
-        await asyncio.sleep(0)
-        assert len(await replicas.used()) == 1
-        servicer.release.set()
-        assert await call == ["first", "wait"]
-
-
 async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked_next(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,21 +190,6 @@ async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked
         call.cancel()
         await asyncio.wait([call])
         assert await replicas.used() - {preferred}
-
-
-async def test_one_that_is_slow_serves_the_stores_of_one_that_is_gone(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tool may well take longer than a replica may be silent."""
-    async with two(serve) as replicas:
-        preferred = await replicas.preferred()
-        await replicas.stop(preferred)
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
-        assert await replicas.stub.call("unary", "hello") == ["hello"]
-        servicer.release.set()
-        assert await call == ["wait"]
 
 
 async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
@@ -258,11 +220,7 @@ async def test_a_replica_with_too_many_calls_gets_help(
     async with two(serve) as replicas:
         await replicas.preferred()
         calls = [asyncio.ensure_future(replicas.stub.call("unary", "wait")) for _ in range(10)]
-
-        async def all_wait() -> bool:
-            return servicer.waiting == 10
-
-        await until(all_wait)
+        await until(lambda: servicer.waiting == 10)
         assert len(await replicas.used()) == 2
         servicer.release.set()
         assert await asyncio.gather(*calls) == [["wait"]] * 10

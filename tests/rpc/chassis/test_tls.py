@@ -13,6 +13,7 @@ import grpc
 import pytest
 import trustme
 import uvloop
+from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis import tls
 from pawl.chassis.clock import Clock
@@ -84,26 +85,24 @@ async def call_as_user(address: str, trusted: Path, clock: Clock, *, key: str = 
             return await EchoStub(channel).call("unary", "who", timeout=60)
 
 
-@pytest.mark.parametrize("checks_services", [True, False])
-async def test_users_call_without_a_certificate(
-    serving: Any, tmp_path: Path, clock: ManualClock, checks_services: bool
-) -> None:
-    async with serving(checks_services=checks_services) as server:
-        trusted = tmp_path / "job-store-authority.pem"
-        assert await call_as_user(server.address, trusted, clock) == ["user/acme/ann"]
-        by_name = server.address.replace("127.0.0.1", "localhost")
-        assert await call_as_user(by_name, trusted, clock) == ["user/acme/ann"]
+async def test_users_call_without_a_certificate(serving: Any, tmp_path: Path, clock: ManualClock) -> None:
+    trusted = tmp_path / "job-store-authority.pem"
+    for checks_services in (True, False):
+        async with serving(checks_services=checks_services) as server:
+            for address in (server.address, server.address.replace("127.0.0.1", "localhost")):
+                assert await call_as_user(address, trusted, clock) == ["user/acme/ann"]
 
 
-@pytest.mark.parametrize("batches", [True, False])
 async def test_a_service_calls_with_its_key_and_its_certificate(
-    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock, batches: bool
+    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
     own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
     async with serving(service_only=True) as server:
-        assert await call_as_service(server.internal_address, own, batches=batches) == ["service//"]
-        several = f"{server.internal_address},{server.internal_address}"
-        assert await call_as_service(several, own, batches=batches) == ["service//"]
+        for batches in (True, False):
+            for address in (server.internal_address, f"{server.internal_address},{server.internal_address}"):
+                assert await call_as_service(address, own, batches=batches) == ["service//"]
+        async with open_channel(server.internal_address, tls=own, server_name="job-store") as channel:
+            await ping(channel)
 
 
 async def test_the_key_of_a_service_is_nothing_without_its_certificate(
@@ -190,24 +189,6 @@ async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refu
         )
 
 
-async def test_without_certificates_there_is_no_second_port(serve: Serve) -> None:
-    async with serve(authenticator=keys(), listen=LOOPBACK, service_only=True) as server:
-        assert server.internal_address == ""
-        async with open_channel(server.address, service_key=SERVICE_KEY, batches=True) as channel:
-            assert await EchoStub(channel).call("unary", "who") == ["service//"]
-
-
-async def test_health_asks_for_no_certificate_of_its_own(
-    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
-) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
-    async with (
-        serving() as server,
-        open_channel(server.internal_address, tls=own, server_name="job-store") as channel,
-    ):
-        await ping(channel)
-
-
 async def _shown_by(address: str) -> str:
     """Return the certificate that a listener shows now."""
     host, _, port = address.rpartition(":")
@@ -240,7 +221,7 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
             open_channel(server.internal_address, **options) as alone,
             open_channel(server.internal_address, **options, batches=True) as batched,
         ):
-            open_call = EchoStub(alone).generate(_text("wait"))
+            open_call = EchoStub(alone).generate(StringValue(value="wait"))
             assert (await open_call.read()).value == "first"
             callers = [asyncio.create_task(keep_calling(channel)) for channel in (alone, batched) for _ in range(4)]
 
@@ -260,12 +241,6 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
             servicer.release.set()
             assert (await open_call.read()).value == "wait"
     assert len(set(seen)) >= 4
-
-
-def _text(value: str) -> Any:
-    from google.protobuf.wrappers_pb2 import StringValue  # noqa: PLC0415
-
-    return StringValue(value=value)
 
 
 async def test_certificates_that_nobody_takes_change_nothing_for_those_who_are_connected(

@@ -49,23 +49,6 @@ async def test_who_reads_with_a_role_that_approves_is_an_approver(
     assert {store_id: set(users) for store_id, users in found.items()} == {ACME: {"ann", "bob"}, "other": set()}
 
 
-async def test_who_was_not_seen_for_long_is_none_any_more(
-    store: PostgresStore, stub: NotifyServiceAsyncStub, database_url: str
-) -> None:
-    await listed(stub, APPROVER)
-    await store.forget(older_than_seconds=60, limit=10)
-    assert await store.approvers([ACME]) == {ACME: ["ann"]}
-    async with Database(database_url, application_name="test") as database:
-        await database.execute("UPDATE notifier.approvers SET seen_time = now() - interval '2 hours'")
-    await listed(stub, APPROVER)
-    await store.forget(older_than_seconds=60, limit=10)
-    assert await store.approvers([ACME]) == {ACME: ["ann"]}, "it was seen again"
-    async with Database(database_url, application_name="test") as database:
-        await database.execute("UPDATE notifier.approvers SET seen_time = now() - interval '2 hours'")
-    await store.forget(older_than_seconds=60, limit=10)
-    assert await store.approvers([ACME]) == {ACME: []}
-
-
 async def test_without_the_role_what_is_for_approvers_is_not_there(
     store: PostgresStore,
     stub: NotifyServiceAsyncStub,

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
 
 import pytest
 
@@ -22,7 +21,6 @@ from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, WAITING, 
 from pawl.notifier.app.ports import NewChannel, NewCode
 from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
-    AGES,
     LOST,
     TEST,
     TESTS_KEPT,
@@ -289,37 +287,6 @@ async def test_what_a_process_that_died_had_claimed_is_not_sent_once_its_channel
     assert [attempt.is_lost for attempt in attempts] == [False, False], "these were asked for"
 
 
-async def test_what_is_given_back_is_not_sent_once_its_webhook_is_disabled(
-    repository: Repository, store: PostgresStore, draft: Drafts
-) -> None:
-    webhook = await hook(repository)
-    await store.add([draft("a")])
-    attempts = await repository.claim(await repository.due([], limit=1), seconds=30)
-    await disabled(repository, webhook)
-    await repository.give_back(attempts)
-    assert await repository.claim(await repository.due([], limit=1), seconds=30) == []
-    (dead,) = await repository.deliveries(ANN, DeliveryFilter(channel_id=HOOK), None, limit=1)
-    assert (dead.state, dead.tries, dead.last_error) == ("dead", 0, "the channel was disabled")
-
-
-async def test_a_delivery_that_nobody_survives_goes_its_schedule_and_dies(
-    repository: Repository, store: PostgresStore, draft: Drafts, database: Database
-) -> None:
-    await hook(repository)
-    await store.add([draft("a")])
-    for number, (before, after) in enumerate(pairwise(AGES), start=1):
-        await crashed(repository)
-        lost = await found_lost(repository)
-        assert (lost.state, lost.tries) == ("waiting", number)
-        assert lost.next_try_time
-        assert lost.try_time
-        assert (lost.next_try_time - lost.try_time).total_seconds() == after - before
-        await database.execute("UPDATE notifier.webhook_deliveries SET due_time = now()")
-    await crashed(repository)
-    assert (await found_lost(repository)).state == "dead"
-    assert await repository.due([], limit=1) == []
-
-
 async def test_a_notifier_that_stops_gives_back_what_it_tries(
     repository: Repository, draft: Drafts, database: Database, receiver: WebServer, egress: GuardedEgress
 ) -> None:
@@ -328,30 +295,11 @@ async def test_a_notifier_that_stops_gives_back_what_it_tries(
     await hook(repository, host=f"127.0.0.1:{receiver.port}", scheme="http")
     await PostgresStore(database).add([draft("a")])
     running = asyncio.create_task(wired(database, egress).deliveries.run())
-
-    async def is_tried() -> bool:
-        return len(receiver.asked) == 1
-
-    await until(is_tried)
+    await until(lambda: len(receiver.asked) == 1)
     assert await repository.due([], limit=1) == []
     await end([running])
     (again,) = await repository.claim(await repository.due([], limit=1), seconds=30)
     assert (again.is_lost, again.tries) == (False, 1)
-
-
-async def test_what_is_given_back_was_not_tried_and_what_was_settled_stays_so(
-    repository: Repository, store: PostgresStore, draft: Drafts
-) -> None:
-    await hook(repository)
-    await store.add([draft("a"), draft("b")])
-    attempts = await repository.claim(await repository.due([], limit=10), seconds=30)
-    await repository.settle(attempts[0], Outcome(status=204), chance=0.5)
-    await repository.give_back(attempts)
-    (again,) = await repository.claim(await repository.due([], limit=10), seconds=30)
-    assert (again.candidate.delivery_id, again.tries) == (attempts[1].candidate.delivery_id, 1)
-    assert not again.is_lost
-    await repository.give_back(attempts)
-    assert await repository.due([], limit=10) == [], "another one has it"
 
 
 async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(
@@ -367,25 +315,6 @@ async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(
     await tried(repository, GONE)
     assert not (await repository.channel(ANN, HOOK)).enabled
     assert await database.fetchval("SELECT count(*) FROM notifier.notifications") == 0
-
-
-async def test_a_new_url_begins_anew(repository: Repository, store: PostgresStore, draft: Drafts) -> None:
-    channel = await hook(repository)
-    await store.add([draft("a")])
-    await tried(repository, FAILED)
-    assert (await repository.channel(ANN, HOOK)).failing_since_time
-    await store.add([draft("b")])
-    (attempt,) = await repository.claim(await repository.due([], limit=1), seconds=30)
-    moved = await repository.update(
-        ANN,
-        channel.channel_id,
-        lambda each: (replace(each, url="https://example.com/new"), "example.com"),
-        code=made_code(),
-    )
-    assert moved.failing_since_time is None
-    assert await repository.settle(attempt, GONE, chance=0.5)
-    after = await repository.channel(ANN, HOOK)
-    assert (after.enabled, after.failing_since_time) == (True, None), "what the former one says does not count"
 
 
 async def test_what_is_due_and_tried_by_nobody_is_late_unless_its_channel_fails(

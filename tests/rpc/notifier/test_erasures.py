@@ -8,7 +8,7 @@ from dataclasses import replace
 from pawl.chassis.database import Database
 from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.notifier.adapters.postgres import ERASE, PostgresStore, added_columns
+from pawl.notifier.adapters.postgres import ERASE, PostgresStore
 from pawl.notifier.domain.notification import Draft, Inbox, NotificationId, NotificationKind
 
 ANN = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
@@ -43,19 +43,6 @@ async def test_what_approvers_were_told_of_its_calls_goes_too(
     await store.erase(PART)
     (left,) = await store.read_after(ANN, 0, approves=True, limit=10)
     assert left.draft.run_id == "run_2"
-
-
-async def test_approvers_are_told_nothing_more_of_it(store: PostgresStore, draft: Callable[..., Draft]) -> None:
-    """I13: also of a run that the ledger does not know any more."""
-    told = replace(draft("a"), kind=NotificationKind.APPROVAL_NEEDED, run_id=RunId("run_0"))
-    await store.add([told])
-    (read,) = await store.read_after(ANN, 0, approves=True, limit=10)
-    assert (read.draft.run_id, read.draft.conversation_id) == ("run_0", "")
-    *_, (channel_body,) = added_columns([told])
-    assert "conv_1" not in str(channel_body)
-    await store.erase(PART)
-    assert await store.add([replace(told, notification_id=NotificationId("ntf_b"))]) == 0
-    assert await titles(store, ANN) == []
 
 
 async def test_what_is_erased_is_found_by_an_index(database: Database) -> None:

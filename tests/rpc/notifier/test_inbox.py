@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -19,13 +19,10 @@ from pawl.notifier.app.ports import PoisonEvent
 from pawl.notifier.domain.announcement import Over
 from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
 from pawl.notify.v1 import notify_pb2
+from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB
 
 if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
-
-ANN = (("pawl-store", "acme"), ("pawl-user", "ann"))
-BOB = (("pawl-store", "acme"), ("pawl-user", "bob"))
-ANN_ELSEWHERE = (("pawl-store", "other"), ("pawl-user", "ann"))
 
 
 async def listed(
@@ -85,16 +82,12 @@ async def test_pages_go_from_new_to_old_and_lose_nothing(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft(f"e{number}") for number in range(5)])
-    seen: list[int] = []
-    token = ""
-    while True:
-        request = notify_pb2.ListNotificationsRequest(page_size=2, page_token=token)
+    request, pages = notify_pb2.ListNotificationsRequest(page_size=2), []
+    while not pages or request.page_token:
         response = await stub.ListNotifications(request, metadata=ANN)
-        seen += [notification.number for notification in response.notifications]
-        token = response.next_page_token
-        if not token:
-            break
-    assert seen == [5, 4, 3, 2, 1]
+        pages.append([notification.number for notification in response.notifications])
+        request.page_token = response.next_page_token
+    assert pages == [[5, 4], [3, 2], [1]]
 
 
 async def test_what_was_read_stays_read_with_its_first_time(
@@ -111,39 +104,29 @@ async def test_what_was_read_stays_read_with_its_first_time(
     assert unread.unread_count == 1
 
 
-async def test_acknowledging_one_that_is_absent_marks_nothing(
+async def test_a_request_that_is_wrong_says_why_and_changes_nothing(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a")])
-    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[draft("a").notification_id, "ntf_absent"])
-    assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == "NOTIFICATION_NOT_FOUND"
-    assert await listed(stub, only_unread=True) == [1]
-
-
-@pytest.mark.parametrize(
-    ("request_fields", "reason"),
-    [
+    lists: list[tuple[dict[str, Any], str]] = [
         ({"page_size": 201}, "INVALID_FIELD"),
         ({"page_token": "garbage"}, "INVALID_PAGE_TOKEN"),
         ({"page_token": "unread-3"}, "INVALID_PAGE_TOKEN"),
         ({"page_token": "all-3", "only_unread": True}, "INVALID_PAGE_TOKEN"),
-    ],
-)
-async def test_a_list_request_that_is_wrong_says_why(
-    stub: NotifyServiceAsyncStub, request_fields: dict[str, object], reason: str
-) -> None:
-    request = notify_pb2.ListNotificationsRequest(**request_fields)  # type: ignore[arg-type]
-    assert await reason_of(stub.ListNotifications(request, metadata=ANN)) == reason
-
-
-@pytest.mark.parametrize(
-    ("notification_ids", "reason"), [([], "INVALID_FIELD"), (["a"] * 201, "INVALID_FIELD"), (["a.b"], "INVALID_ID")]
-)
-async def test_an_acknowledgement_that_is_wrong_says_why(
-    stub: NotifyServiceAsyncStub, notification_ids: list[str], reason: str
-) -> None:
-    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=notification_ids)
-    assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == reason
+    ]
+    for fields, reason in lists:
+        asked = stub.ListNotifications(notify_pb2.ListNotificationsRequest(**fields), metadata=ANN)
+        assert await reason_of(asked) == reason, fields
+    absent = [draft("a").notification_id, "ntf_absent"]
+    for ids, reason in (
+        ([], "INVALID_FIELD"),
+        (["a"] * 201, "INVALID_FIELD"),
+        (["a.b"], "INVALID_ID"),
+        (absent, "NOTIFICATION_NOT_FOUND"),
+    ):
+        request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
+        assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == reason, ids
+    assert await listed(stub, only_unread=True) == [1]
 
 
 async def test_old_notifications_are_forgotten_and_numbers_go_on(

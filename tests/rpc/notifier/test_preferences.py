@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.database import Database
@@ -14,29 +13,18 @@ from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.domain.notification import Draft
-from pawl.notify.v1 import channel_pb2, notify_pb2
+from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1 import preference_pb2 as pb
-from tests.poll import until
-from tests.rpc.notifier.test_deliveries import DELIVERED, WAITING, Desk
-from tests.rpc.notifier.test_inbox import ANN, ANN_ELSEWHERE, BOB, reason_of
+from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk
+from tests.rpc.notifier.test_inbox import reason_of
 from tests.web_server import WebServer
 
 if TYPE_CHECKING:
-    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
-    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
     from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
 
 Drafts = Callable[..., Draft]
-SKIPPED = channel_pb2.CHANNEL_DELIVERY_STATE_SKIPPED
 ALWAYS = pb.QuietHours(start="00:00", end="00:00")
 KINDS = notify_pb2.NotificationKinds(kinds=[notify_pb2.NOTIFICATION_KIND_RUN_FAILED])
-
-
-@pytest.fixture
-def desk(
-    channels: ChannelServiceAsyncStub, stub: NotifyServiceAsyncStub, receiver: WebServer, database: Database
-) -> Desk:
-    return Desk(channels, stub, receiver, database)
 
 
 async def prefer(stub: PreferenceServiceAsyncStub, **change: object) -> pb.Preferences:
@@ -57,18 +45,6 @@ async def mute(stub: PreferenceServiceAsyncStub, conversation_id: str, until_tim
     await stub.MuteConversation(pb.MuteConversationRequest(mute=asked), metadata=ANN)
 
 
-async def looked_at(desk: Desk, channel_id: str) -> channel_pb2.ChannelDelivery:
-    """The one delivery, once it is not due any more."""
-
-    async def is_not_due() -> bool:
-        due = "SELECT count(*) FROM notifier.webhook_deliveries WHERE claimed OR due_time <= now()"
-        return bool(await desk.database.fetchval(due) == 0)
-
-    await until(is_not_due)
-    (found,) = await desk.deliveries(channel_id)
-    return found
-
-
 async def test_preferences_are_changed_and_what_is_not_given_stays(preferences: PreferenceServiceAsyncStub) -> None:
     nothing = pb.Preferences(quiet=pb.QuietTimes())
     assert await preferences_of(preferences) == nothing
@@ -79,22 +55,12 @@ async def test_preferences_are_changed_and_what_is_not_given_stays(preferences: 
     assert await prefer(preferences, quiet=quiet) == await preferences_of(preferences) == both
     for other in (BOB, ANN_ELSEWHERE):
         assert await preferences_of(preferences, other) == nothing
-    assert await prefer(preferences, kinds=notify_pb2.NotificationKinds(), quiet=pb.QuietTimes()) == nothing
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
+    for change in (
         {"kinds": notify_pb2.NotificationKinds(kinds=[99])},  # type: ignore[list-item]
         {"quiet": pb.QuietTimes(time_zone="Mars/Olympus")},
-        {"quiet": pb.QuietTimes(hours=[pb.QuietHours(start="22:00")])},
-        {"quiet": pb.QuietTimes(hours=[pb.QuietHours(start="22:00", end="07:00", days=[0])])},  # type: ignore[list-item]
-    ],
-)
-async def test_preferences_without_a_meaning_are_refused(
-    preferences: PreferenceServiceAsyncStub, change: dict[str, object]
-) -> None:
-    assert await reason_of(prefer(preferences, **change)) == "INVALID_FIELD"
+    ):
+        assert await reason_of(prefer(preferences, **change)) == "INVALID_FIELD"
+    assert await prefer(preferences, kinds=notify_pb2.NotificationKinds(), quiet=pb.QuietTimes()) == nothing
 
 
 async def test_mutes_end_at_their_time_or_when_they_are_taken_back(preferences: PreferenceServiceAsyncStub) -> None:
@@ -138,29 +104,13 @@ async def test_of_a_muted_conversation_the_inbox_tells_and_no_channel(
     channel_id, _ = await desk.hook()
     await mute(preferences, "conv_1")
     await store.add([draft("a")])
-    skipped = await looked_at(desk, channel_id)
+    skipped = await desk.looked_at(channel_id)
     assert (skipped.state, skipped.last_error, skipped.tries) == (SKIPPED, "its conversation is muted", 0)
     assert not skipped.HasField("next_try_time")
     assert len(await desk.inbox()) == 1
     assert receiver.asked == []
-    resend = channel_pb2.ResendDeliveryRequest(delivery_id=skipped.delivery_id)
-    await desk.stub.ResendDelivery(resend, metadata=ANN)
+    await desk.resend(skipped)
     assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "its user wants this one"
-
-
-async def test_kinds_that_are_not_wanted_are_not_sent_and_tests_are(
-    desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, preferences: PreferenceServiceAsyncStub
-) -> None:
-    channel_id, _ = await desk.hook()
-    await prefer(preferences, kinds=KINDS, quiet=pb.QuietTimes(hours=[ALWAYS]))
-    await store.add([draft("a")])
-    assert (await looked_at(desk, channel_id)).state == SKIPPED
-    await desk.stub.TestChannel(channel_pb2.TestChannelRequest(channel_id=channel_id), metadata=ANN)
-
-    async def test_has_come() -> bool:
-        return len(receiver.asked) == 1
-
-    await until(test_has_come)
 
 
 async def test_in_quiet_hours_deliveries_wait_for_their_end_and_the_inbox_does_not(
@@ -172,7 +122,7 @@ async def test_in_quiet_hours_deliveries_wait_for_their_end_and_the_inbox_does_n
     quiet = pb.QuietTimes(hours=[pb.QuietHours(start=hours[0], end=hours[1])])
     await prefer(preferences, quiet=quiet)
     await store.add([draft("a")])
-    held = await looked_at(desk, channel_id)
+    held = await desk.looked_at(channel_id)
     end = (now + timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
     assert (held.state, held.tries, held.next_try_time.ToDatetime(UTC)) == (WAITING, 0, end)
     assert len(await desk.inbox()) == 1

@@ -51,12 +51,19 @@ async def world(database_url: str) -> AsyncIterator[World]:
         await world.kept.close()
 
 
-async def test_a_connection_stays_at_hand(world: World) -> None:
+async def test_a_connection_stays_at_hand_unless_something_went_wrong_or_all_is_over(world: World) -> None:
     first = await world.take()
     await world.give(first)
     assert world.in_pool == 0
     assert await world.take() is first
-    await world.give(first)
+    await world.give(first, is_fit=False)
+    assert world.in_pool == 1
+    at_hand, busy = await world.take(), await world.take()
+    await world.give(at_hand)
+    await world.kept.close()
+    assert world.in_pool == 1
+    await world.give(busy)
+    assert world.in_pool == _MAX
 
 
 async def test_whoever_waits_gets_what_comes_back(world: World) -> None:
@@ -76,11 +83,6 @@ async def test_who_waits_for_too_long_is_told(world: World) -> None:
     for connection in busy:
         await world.give(connection)
     assert world.in_pool == 0
-
-
-async def test_what_something_went_wrong_with_goes_through_the_pool(world: World) -> None:
-    await world.give(await world.take(), is_fit=False)
-    assert world.in_pool == 1
 
 
 async def test_a_transaction_that_was_left_open_is_ended(world: World) -> None:
@@ -111,27 +113,11 @@ async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World
     pid = broken.get_server_pid()
     await world.give(broken)
     await other.execute("SELECT pg_terminate_backend($1)", pid)
-
-    async def has_broken() -> bool:
-        return is_lost(broken)
-
-    await until(has_broken)
+    await until(lambda: is_lost(broken))
     next_one = await world.take()
     assert next_one.get_server_pid() != pid
     await world.give(next_one)
     await world.give(other)
-
-
-async def test_a_connection_that_broke_at_hand_leaves_its_place_when_all_expire(world: World) -> None:
-    """Where the driver itself cuts a connection, nobody tells the pool."""
-    for connection in [await world.take() for _ in range(_MAX)]:
-        await world.give(connection)
-        protocol: Any = connection._con._protocol  # type: ignore[attr-defined]
-        protocol.abort()
-        assert is_lost(connection)
-    await world.kept.expire()
-    for connection in [await world.take() for _ in range(_MAX)]:
-        await world.give(connection)
 
 
 async def test_what_a_burst_has_opened_is_closed_once_it_was_unused(
@@ -146,15 +132,6 @@ async def test_what_a_burst_has_opened_is_closed_once_it_was_unused(
         return world.pool.get_size() == 1
 
     await until(is_one_left)
-
-
-async def test_what_comes_back_late_does_not_hold_up_the_end(world: World) -> None:
-    at_hand, busy = await world.take(), await world.take()
-    await world.give(at_hand)
-    await world.kept.close()
-    assert world.in_pool == 1
-    await world.give(busy)
-    assert world.in_pool == _MAX
 
 
 @asynccontextmanager
@@ -194,15 +171,12 @@ async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobody
 
     async with _heard(database_url) as (database, speaks):
         call = asyncio.create_task(sleep(database, speaks))
-        while speaks.is_set():
-            await asyncio.sleep(0)
+        await until(lambda: not speaks.is_set())
         call.cancel()
         await asyncio.sleep(0.01)  # It gives its connection back.
         call.cancel()
         await asyncio.wait({call})
-        pool = database._pool
-        while pool is not None and pool.get_size():
-            await asyncio.sleep(0.01)
+        await until(lambda: not (database._pool and database._pool.get_size()))
         speaks.set()
 
 
@@ -217,8 +191,7 @@ async def test_a_rollback_that_its_caller_leaves_is_made_up_for_and_nobodys_fail
 
     async with _heard(database_url) as (database, speaks):
         call = asyncio.create_task(sleep(database, speaks))
-        while speaks.is_set():
-            await asyncio.sleep(0)
+        await until(lambda: not speaks.is_set())
         call.cancel()
         while lent[0]._con._top_xact is not None:
             await asyncio.sleep(0)  # It rolls back, once the statement has ended.

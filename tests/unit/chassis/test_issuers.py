@@ -58,19 +58,12 @@ class World:
             await asyncio.wait({task})
 
 
-async def test_keys_are_fetched_for_the_first_token_and_kept() -> None:
+async def test_keys_are_fetched_for_the_first_token_of_each_and_kept() -> None:
     world = World(OLD)
-    for _ in range(3):
-        assert await world.user(OLD) == "ann"
+    assert {await world.user(OLD) for _ in range(3)} == {"ann"}
     assert world.fetches == 1
-
-
-async def test_a_new_key_works_with_its_first_token() -> None:
-    world = World(OLD)
-    assert await world.user(OLD) == "ann"
     world.published = keys(OLD, NEW)
-    assert await world.user(NEW) == "ann"
-    assert await world.user(OLD) == "ann"
+    assert {await world.user(each) for each in (NEW, OLD)} == {"ann"}
     assert world.fetches == 2
 
 
@@ -113,14 +106,13 @@ async def test_who_fails_too_often_causes_no_fetch_and_known_keys_do_for_him_too
     assert world.fetches == 1
 
 
-@pytest.mark.parametrize("more", [{}, {"header": {"kid": None}}])
-async def test_who_fails_too_often_keeps_nobody_at_his_address_from_a_new_key(more: dict[str, Any]) -> None:
+async def test_who_fails_too_often_keeps_nobody_at_his_address_from_a_new_key() -> None:
     world = World(OLD)
     async with world.running():
         world.published = keys(OLD, NEW)
         await world.clock.advance(30)
         now = int(world.clock.now())
-        made = token(private=NEW, iat=now, exp=now + 600, **more)
+        made = token(private=NEW, iat=now, exp=now + 600)
         for _ in range(100):
             with pytest.raises(TokenRefused):
                 await world.issuers.credential(made, may_look=lambda: False)
@@ -201,18 +193,6 @@ async def test_known_keys_go_on_for_a_day_of_outage_and_then_nobody_can_tell() -
         assert await world.user(OLD) == await world.user(NEW) == "ann"
 
 
-async def test_an_issuer_that_was_never_reached_makes_its_tokens_unavailable() -> None:
-    world = World()
-    world.published = None
-    for _ in range(9):
-        with pytest.raises(DependencyUnavailable):
-            await world.user(OLD)
-    assert world.fetches == 3
-    world.published = keys(OLD)
-    await world.clock.advance(30)
-    assert await world.user(OLD) == "ann"
-
-
 async def test_a_provider_that_leaves_the_file_takes_its_tokens_along() -> None:
     world = World(OLD)
     async with world.running():
@@ -267,6 +247,5 @@ async def test_the_log_says_why_a_token_was_refused_and_never_the_token() -> Non
     known = KeyAuthenticator(issuers=World(OLD).issuers)
     with structlog.testing.capture_logs() as logged, pytest.raises(Unauthenticated):
         await known.authenticate({"authorization": f"Bearer {made}"}, source="")
-    assert [line["event"] for line in logged] == ["token.refused"]
-    assert "audience" in logged[0]["reason"]
+    assert [(line["event"], "audience" in line["reason"]) for line in logged] == [("token.refused", True)]
     assert not any(part in str(logged) for part in made.split("."))

@@ -25,14 +25,11 @@ def fetch() -> KeyFetcher:
     return KeyFetcher()
 
 
-async def test_keys_are_found_by_discovery(server: IssuerServer, fetch: KeyFetcher) -> None:
+async def test_keys_are_found_by_discovery_or_at_a_given_url(server: IssuerServer, fetch: KeyFetcher) -> None:
     assert [each.key_id for each in await fetch(server.issuer, None)] == ["k1"]
     assert server.asked == [DISCOVERY, "/keys"]
-
-
-async def test_a_given_url_needs_no_discovery(server: IssuerServer, fetch: KeyFetcher) -> None:
     assert len(await fetch("https://id.example.com", f"{server.url}/keys")) == 1
-    assert server.asked == ["/keys"]
+    assert server.asked == [DISCOVERY, "/keys", "/keys"]
 
 
 async def test_no_proxy_answers_for_an_issuer_on_this_machine(
@@ -45,26 +42,25 @@ async def test_no_proxy_answers_for_an_issuer_on_this_machine(
     assert [each.key_id for each in await fetch(server.issuer, None)] == ["k1"]
 
 
-@pytest.mark.parametrize(
-    ("description", "says"),
-    [
-        ({"issuer": "{issuer}/", "jwks_uri": "{url}/keys"}, "another issuer"),
-        ({"issuer": "https://id.example.com", "jwks_uri": "{url}/keys"}, "another issuer"),
-        ({"jwks_uri": "{url}/keys"}, "issuer"),
-        ({"issuer": "{issuer}"}, "jwks_uri"),
-        ({"issuer": "{issuer}", "jwks_uri": "http://192.0.2.1/keys"}, "not at an https"),
-        ({"issuer": "{issuer}", "jwks_uri": "file:///etc/passwd"}, "not at an https"),
-        ({"issuer": "{issuer}", "jwks_uri": ""}, "not at an https"),
-    ],
-)
 async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_count(
-    server: IssuerServer, fetch: KeyFetcher, description: dict[str, str], says: str
+    server: IssuerServer, fetch: KeyFetcher
 ) -> None:
-    filled = {name: value.format(url=server.url, issuer=server.issuer) for name, value in description.items()}
-    server.say(DISCOVERY, filled)
-    with pytest.raises(FetchFailed, match=says):
-        await fetch(server.issuer, None)
-    assert server.asked == [DISCOVERY]
+    issuer, there = server.issuer, f"{server.url}/keys"
+    rows: list[tuple[dict[str, str], str]] = [
+        ({"issuer": f"{issuer}/", "jwks_uri": there}, "another issuer"),
+        ({"issuer": "https://id.example.com", "jwks_uri": there}, "another issuer"),
+        ({"jwks_uri": there}, "issuer"),
+        ({"issuer": issuer}, "jwks_uri"),
+        *(
+            ({"issuer": issuer, "jwks_uri": url}, "not at an https")
+            for url in ("http://192.0.2.1/keys", "file:///etc/passwd", "")
+        ),
+    ]
+    for description, says in rows:
+        server.say(DISCOVERY, dict(description))
+        with pytest.raises(FetchFailed, match=says):
+            await fetch(issuer, None)
+    assert set(server.asked) == {DISCOVERY}
 
 
 async def test_an_issuer_over_https_cannot_point_to_plain_http_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +77,9 @@ async def test_an_issuer_over_https_cannot_point_to_plain_http_on_this_machine(m
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("head", "body", "says"),
-    [
+async def test_odd_answers_are_an_outage(server: IssuerServer, fetch: KeyFetcher) -> None:
+    server.say("/other", key_set(key()))
+    for head, body, says in (
         (b"HTTP/1.1 302 Found\r\nlocation: /other\r\nconnection: close\r\n", b"", "status 302"),
         (b"HTTP/1.1 500 Oops\r\nconnection: close\r\n", key_set(key()), "status 500"),
         (b"HTTP/1.1 204 No Content\r\nconnection: close\r\n", b"", "status 204"),
@@ -92,15 +88,10 @@ async def test_an_issuer_over_https_cannot_point_to_plain_http_on_this_machine(m
         (OK, b'{"keys": [' + b" " * 600_000 + b"]}", "more than"),
         (OK + b"content-encoding: gzip\r\n", gzip.compress(key_set(key())), "invalid"),
         (b"nonsense\r\n", b"", "Protocol"),
-    ],
-)
-async def test_odd_answers_are_an_outage(
-    server: IssuerServer, fetch: KeyFetcher, head: bytes, body: bytes, says: str
-) -> None:
-    server.say("/other", key_set(key()))
-    server.say("/keys", body, head)
-    with pytest.raises(FetchFailed, match=says):
-        await fetch(server.issuer, None)
+    ):
+        server.say("/keys", body, head)
+        with pytest.raises(FetchFailed, match=says):
+            await fetch(server.issuer, None)
     assert "/other" not in server.asked
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -30,38 +29,32 @@ def failures(clock: ManualClock) -> tuple[LoginFailures, Metrics]:
     return LoginFailures(metrics.rpc.login_failures, clock), metrics
 
 
-@pytest.mark.parametrize(
-    ("peer", "source"),
-    [
-        ("ipv4:10.0.0.1:5123", "10.0.0.1"),
-        ("ipv6:[2001:db8:1:2:3:4:5:6]:5123", "2001:db8:1:2::/64"),
-        ("ipv6:%5B2001:db8:1:2:ffff::1%5D:99", "2001:db8:1:2::/64"),
-        ("ipv6:%5Bfe80::1%25eth0%5D:99", "fe80::/64"),
-        ("unix:/run/pawl", "unix"),
-        ("unix:", "unix"),
-        ("", ""),
-        ("ipv4:nonsense", "ipv4"),
-    ],
-)
-def test_a_source_is_an_address_without_its_port(peer: str, source: str) -> None:
-    assert source_of(peer) == source
+def test_a_source_is_an_address_without_its_port() -> None:
+    sources = {
+        "ipv4:10.0.0.1:5123": "10.0.0.1",
+        "ipv6:[2001:db8:1:2:3:4:5:6]:5123": "2001:db8:1:2::/64",
+        "ipv6:%5B2001:db8:1:2:ffff::1%5D:99": "2001:db8:1:2::/64",
+        "ipv6:%5Bfe80::1%25eth0%5D:99": "fe80::/64",
+        "unix:/run/pawl": "unix",
+        "unix:": "unix",
+        "": "",
+        "ipv4:nonsense": "ipv4",
+    }
+    assert {peer: source_of(peer) for peer in sources} == sources
 
 
-@pytest.mark.parametrize(
-    ("metadata", "kind"),
-    [
-        ((), FailureKind.ABSENT),
-        ((("pawl-user", "me"), ("trace-bin", b"\xff")), FailureKind.ABSENT),
-        ((("authorization", ""),), FailureKind.MALFORMED),
-        ((("authorization", "Basic abc"),), FailureKind.MALFORMED),
-        ((("authorization", f"Bearer {'x' * 9000}"),), FailureKind.MALFORMED),
-        (WRONG * 2, FailureKind.REPEATED),
-        ((*WRONG, ("pawl-user", "a"), ("pawl-user", "b")), FailureKind.REPEATED),
-        (WRONG, FailureKind.UNKNOWN),
-    ],
-)
-def test_failures_are_of_a_few_kinds(metadata: tuple[tuple[str, str]], kind: FailureKind) -> None:
-    assert kind_of(metadata) is kind
+def test_failures_are_of_a_few_kinds() -> None:
+    kinds = {
+        (): FailureKind.ABSENT,
+        (("pawl-user", "me"), ("trace-bin", b"\xff")): FailureKind.ABSENT,
+        (("authorization", ""),): FailureKind.MALFORMED,
+        (("authorization", "Basic abc"),): FailureKind.MALFORMED,
+        (("authorization", f"Bearer {'x' * 9000}"),): FailureKind.MALFORMED,
+        WRONG * 2: FailureKind.REPEATED,
+        (*WRONG, ("pawl-user", "a"), ("pawl-user", "b")): FailureKind.REPEATED,
+        WRONG: FailureKind.UNKNOWN,
+    }
+    assert {metadata: kind_of(metadata) for metadata in kinds} == kinds  # type: ignore[arg-type]  # bytes, too
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from("abc"))), st.floats(1, 10), st.floats(0, 5))
@@ -132,15 +125,6 @@ def test_one_key_that_is_tried_again_and_again_leaves_others_of_its_source_alone
     assert failed.may_look(HERE, "Bearer another")
 
 
-def test_the_log_has_no_secret() -> None:
-    failed, _ = failures(ManualClock())
-    with capture_logs() as lines:
-        failed.note(HERE, WRONG, "/pawl.agent.v1.AgentService/StartRun")
-    [line] = lines
-    assert "a-wrong-key" not in str(line)
-    assert (line["kind"], line["source"], line["method"]) == ("unknown", HERE, "/pawl.agent.v1.AgentService/StartRun")
-
-
 def test_why_a_key_is_refused_is_counted_and_summed_and_the_key_named() -> None:
     clock = ManualClock()
     metrics, sums = Metrics("test"), FailureSums(clock)
@@ -208,20 +192,6 @@ async def test_sums_lose_nothing_count_nothing_twice_and_stay_few(steps: list[ob
     assert all(report.sum.first_time <= report.sum.last_time for report in taken.values())
 
 
-async def test_ten_thousand_guesses_a_second_cost_few_reports() -> None:
-    """However many addresses they come from, one report every ten seconds remains."""
-    clock = ManualClock()
-    sums = FailureSums(clock)
-    reports = 0
-    for second in range(60):
-        for number in range(10_000):
-            sums.add(FailureKind.UNKNOWN, f"10.{second}.{number // 250}.{number % 250}")
-        await clock.advance(1)
-        reports += len(sums.reports())
-        sums.taken()
-    assert reports <= REPORTS_MAX + 6
-
-
 def test_guesses_from_everywhere_hide_no_use_of_a_key_that_was_revoked() -> None:
     sums = FailureSums(ManualClock())
     for number in range(10_000):
@@ -230,9 +200,3 @@ def test_guesses_from_everywhere_hide_no_use_of_a_key_that_was_revoked() -> None
     reports = sums.reports()
     assert ("key_1", 1) in [(report.key_id, report.sum.count) for report in reports]
     assert sum(report.sum.count for report in reports if not report.sum.source) > 9000
-
-
-def test_without_failures_there_is_nothing_to_report() -> None:
-    sums = FailureSums(ManualClock())
-    assert list(sums.reports()) == []
-    assert len(sums) == 0

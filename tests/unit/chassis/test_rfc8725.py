@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import re
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pawl.chassis.tokens import (
     read_token,
 )
 from tests.fakes.issuer import AUDIENCE, CLAIMS, ISSUER, NOW, key, keys, part, provider, published, token
+from tests.tables import not_refused, refusal
 
 ANYTHING = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
 
@@ -38,19 +40,30 @@ def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **
 
 
 def refused(text: str, match: str = ".", **more: Any) -> None:
-    with pytest.raises(TokenRefused, match=match):
-        accept(text, **more)
+    __tracebackhide__ = True
+    said = refusal(TokenRefused, lambda: accept(text, **more))
+    assert said is not None, f"accepted {text}"
+    assert re.search(match, said), f"{said!r} for {text}"
 
 
 def test_a_good_token_is_accepted() -> None:
     """Else all that is refused below might be refused for another reason."""
     assert (accept(token()).store_id, accept(token()).user_id) == ("acme", "ann")
+    assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: it may be for others too"
+    for kind in ("JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", None):
+        assert accept(token(header={"typ": kind})).user_id == "ann", f"RFC 8725, 3.11: {kind}"
 
 
-@pytest.mark.parametrize("alg", ["none", "None", "nOnE", "NONE", ""])
-def test_rfc8725_2_1_and_3_2_no_token_without_a_signature(alg: str) -> None:
-    for signature in ("", "AA"):
-        refused(f"{part({'alg': alg})}.{part(CLAIMS)}.{signature}", "algorithm")
+def test_rfc8725_2_1_and_3_2_no_token_without_a_signature() -> None:
+    for alg in (
+        "none",
+        "None",
+        "nOnE",
+        "NONE",
+        "",
+    ):
+        for signature in ("", "AA"):
+            refused(f"{part({'alg': alg})}.{part(CLAIMS)}.{signature}", "algorithm")
 
 
 def test_rfc8725_2_1_and_3_1_a_public_key_is_no_secret_of_an_hmac() -> None:
@@ -63,15 +76,13 @@ def test_rfc8725_2_1_and_3_1_a_public_key_is_no_secret_of_an_hmac() -> None:
             refused(f"{signed}.{signature}", "algorithm", published_keys=keys(private))
 
 
-@pytest.mark.parametrize("algorithms", [["HS256"], ["none"], [], ["RS256", "HS512"], ["RSA1_5"], ["dir"], ["ES256K"]])
-def test_rfc8725_3_1_no_provider_can_be_given_other_than_asymmetric_algorithms(algorithms: list[str]) -> None:
-    with pytest.raises(ValueError, match="algorithms"):
-        provider(algorithms=algorithms)
+def test_rfc8725_3_1_no_provider_can_be_given_other_than_asymmetric_algorithms() -> None:
+    rows = [["HS256"], ["none"], [], ["RS256", "HS512"], ["RSA1_5"], ["dir"], ["ES256K"]]
+    assert not_refused(ValueError, lambda row: provider(algorithms=row), rows) == []
 
 
-@pytest.mark.parametrize(
-    ("alg", "kind", "form"),
-    [
+def test_rfc8725_3_1_the_algorithm_is_one_of_the_providers() -> None:
+    for alg, kind, form in (
         *((f"{family}{bits}", "RSA", 2048) for family in ("RS", "PS") for bits in (256, 384, 512)),
         ("ES256", "EC", "P-256"),
         ("ES384", "EC", "P-384"),
@@ -79,14 +90,12 @@ def test_rfc8725_3_1_no_provider_can_be_given_other_than_asymmetric_algorithms(a
         ("EdDSA", "OKP", "Ed25519"),
         ("Ed25519", "OKP", "Ed25519"),
         ("Ed448", "OKP", "Ed448"),
-    ],
-)
-def test_rfc8725_3_1_the_algorithm_is_one_of_the_providers(alg: str, kind: str, form: int | str) -> None:
-    private = key(kind, form)
-    text = token(private=private, alg=alg)
-    assert accept(text, algorithms=[alg], published_keys=keys(private)).user_id == "ann"
-    others = [each for each in ANYTHING if each != alg]
-    refused(text, "algorithm", algorithms=others, published_keys=keys(private))
+    ):
+        private = key(kind, form)
+        text = token(private=private, alg=alg)
+        assert accept(text, algorithms=[alg], published_keys=keys(private)).user_id == "ann"
+        others = [each for each in ANYTHING if each != alg]
+        refused(text, "algorithm", algorithms=others, published_keys=keys(private))
 
 
 def test_rfc8725_3_1_a_key_is_for_the_algorithm_that_it_names() -> None:
@@ -106,12 +115,17 @@ def test_rfc8725_3_1_a_key_is_for_algorithms_of_its_own_kind() -> None:
         refused(f"{part({'alg': alg, 'kid': 'k1'})}.{claims}.{signature}", published_keys=both)
 
 
-@pytest.mark.parametrize("more", [{"use": "enc"}, {"key_ops": ["encrypt"]}, {"key_ops": []}, {"alg": "RSA-OAEP-256"}])
-def test_rfc8725_3_1_a_key_for_something_else_checks_no_signature(more: dict[str, Any]) -> None:
-    private = key("RSA", 2048)
-    refused(token(private=private, alg="RS256"), published_keys=keys(published(private, **more)))
-    good = keys(published(private, use="sig", key_ops=["verify"], alg="RS256"))
-    assert accept(token(private=private, alg="RS256"), published_keys=good).user_id == "ann"
+def test_rfc8725_3_1_a_key_for_something_else_checks_no_signature() -> None:
+    for more in (
+        {"use": "enc"},
+        {"key_ops": ["encrypt"]},
+        {"key_ops": []},
+        {"alg": "RSA-OAEP-256"},
+    ):
+        private = key("RSA", 2048)
+        refused(token(private=private, alg="RS256"), published_keys=keys(published(private, **more)))
+        good = keys(published(private, use="sig", key_ops=["verify"], alg="RS256"))
+        assert accept(token(private=private, alg="RS256"), published_keys=good).user_id == "ann"
 
 
 def test_rfc8725_3_2_weak_rsa_keys_do_not_count() -> None:
@@ -134,41 +148,35 @@ def test_rfc8725_2_3_and_3_3_nested_and_encrypted_tokens_are_refused() -> None:
     refused(token(token().encode(), header={"cty": "JWT"}), "strict JSON")
     refused(token(header={"cty": "JWT"}), "cty")
     refused(token(header={"enc": "A256GCM"}), "enc")
-
-
-def test_rfc8725_3_4_a_key_that_is_no_point_of_its_curve_does_not_count() -> None:
-    wrong = published(key())
-    wrong["y"] = wrong["x"]
-    assert keys(wrong) == ()
-    assert len(keys(wrong, key())) == 1, "the other keys of the set do"
-
-
-def test_rfc8725_2_2_and_3_5_a_shared_secret_is_no_key() -> None:
-    secret = {"kty": "oct", "k": part(b"0" * 32), "kid": "k1", "alg": "HS256"}
-    assert keys(secret) == ()
-
-
-def test_rfc8725_3_5_a_key_whose_private_half_was_published_does_not_count() -> None:
-    assert keys(key().as_dict(private=True)) == ()
-
-
-def test_rfc8725_2_4_and_3_6_nothing_is_decompressed() -> None:
     refused(token(header={"zip": "DEF"}), "zip")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
-def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8(encoding: str) -> None:
-    text = json.dumps(CLAIMS | {"sub": "änn"}, ensure_ascii=False)
-    assert accept(token(text.encode())).user_id.startswith("sha256-")
-    refused(token(text.encode(encoding)), "strict JSON")
-    _, claims, signature = token().split(".")
-    header = '{"alg": "ES256", "kid": "kä"}'.encode(encoding)
-    refused(f"{part(header)}.{claims}.{signature}", "strict JSON")
+def test_rfc8725_2_2_3_4_and_3_5_keys_that_nobody_may_trust_do_not_count() -> None:
+    off_the_curve = published(key())
+    off_the_curve["y"] = off_the_curve["x"]
+    shared = {"kty": "oct", "k": part(b"0" * 32), "kid": "k1", "alg": "HS256"}
+    assert keys(off_the_curve, shared, key().as_dict(private=True)) == ()
+    assert len(keys(off_the_curve, key())) == 1, "the other keys of the set do"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8() -> None:
+    for encoding in (
+        "utf-16",
+        "utf-16-le",
+        "utf-32",
+        "utf-8-sig",
+        "latin-1",
+    ):
+        text = json.dumps(CLAIMS | {"sub": "änn"}, ensure_ascii=False)
+        assert accept(token(text.encode())).user_id.startswith("sha256-")
+        refused(token(text.encode(encoding)), "strict JSON")
+        _, claims, signature = token().split(".")
+        header = '{"alg": "ES256", "kid": "kä"}'.encode(encoding)
+        refused(f"{part(header)}.{claims}.{signature}", "strict JSON")
+
+
+def test_rfc8725_2_6_what_readers_of_json_may_read_in_two_ways_is_refused() -> None:
+    for text in (
         b'{"iss": "https://id.example.com", "sub": "ann", "sub": "root"}',
         b"[]",
         b"null",
@@ -176,10 +184,8 @@ def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8(encoding: str) -> None:
         b'{"exp": NaN}',
         b'{"exp": 1e999}',
         b"",
-    ],
-)
-def test_rfc8725_2_6_what_readers_of_json_may_read_in_two_ways_is_refused(text: bytes) -> None:
-    refused(token(text))
+    ):
+        refused(token(text))
 
 
 def test_rfc8725_2_6_a_token_has_one_encoding() -> None:
@@ -197,12 +203,17 @@ def test_rfc8725_2_6_a_token_has_one_encoding() -> None:
         refused(text)
 
 
-@pytest.mark.parametrize(
-    "issuer",
-    [f"{ISSUER}/", "https://ID.example.com", f"{ISSUER}.evil.com", "http://id.example.com", "", None, [ISSUER]],
-)
-def test_rfc8725_2_7_and_3_8_the_issuer_is_exactly_the_providers(issuer: Any) -> None:
-    refused(token(iss=issuer), "issuer")
+def test_rfc8725_2_7_and_3_8_the_issuer_is_exactly_the_providers() -> None:
+    for issuer in (
+        f"{ISSUER}/",
+        "https://ID.example.com",
+        f"{ISSUER}.evil.com",
+        "http://id.example.com",
+        "",
+        None,
+        [ISSUER],
+    ):
+        refused(token(iss=issuer), "issuer")
 
 
 def test_rfc8725_3_8_the_keys_of_an_issuer_are_for_its_own_tokens() -> None:
@@ -211,18 +222,31 @@ def test_rfc8725_3_8_the_keys_of_an_issuer_are_for_its_own_tokens() -> None:
     refused(token(private=jwk.generate_key("EC", "P-256", {"kid": "k1"})), "signature")
 
 
-@pytest.mark.parametrize("subject", [None, "", 5, ["ann"], {}])
-def test_rfc8725_3_8_a_token_has_a_subject(subject: Any) -> None:
-    refused(token(sub=subject), "sub")
+def test_rfc8725_3_8_a_token_has_a_subject() -> None:
+    for subject in (
+        None,
+        "",
+        5,
+        ["ann"],
+        {},
+    ):
+        refused(token(sub=subject), "sub")
 
 
-@pytest.mark.parametrize("audience", [None, "", "pawl2", "paw", "Pawl", ["other"], [], {"pawl": 1}, 5, [["pawl"]]])
-def test_rfc8725_2_7_and_3_9_a_token_for_somebody_else_is_refused(audience: Any) -> None:
-    refused(token(aud=audience))
-
-
-def test_rfc8725_3_9_a_token_may_be_for_others_too() -> None:
-    assert accept(token(aud=["other", AUDIENCE])).user_id == "ann"
+def test_rfc8725_2_7_and_3_9_a_token_for_somebody_else_is_refused() -> None:
+    for audience in (
+        None,
+        "",
+        "pawl2",
+        "paw",
+        "Pawl",
+        ["other"],
+        [],
+        {"pawl": 1},
+        5,
+        [["pawl"]],
+    ):
+        refused(token(aud=audience))
 
 
 def test_rfc8725_2_9_and_3_10_a_key_id_is_only_compared() -> None:
@@ -245,16 +269,19 @@ def test_rfc8725_2_9_and_3_10_no_key_comes_with_a_token() -> None:
         assert accept(token(header=header)).user_id == "ann", "by the key of the issuer it is a good one"
 
 
-@pytest.mark.parametrize("kind", ["JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", None])
-def test_rfc8725_3_11_access_tokens_are_of_these_types(kind: str | None) -> None:
-    assert accept(token(header={"typ": kind})).user_id == "ann"
-
-
-@pytest.mark.parametrize(
-    "kind", ["secevent+jwt", "logout+jwt", "dpop+jwt", "JOSE", "rt+jwt", "token-introspection+jwt", "", 5, ["JWT"]]
-)
-def test_rfc8725_2_8_and_3_11_tokens_of_other_types_are_refused(kind: Any) -> None:
-    refused(token(header={"typ": kind}), "typ")
+def test_rfc8725_2_8_and_3_11_tokens_of_other_types_are_refused() -> None:
+    for kind in (
+        "secevent+jwt",
+        "logout+jwt",
+        "dpop+jwt",
+        "JOSE",
+        "rt+jwt",
+        "token-introspection+jwt",
+        "",
+        5,
+        ["JWT"],
+    ):
+        refused(token(header={"typ": kind}), "typ")
 
 
 def test_rfc8725_2_8_and_3_12_a_logout_token_logs_nobody_in() -> None:
@@ -262,6 +289,11 @@ def test_rfc8725_2_8_and_3_12_a_logout_token_logs_nobody_in() -> None:
     refused(token(header={"typ": "JWT"}, events=event), "event")
 
 
-@pytest.mark.parametrize("header", [{"crit": ["exp"], "exp": NOW + 9}, {"crit": []}, {"b64": False}, {"b64": True}])
-def test_rfc7515_4_1_11_what_must_be_understood_and_is_not_is_refused(header: dict[str, Any]) -> None:
-    refused(token(header=header), "header has")
+def test_rfc7515_4_1_11_what_must_be_understood_and_is_not_is_refused() -> None:
+    for header in (
+        {"crit": ["exp"], "exp": NOW + 9},
+        {"crit": []},
+        {"b64": False},
+        {"b64": True},
+    ):
+        refused(token(header=header), "header has")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -81,19 +82,19 @@ def test_stores_are_spread() -> None:
     assert all(900 < count < 1100 for count in first.values())
 
 
-def test_a_request_belongs_to_its_store_or_its_worker() -> None:
-    assert key_of(ledger_pb2.CommitRunRequest(store_id="acme")) == "acme"
-    assert key_of(execution_pb2.CheckCallsRequest(context=execution_pb2.CallContext(store_id="acme"))) == "acme"
-    assert key_of(ledger_pb2.ClaimRunsRequest(worker_id="wrk_1")) == "wrk_1"
-    assert key_of(execution_pb2.CheckAnswerRequest()) == ""
-
-
-def test_a_call_belongs_to_the_store_that_it_names_within_what_it_is_about() -> None:
+def test_a_call_belongs_to_the_store_or_worker_that_it_names_within_what_it_is_about() -> None:
     acme = schedules_pb2.ScheduleOwner(store_id="acme")
     due = schedules_pb2.DueSchedule(owner=acme)
     message = ledger_pb2.SubmitMessageRequest(store_id="acme")
-    assert key_of(schedules_pb2.PutScheduleRequest(owner=acme)) == "acme"
-    assert key_of(schedules_pb2.FireScheduleRequest(due=due, refusal="no agent")) == "acme"
-    assert key_of(schedules_pb2.FireScheduleRequest(message=message)) == "acme"
-    assert key_of(ledger_pb2.StartRunRequest(message=message)) == "acme"
-    assert key_of(schedules_pb2.FireScheduleRequest()) == ""
+    requests: list[tuple[Any, str]] = [
+        (ledger_pb2.CommitRunRequest(store_id="acme"), "acme"),
+        (execution_pb2.CheckCallsRequest(context=execution_pb2.CallContext(store_id="acme")), "acme"),
+        (ledger_pb2.ClaimRunsRequest(worker_id="wrk_1"), "wrk_1"),
+        (execution_pb2.CheckAnswerRequest(), ""),
+        (schedules_pb2.PutScheduleRequest(owner=acme), "acme"),
+        (schedules_pb2.FireScheduleRequest(due=due, refusal="no agent"), "acme"),
+        (schedules_pb2.FireScheduleRequest(message=message), "acme"),
+        (ledger_pb2.StartRunRequest(message=message), "acme"),
+        (schedules_pb2.FireScheduleRequest(), ""),
+    ]
+    assert [key_of(request) for request, _ in requests] == [key for _, key in requests]

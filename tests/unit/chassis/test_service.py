@@ -15,8 +15,10 @@ from tests.keys import ENVIRONMENT
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the logs of the test process as they are."""
+    """Leave the logs of the test process as they are, and give a service its keys."""
     monkeypatch.setattr(logs, "configure", lambda **_: None)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 class Part:
@@ -31,12 +33,6 @@ class Part:
 
     async def __aexit__(self, *_: object) -> None:
         self._order.append(self._name)
-
-
-@pytest.fixture(autouse=True)
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
 
 
 async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,30 +61,10 @@ async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order == ["server", "loop", "bus", "database"]
 
 
-async def test_loops_end_with_a_service_that_fails_to_start() -> None:
-    cancelled = asyncio.Event()
-
-    async def loop() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    async def start() -> None:
-        async with Service("test", ServiceSettings()) as service:
-            service.background.start("loop", loop)
-            await asyncio.sleep(0)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await start()
-    assert cancelled.is_set()
-
-
-@pytest.mark.parametrize("service", ["agent_loop", "job_store", "notifier", "tool_registry"])
-def test_a_service_loads_no_libraries_that_only_others_need(service: str) -> None:
+def test_a_service_loads_no_libraries_that_only_others_need() -> None:
     """Each would cost every process megabytes: those for tokens of issuers, and for colours."""
-    others = {"cryptography", "joserfc", "rich"}
-    program = f"import sys, pawl.{service}.__main__; print(*{others} & {{*sys.modules}})"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert loaded.split() == []
+    for service in ("agent_loop", "job_store", "notifier", "tool_registry"):
+        program = (
+            f"import sys, pawl.{service}.__main__; print(*{{'cryptography', 'joserfc', 'rich'}} & {{*sys.modules}})"
+        )
+        assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == [], service

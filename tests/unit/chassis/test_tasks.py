@@ -52,20 +52,15 @@ async def test_a_loop_notices_a_cancellation_that_got_lost() -> None:
     assert rounds == 1
 
 
-async def test_what_ended_tasks_raise_is_dropped() -> None:
-    async def fail() -> None:
-        raise ValueError("unseen")
-
-    task = asyncio.create_task(fail())
-    await asyncio.sleep(0)
-    await tasks.end([task])
-    tasks.check_cancelled()
+@pytest.fixture
+async def unseen() -> list[Any]:
+    """What the event loop complains of: exceptions that nobody has taken."""
+    found: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    return found
 
 
-async def test_what_tasks_raise_is_dropped_although_who_waited_for_their_end_has_left() -> None:
-    loop = asyncio.get_running_loop()
-    unseen: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: unseen.append(context))
+async def test_what_tasks_raise_is_dropped_although_who_waited_for_their_end_has_left(unseen: list[Any]) -> None:
     ending, goes_on = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -76,9 +71,9 @@ async def test_what_tasks_raise_is_dropped_although_who_waited_for_their_end_has
             await goes_on.wait()
             raise ValueError("too late")
 
-    task = loop.create_task(work())
+    task = asyncio.create_task(work())
     await asyncio.sleep(0)
-    caller = loop.create_task(tasks.end([task]))
+    caller = asyncio.create_task(tasks.end([task]))
     await ending.wait()
     await tasks.end([caller])
     goes_on.set()
@@ -89,10 +84,7 @@ async def test_what_tasks_raise_is_dropped_although_who_waited_for_their_end_has
     assert not unseen
 
 
-async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody() -> None:
-    loop = asyncio.get_running_loop()
-    unseen: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: unseen.append(context))
+async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(unseen: list[Any]) -> None:
     goes_on, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -100,7 +92,7 @@ async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(
         ended.set()
         raise ValueError("too late")
 
-    caller = loop.create_task(tasks.shield(work()))
+    caller = asyncio.create_task(tasks.shield(work()))
     await asyncio.sleep(0)
     await tasks.end([caller])
     gc.collect()
