@@ -16,8 +16,6 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from pawl.chassis import logs
-from pawl.chassis.database import Database
-from pawl.chassis.database_rights import Rights
 from pawl.chassis.service import Service
 from pawl.chassis.settings import ServiceSettings
 from pawl.chassis.start import StartError
@@ -286,35 +284,12 @@ async def test_rights_beyond_those_are_taken_back_and_right_ones_left_alone(role
     await connection.close()
 
 
-async def test_an_older_version_leaves_the_rights_of_a_newer_one_alone(roles: str, tmp_path: Path) -> None:
-    """It does not know which of the newer tables only grow."""
-    new, old = tmp_path / "new", tmp_path / "old"
-    for folder in (new, old):
-        folder.mkdir()
-        (folder / "0001_one.sql").write_text("CREATE TABLE one (n int)")
-    (new / "0002_two.sql").write_text("CREATE TABLE two (n int)")
-    async with Database(url_as(roles, "notifier_owner"), application_name="test") as owner:
-        await owner.migrate("notifier", new, Rights(role="notifier", append_only=frozenset({"two"})))
-        assert await owner.migrate("notifier", old, Rights(role="notifier")) == 0
-    connection = await asyncpg.connect(url_as(roles, "notifier"))
-    await refused(connection, "DELETE FROM notifier.two")
-    await connection.close()
-
-
 async def test_a_role_that_owns_nothing_starts_once_all_is_migrated(roles: str) -> None:
     service, owner = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
     with pytest.raises(StartError, match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL"):
         await start("notifier", service, None)
     await start("notifier", service, owner)
     await start("notifier", service, None)
-
-
-async def test_an_owner_who_is_none_or_elsewhere_is_told(roles: str, postgres_url: str) -> None:
-    service = url_as(roles, "notifier")
-    with pytest.raises(StartError, match="schema notifier: permission denied"):
-        await start("notifier", service, url_as(roles, "job_store"))
-    with pytest.raises(StartError, match=r"PAWL_DATABASE_OWNER_URL: .*does not exist"):
-        await start("notifier", service, urlsplit(postgres_url)._replace(path="/nowhere").geturl())
 
 
 async def test_schemas_of_roles_that_owned_them_go_to_the_owners(url: str) -> None:

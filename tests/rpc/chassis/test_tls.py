@@ -243,29 +243,6 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
     assert len(set(seen)) >= 4
 
 
-async def test_certificates_that_nobody_takes_change_nothing_for_those_who_are_connected(
-    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
-) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
-    async with (
-        serving(service_only=True) as server,
-        open_channel(server.internal_address, service_key=SERVICE_KEY, tls=own, server_name="job-store") as channel,
-    ):
-        stub = EchoStub(channel)
-        first = await stub.call("unary", "certificate")
-        certificates.write(tmp_path, "agent-loop", stranger, authority)
-        await clock.advance(1.0)
-        for _ in range(20):
-            assert await stub.call("unary", "certificate") == first
-        certificates.write(tmp_path, "agent-loop", authority)
-        await clock.advance(1.0)
-
-        async def is_renewed() -> bool:
-            return await stub.call("unary", "certificate") != first
-
-        await until(is_renewed)
-
-
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_pages_over_tls_show_the_certificate_of_the_moment(
     tmp_path: Path, authority: trustme.CA, new_loop: Callable[[], asyncio.AbstractEventLoop]

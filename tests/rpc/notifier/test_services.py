@@ -22,7 +22,7 @@ from pawl.errors import InvalidField
 from pawl.notifier.adapters import apprise_sender
 from pawl.notifier.adapters.apprise_sender import AppriseServices
 from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.domain.channel import OWN_SERVICES, SERVICES, ChannelId, place_of_service
+from pawl.notifier.domain.channel import OWN_SERVICES, SERVICES, ChannelId
 from pawl.notifier.domain.delivery import TEST, Attempt, Candidate, DeliveryId, Outcome, body_of_own
 from pawl.notifier.domain.notification import Draft, Inbox
 from pawl.notify.v1 import channel_pb2 as pb
@@ -173,11 +173,6 @@ async def test_every_service_that_may_be_allowed_is_one_of_apprise() -> None:
 
     for scheme in SERVICES | OWN_SERVICES:
         assert scheme in apprise.plugins.N_MGR
-
-
-def test_a_service_of_somebody_is_one_place_and_others_are_those_of_their_hosts() -> None:
-    assert place_of_service(DISCORD) == place_of_service("discord://2/b") == "discord://"
-    assert place_of_service("jsons://ann:x@Example.com:8443/a") == "jsons://example.com"
 
 
 async def test_a_url_that_nobody_can_read_is_refused() -> None:

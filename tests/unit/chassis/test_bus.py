@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import nats
@@ -63,60 +63,6 @@ async def test_what_was_published_before_the_stop_goes_out(nats_url: str, metric
         await bus.publish("last.words", b"bye")
     assert (await subscription.next_msg(5)).data == b"bye"
     await client.close()
-
-
-@asynccontextmanager
-async def server_that_notes(told: list[str], answers: asyncio.Event | None = None) -> AsyncIterator[str]:
-    """The URL of a server that writes down the first word of each line that it is sent, and waits with its answers."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"max_payload": 1048576, "headers": true}\r\n')
-        while line := (await reader.readline()).decode():
-            told.extend(line.split()[:1])
-            if told[-1:] == ["PING"]:
-                if answers is not None:
-                    await answers.wait()
-                writer.write(b"PONG\r\n")
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1") as server:
-        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-async def test_flush_ends_when_the_server_has_the_subscriptions(metrics: Metrics) -> None:
-    told: list[str] = []
-    async with server_that_notes(told) as url:
-        client = await nats.connect(url)
-        await client.subscribe("some.subject")
-        await flush(client)
-        assert "SUB" in told[: _last(told, "PING")]
-        await client.close()
-        told.clear()
-        bus = bus_to(url, metrics)
-        await bus.subscribe("other.subject", Inbox())
-        async with bus:
-            await bus.wait_connected()
-            assert "SUB" in told[: _last(told, "PING")]
-
-
-async def test_a_server_that_answers_late_is_heard_as_before(metrics: Metrics) -> None:
-    told, answers = list[str](), asyncio.Event()
-    answers.set()
-    async with server_that_notes(told, answers) as url, bus_to(url, metrics) as bus:
-        await bus.wait_connected()
-        answers.clear()
-        told.clear()
-        with pytest.raises(DependencyUnavailable):
-            await bus.publish_all([("some.subject", b"late", {})], timeout_seconds=0.01)
-        await until(lambda: "PING" in told)
-        answers.set()
-        told.clear()
-        await bus.publish_all([("some.subject", b"payload", {})] * 3)
-        assert told[: _last(told, "PING")].count("payload") == 3
-
-
-def _last(items: list[str], item: str) -> int:
-    return len(items) - 1 - items[::-1].index(item)
 
 
 async def test_without_a_server_start_does_not_wait_and_publish_does_not_fail(metrics: Metrics) -> None:

@@ -140,33 +140,6 @@ async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works
             await use(database)
 
 
-async def test_a_server_that_said_goodbye_and_has_not_hung_up_is_unavailable_and_the_next_is_not(
-    database_url: str,
-) -> None:
-    said = asyncio.Event()
-
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-        said.set()
-
-    async with (
-        forwarding(database_url, free_port(), say) as url,
-        Database(url, application_name="leaving", connections_max=1) as database,
-        Database(database_url, application_name="test") as other,
-    ):
-        async with other.acquire() as connection:
-            await connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'leaving'"
-            )
-        await said.wait()
-        for _ in range(10):
-            await asyncio.sleep(0)  # What was said is read.
-        with pytest.raises(DependencyUnavailable):
-            await use(database)
-        await use(database)
-
-
 async def test_a_caller_that_goes_away_in_a_statement_leaves_a_connection_that_works(
     database_url: str,
 ) -> None:
@@ -264,21 +237,6 @@ async def test_a_database_that_takes_no_writes_is_unavailable_and_its_sessions_a
     await database.execute("CREATE TABLE t (n integer)")
     await database.ping()
     await database.__aexit__(None, None, None)
-
-
-async def test_a_database_that_lets_nobody_in_any_more_is_unavailable(postgres_url: str, database_url: str) -> None:
-    """The operator has to mend it; no request is at fault."""
-    name = urlsplit(database_url).path.removeprefix("/")
-    admin = await asyncpg.connect(postgres_url)
-    async with Database(database_url, application_name="test", connections_max=1) as database:
-        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
-        for _ in range(3):
-            with pytest.raises(DependencyUnavailable):
-                await use(database)
-        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-        await use(database)
-    await admin.close()
 
 
 async def test_a_migration_in_between_is_no_fault_of_a_request(database_url: str) -> None:

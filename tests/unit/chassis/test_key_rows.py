@@ -137,15 +137,6 @@ async def test_changes_are_read_page_by_page_and_an_older_copy_of_the_database_f
     assert [await is_live(rows, number) for number in range(5)] == [True, False, False, False, False]
 
 
-async def test_a_key_expires_by_itself(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0, expire_time=clock.now() + 10)]
-    await clock.advance(9)
-    assert await found(rows, SECRETS[0], clock) is not None
-    await clock.advance(1)
-    assert not await is_live(rows, 0)
-    assert await found(rows, SECRETS[0], clock) is None
-
-
 async def test_a_key_that_had_expired_by_a_wrong_clock_is_in_force_again(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
@@ -229,11 +220,6 @@ async def test_after_a_long_silence_all_is_read_again(rows: KeyRows, source: Sou
     assert [await is_live(rows, number) for number in range(4)] == [False, False, True, True]
 
 
-async def test_a_first_call_waits_for_the_first_look(source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0)]
-    assert await found(KeyRows(source, clock), SECRETS[0], clock) == grant(0)
-
-
 async def test_uses_are_told_once_a_minute_also_after_an_outage(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
@@ -250,15 +236,6 @@ async def test_uses_are_told_once_a_minute_also_after_an_outage(
     assert source.used == [["key_0"], ["key_0"]]
     await clock.advance(600)
     assert source.used == [["key_0"], ["key_0"]]
-
-
-async def test_a_caller_who_leaves_ends_nobody_elses_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0)]
-    leaving, staying = (asyncio.ensure_future(rows.find(SECRETS[0])) for _ in range(2))
-    await clock.advance(0)
-    leaving.cancel()
-    await clock.advance(0.5)
-    assert await staying == grant(0)
 
 
 async def test_revoked_expired_and_unknown_keys_get_one_answer(
@@ -322,13 +299,3 @@ async def test_a_report_that_is_refused_is_dropped_and_keys_go_on(
     sums.add(FailureKind.UNKNOWN, "10.0.0.1")
     await clock.advance(20)
     assert [report.sum.count for report in source.reports] == [1]
-
-
-async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
-    rows: KeyRows, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pawl.chassis.key_rows.ENDED_MAX", 3)
-    source.changes = [grant(number, is_revoked=True) for number in range(5)]
-    await clock.advance(2)
-    remembered = [rows.ended(digest_of(SECRETS[number])) is not None for number in range(5)]
-    assert remembered == [False, False, True, True, True]

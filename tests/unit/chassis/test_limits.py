@@ -1,12 +1,21 @@
+"""What bounds calls and tries: logins that fail, requests on their way in, pauses between retries."""
+
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pawl.chassis.ids import KeyId
+from pawl.chassis.auth import Principal, service_principal
+from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.login_failures import (
-    ENTRIES_MAX,
     REPORTS_MAX,
     FailureKind,
     FailureReport,
@@ -18,6 +27,16 @@ from pawl.chassis.login_failures import (
     source_of,
 )
 from pawl.chassis.metrics import Metrics
+from pawl.chassis.retry import ANY, TRANSIENT, Failures, Retry, pause_seconds
+from pawl.chassis.rpc_limits import Arrivals, Crowd
+from pawl.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Internal,
+    LeaseLost,
+    Overloaded,
+    PawlError,
+)
 from tests.fakes.manual_clock import ManualClock
 
 WRONG = (("authorization", "Bearer a-wrong-key-0123456789"),)
@@ -76,14 +95,6 @@ async def test_within_any_time_no_more_than_the_rate_passes(
                 assert last - first + 1 <= burst + (times[last] - begin) * per_second + 1e-6
 
 
-def test_only_so_many_sources_are_remembered_the_latest() -> None:
-    rate = Rate(1, 0, ManualClock())
-    for number in range(2 * ENTRIES_MAX):
-        assert rate.spend(f"source {number}")
-    assert len(rate) == ENTRIES_MAX
-    assert not rate.has(f"source {2 * ENTRIES_MAX - 1}")
-
-
 async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minute() -> None:
     clock = ManualClock()
     failed, metrics = failures(clock)
@@ -116,13 +127,6 @@ async def test_a_key_that_many_sources_show_causes_no_looks_either() -> None:
     assert failed.may_look("10.0.2.1", "Bearer another")
     await clock.advance(10)
     assert failed.may_look("10.0.2.1", shown)
-
-
-def test_one_key_that_is_tried_again_and_again_leaves_others_of_its_source_alone() -> None:
-    failed, _ = failures(ManualClock())
-    for _ in range(1000):
-        failed.note(HERE, WRONG, "/m")
-    assert failed.may_look(HERE, "Bearer another")
 
 
 def test_why_a_key_is_refused_is_counted_and_summed_and_the_key_named() -> None:
@@ -200,3 +204,167 @@ def test_guesses_from_everywhere_hide_no_use_of_a_key_that_was_revoked() -> None
     reports = sums.reports()
     assert ("key_1", 1) in [(report.key_id, report.sum.count) for report in reports]
     assert sum(report.sum.count for report in reports if not report.sum.source) > 9000
+
+
+class Slow:
+    """Contexts whose requests arrive when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.arrived = asyncio.Event()
+
+    async def read(self) -> bytes:
+        self.asked += 1
+        await self.arrived.wait()
+        return b"here"
+
+
+def user(name: str, store_id: str = "acme") -> Principal:
+    return Principal(store_id=StoreId(store_id), user_id=UserId(name))
+
+
+async def turn_over() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
+    arrivals, slow, others = Arrivals(), Slow(), Slow()
+    reading = [asyncio.ensure_future(arrivals.read(slow, user("ann"))) for _ in range(50)]
+    await turn_over()
+    few = slow.asked
+    assert 0 < few < 50
+    beside = [
+        asyncio.ensure_future(arrivals.read(others, who)) for who in (user("bob"), service_principal("agent-loop"))
+    ]
+    await turn_over()
+    assert (slow.asked, others.asked) == (few, 2)
+    slow.arrived.set()
+    others.arrived.set()
+    assert set(await asyncio.gather(*reading, *beside)) == {b"here"}
+
+
+async def test_many_callers_have_no_more_than_so_many_in_all_and_keep_another_store_from_nothing() -> None:
+    arrivals, slow, others = Arrivals(), Slow(), Slow()
+    reading = [asyncio.ensure_future(arrivals.read(slow, user(f"u{number}"))) for number in range(500)]
+    await turn_over()
+    assert 0 < slow.asked < 500
+    beside = asyncio.ensure_future(arrivals.read(others, user("bob", "other")))
+    await turn_over()
+    assert others.asked == 1
+    for task in reading[:400]:
+        task.cancel()
+    slow.arrived.set()
+    others.arrived.set()
+    await asyncio.gather(*reading, beside, return_exceptions=True)
+    assert await arrivals.read(slow, user("ann")) == b"here"
+
+
+class Ended:
+    """Calls that remember how they ended."""
+
+    reason: PawlError | None = None
+
+    def end(self, reason: PawlError) -> None:
+        self.reason = reason
+
+
+def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
+    crowd, alone, many, late = Crowd(10), Ended(), [Ended() for _ in range(50)], Ended()
+    crowd.enter(alone, "a")
+    for call in many:
+        crowd.enter(call, "b")
+    crowd.enter(late, "c")
+    assert len(crowd) == 10
+    assert (alone.reason, late.reason) == (None, None)
+    assert [call for call in many if call.reason is None] == many[-8:]
+    for call in (*many, alone, late):
+        crowd.leave(call)
+    assert len(crowd) == 0
+
+
+@dataclass(slots=True)
+class _Clock:
+    """A clock that is where it would be after each sleep."""
+
+    time: float = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@dataclass(slots=True)
+class _Dependency:
+    """Fails with one error after the other, then answers."""
+
+    errors: Iterator[Exception]
+    asked: int = 0
+
+    async def ask(self) -> str:
+        self.asked += 1
+        for error in self.errors:
+            raise error
+        return "answer"
+
+
+def _retry(clock: _Clock, **options: object) -> Retry:
+    return Retry(clock, chance=lambda: 1.0, **options)  # type: ignore[arg-type]
+
+
+async def test_a_dependency_may_be_away_for_any_time() -> None:
+    for error in (DependencyUnavailable(), DeadlineExceeded(), Overloaded()):
+        clock, failures_count = _Clock(), 500
+        dependency = _Dependency(iter([error] * failures_count))
+        assert await _retry(clock).until_answered(dependency.ask) == "answer"
+        assert dependency.asked == failures_count + 1
+        assert clock.time - 1000.0 > 3 * 180.0
+
+
+async def test_a_broken_dependency_is_believed_after_a_while_since_it_was_last_away() -> None:
+    for error, transient in ((Internal(), TRANSIENT), (OSError(), ANY)):
+        clock = _Clock()
+        retry = _retry(clock, transient=transient, internal_seconds_max=60.0)
+        with pytest.raises(type(error)):
+            await retry.until_answered(_Dependency(repeat(error)).ask)
+        assert 60.0 <= clock.time - 1000.0 <= 62.0
+    clock = _Clock()
+    errors = iter([*[Internal()] * 30, DependencyUnavailable(), *[Internal()] * 30])
+    assert await _retry(clock, internal_seconds_max=60.0).until_answered(_Dependency(errors).ask) == "answer"
+    assert clock.time - 1000.0 > 60.0
+
+
+async def test_what_is_no_fault_of_the_dependency_is_believed_at_once() -> None:
+    dependency = _Dependency(repeat(LeaseLost()))
+    with pytest.raises(LeaseLost):
+        await _retry(_Clock()).until_answered(dependency.ask)
+    assert dependency.asked == 1
+
+
+async def test_all_attempts_together_take_no_longer_than_asked() -> None:
+    clock = _Clock()
+    with pytest.raises(DependencyUnavailable):
+        await _retry(clock).until_answered(_Dependency(repeat(DependencyUnavailable())).ask, seconds_max=30.0)
+    assert 30.0 <= clock.time - 1000.0 <= 32.0
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 1))
+def test_pauses_grow_up_to_a_bound_and_are_never_nothing(failures: int, chance: float, other: float) -> None:
+    pause = pause_seconds(failures, chance)
+    assert 0.025 <= pause <= 2.0
+    assert pause <= 2 * pause_seconds(failures + 1, other)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=30))
+def test_it_is_broken_since_it_was_last_away(history: list[tuple[bool, float]]) -> None:
+    failures, now, expected = Failures(), 0.0, math.inf
+    for is_away, seconds in history:
+        now += seconds
+        failures = failures.then(DependencyUnavailable() if is_away else Internal(), now)
+        expected = math.inf if is_away else min(expected, now)
+    assert failures == Failures(count=len(history), broken_since=expected)
