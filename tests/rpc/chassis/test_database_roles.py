@@ -254,19 +254,6 @@ async def test_nobody_changes_an_event_of_keys_and_old_ones_go(roles: str) -> No
     await connection.close()
 
 
-async def test_rights_follow_the_migrations(roles: str, tmp_path: Path) -> None:
-    urls = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
-    (tmp_path / "0001_one.sql").write_text("CREATE TABLE one (n int GENERATED ALWAYS AS IDENTITY)")
-    await start("notifier", *urls, migrations=tmp_path)
-    (tmp_path / "0002_two.sql").write_text("CREATE TABLE two (n serial)")
-    await start("notifier", *urls, migrations=tmp_path)
-    connection = await asyncpg.connect(urls[0])
-    for table in ("one", "two"):
-        await connection.execute(f"INSERT INTO notifier.{table} DEFAULT VALUES")
-        await connection.execute(f"DELETE FROM notifier.{table}")  # noqa: S608  # one of ours
-    await connection.close()
-
-
 async def test_rights_beyond_those_are_taken_back_and_right_ones_left_alone(roles: str) -> None:
     urls = url_as(roles, "tool_registry"), url_as(roles, "tool_registry_owner")
     await start("tool_registry", *urls)
@@ -290,31 +277,3 @@ async def test_a_role_that_owns_nothing_starts_once_all_is_migrated(roles: str) 
         await start("notifier", service, None)
     await start("notifier", service, owner)
     await start("notifier", service, None)
-
-
-async def test_schemas_of_roles_that_owned_them_go_to_the_owners(url: str) -> None:
-    """A volume of before: one role a service, which owns its schema."""
-    admin = await asyncpg.connect(url)
-    for schema in SCHEMAS:
-        quoted = PASSWORD.replace("'", "''")
-        await admin.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{quoted}'")
-        await admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {schema}")
-        await start(schema, url_as(url, schema), None)
-    await add_entry(admin)
-    for _ in range(2):
-        make_roles(url)
-        await start_all(url)
-    owners = await admin.fetch(
-        "SELECT DISTINCT relnamespace::regnamespace::text || '_owner' AS wanted, relowner::regrole::text AS found"
-        " FROM pg_class WHERE relnamespace::regnamespace::text = ANY ($1)",
-        list(SCHEMAS),
-    )
-    assert (
-        {row["wanted"] for row in owners} == {row["found"] for row in owners} == {f"{name}_owner" for name in SCHEMAS}
-    )
-    assert len(owners) == len(SCHEMAS)
-    assert await admin.fetchval("SELECT verdict FROM tool_registry.audit") == "x"
-    await admin.close()
-    connection = await asyncpg.connect(url_as(url, "tool_registry"))
-    await refused(connection, "DELETE FROM tool_registry.audit")
-    await connection.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -80,24 +79,6 @@ async def test_the_text_of_an_uncaught_exception_stays_here(serve: Serve, capfd:
                 error = from_rpc_error(caught.value)
                 assert type(error) is Internal
                 assert error.metadata["error_id"] in "".join(capfd.readouterr())
-
-
-async def test_a_client_that_goes_away_before_it_is_refused_is_no_fault_of_the_program(
-    serve: Serve, servicer: EchoServicer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The program hangs meanwhile, so gRPC notices that the status cannot be sent before it is told of the cancel."""
-    async with serve() as server, open_channel(server.address) as channel:
-        call = EchoStub(channel).unary(StringValue(value="vanish"))
-
-        def vanish() -> None:
-            call.cancel()
-            time.sleep(0.2)
-
-        servicer.vanish = vanish
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    # gRPC says so of itself where there was nothing to read from its poller after all.
-    assert [said for said in caplog.messages if "PollerCompletionQueue" not in said] == []
 
 
 async def test_a_deadline_ends_the_handler_before_its_client_gives_up_or_never_starts_it(

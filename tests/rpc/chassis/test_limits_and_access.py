@@ -169,26 +169,6 @@ async def test_a_call_gives_its_room_back_however_it_ends(serve: Serve, servicer
             assert (await stub.call(kind, "hello"))[-1] == "hello", kind
 
 
-async def test_a_stranger_who_does_not_read_has_so_many_calls_on_a_connection(serve: Serve, metrics: Metrics) -> None:
-    """For gRPC keeps each until its client has taken the last of it, also those that we have ended."""
-    deaf: Any = [*_OWN, ("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
-    async with (
-        serve(listen="127.0.0.1:0", unary_calls_max=5, streams_max=20) as server,
-        grpc.aio.insecure_channel(server.address, deaf) as stranger,
-    ):
-        stub: Any = health_pb2_grpc.HealthStub(stranger)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(1100)]
-
-        async def are_there() -> bool:
-            return b'in_flight{method="/grpc.health.v1.Health/Watch"} 1025.0' in metrics.text()
-
-        await until(are_there)
-        await _check_health(server.address)
-        assert await are_there()
-        for call in watches:
-            call.cancel()
-
-
 async def test_strangers_keep_nobody_from_asking_for_health(serve: Serve) -> None:
     """Neither with requests that never end nor with watches: the services' own channels ask, too."""
     async with serve(streams_max=20) as server, grpc.aio.insecure_channel(server.address, _OWN) as many:

@@ -6,8 +6,8 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, suppress
-from typing import Any, Self
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis import rpc_batch_client, rpc_replicas, tasks
+from pawl.chassis import rpc_batch_client
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, translating
@@ -26,10 +26,8 @@ from pawl.errors import (
     Internal,
     MalformedRequest,
     MethodNotFound,
-    Overloaded,
     PermissionDenied,
     RunNotFound,
-    ShuttingDown,
     TooLarge,
     Unauthenticated,
 )
@@ -65,37 +63,6 @@ class Replicas:
         """Start a server where one was stopped."""
         server = await self._serving[next(iter(self._serving))].enter_async_context(serving)
         self.servers[server.address] = server
-
-
-class Line:
-    """A port in front of a server, which carries nothing while `carries` is not set."""
-
-    def __init__(self, to: str) -> None:
-        self.carries = asyncio.Event()
-        self.carries.set()
-        self.address = ""
-        self._to = to.rsplit(":", 1)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await tasks.end(self._tasks)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._to)
-        tasks.start(self._tasks, self._carry(reader, far_writer), name="there")
-        tasks.start(self._tasks, self._carry(far_reader, writer), name="back")
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer):
-            while data := await reader.read(65536):
-                await self.carries.wait()
-                writer.write(data)
 
 
 @asynccontextmanager
@@ -159,63 +126,6 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
         assert await call == ["wait"]
 
 
-async def test_a_replica_that_is_stopped_costs_no_call_once_it_was_given_up(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each time it is tried again, whatever was sent to it would wait for its deadline."""
-    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 1.0)
-    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 2.0)
-    monkeypatch.setattr(rpc_batch_client, "_GIVEN_UP_SECONDS", 0.1)
-    async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(serve(service_only=True, listen="127.0.0.1:0")) for _ in range(2)]
-        lines = [await stack.enter_async_context(Line(server.address)) for server in servers]
-        addresses = tuple(line.address for line in lines)
-        channel = await stack.enter_async_context(open_channel(",".join(addresses), batches=True, deadline_seconds=10))
-        stub = EchoStub(channel)
-        assert await stub.call("unary", "hello") == ["hello"]
-        lines[rpc_replicas.preference("", addresses)[0]].carries.clear()
-        with pytest.raises(DependencyUnavailable):
-            await stub.call("unary", "hello")
-        for _ in range(3):
-            await asyncio.sleep(0.2)
-            assert await stub.call("unary", "hello") == ["hello"]
-
-
-async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked_next(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else who asks one thing after the other would wait for a replica that hangs each time."""
-    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
-    async with two(serve) as replicas:
-        preferred = await replicas.preferred()
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        call.cancel()
-        await asyncio.wait([call])
-        assert await replicas.used() - {preferred}
-
-
-async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
-    async with two(serve, unary_calls_max=1) as replicas:
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        with pytest.raises(Overloaded), translating():
-            await replicas.stub.call("unary", "hello")
-
-        async def another_one_is_used() -> bool:
-            try:
-                return len(await replicas.used()) == 2
-            except Overloaded:
-                return False  # The way to the other one is not made yet.
-
-        await until(another_one_is_used)
-        servicer.release.set()
-        assert await call == ["wait"]
-
-
 async def test_a_replica_that_takes_no_batches_costs_no_call(serve: Serve) -> None:
     """One of an older version, beside a newer one."""
     async with two(serve) as replicas:
@@ -239,16 +149,6 @@ def generate(channel: grpc.aio.Channel) -> Any:
         request_serializer=StringValue.SerializeToString,
         response_deserializer=Response,
     )
-
-
-async def test_a_server_that_is_slow_to_let_one_in_is_waited_for(serve: Serve) -> None:
-    """A busy machine takes some tenths of a second for a connection; that is no server that does not answer."""
-    for batches in (False, True):
-        async with serve(service_only=batches, listen="127.0.0.1:0") as server, Line(server.address) as line:
-            line.carries.clear()
-            asyncio.get_running_loop().call_later(0.4, line.carries.set)
-            async with open_channel(line.address, batches=batches) as channel:
-                assert await EchoStub(channel).call("unary", "hello") == ["hello"]
 
 
 async def test_a_stream_keeps_no_response_while_it_waits_for_the_next(servicer: EchoServicer, serve: Serve) -> None:
@@ -343,20 +243,6 @@ async def test_users_carry_nothing_and_nothing_for_users_is_carried(serve: Serve
             await EchoStub(channel).call("unary", "who")
 
 
-async def test_a_call_that_takes_too_long_ends_as_one_to_a_service_that_is_away(
-    served: EchoStub, servicer: EchoServicer
-) -> None:
-    """The deadline is not that of whoever waits in the end."""
-
-    async def is_begun() -> bool:
-        with pytest.raises(DependencyUnavailable), translating():
-            await served.call("unary", "wait", timeout=0.1)
-        return servicer.entered.is_set()
-
-    await until(is_begun)  # A busy machine may need longer for that.
-    await asyncio.wait_for(servicer.cancelled.wait(), 60)
-
-
 async def test_a_caller_that_gives_up_ends_the_call(served: EchoStub, servicer: EchoServicer) -> None:
     for kind in ("unary", "generate"):
         servicer.entered.clear()
@@ -439,18 +325,6 @@ async def test_a_stop_lets_calls_finish_and_sends_new_ones_elsewhere(serve: Serv
         servicer.release.set()
         assert await asyncio.gather(*calls) == [["wait"]] * 10
         await stop
-
-
-async def test_a_stop_ends_what_does_not_finish_in_time(serve: Serve, servicer: EchoServicer) -> None:
-    serving = serve(service_only=True, drain_seconds=0.05)
-    server = await serving.__aenter__()
-    async with open_channel(server.address, batches=True) as channel:
-        call = asyncio.ensure_future(EchoStub(channel).call("unary", "wait"))
-        await servicer.entered.wait()
-        await serving.__aexit__(None, None, None)
-        with pytest.raises(ShuttingDown), translating():
-            await call
-        assert servicer.cancelled.is_set()
 
 
 async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(

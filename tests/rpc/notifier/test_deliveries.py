@@ -275,16 +275,3 @@ async def test_what_was_claimed_by_a_process_that_died_is_tried_again_and_its_la
     receiver.close()  # What hung breaks now.
     await asyncio.sleep(0.2)
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
-
-
-async def test_deliveries_are_forgotten_with_their_notifications(
-    desk: Desk, store: PostgresStore, draft: Drafts, database: Database
-) -> None:
-    channel_id, _ = await desk.hook()
-    await store.add([draft("a")])
-    await desk.test(channel_id)
-    await settled(desk, channel_id)
-    await database.execute("UPDATE notifier.notifications SET insert_time = now() - interval '2 days'")
-    await database.execute("UPDATE notifier.webhook_deliveries SET insert_time = now() - interval '2 days'")
-    await store.forget(older_than_seconds=86400, limit=10)
-    assert await desk.deliveries(channel_id) == []

@@ -288,21 +288,6 @@ async def found_lost(repository: Repository) -> ChannelDelivery:
     return delivery
 
 
-async def test_what_a_process_that_died_had_claimed_is_not_sent_once_its_channel_is_disabled(
-    repository: Repository, store: PostgresStore, draft: Drafts
-) -> None:
-    channel = await hook(repository)
-    await store.add([draft("a")])
-    await crashed(repository)
-    await disabled(repository, channel)
-    dead = await found_lost(repository)
-    assert (dead.state, dead.tries, dead.last_error, dead.next_try_time) == ("dead", 1, LOST.message, None)
-    await repository.resend(ANNS, [dead.delivery_id])
-    await repository.add_test(ANNS, made_test(), "{}")
-    attempts = await repository.claim(await repository.due([], limit=10), seconds=30)
-    assert [attempt.is_lost for attempt in attempts] == [False, False], "these were asked for"
-
-
 async def test_a_notifier_that_stops_gives_back_what_it_tries(
     repository: Repository, draft: Drafts, database: Database, receiver: WebServer, egress: GuardedEgress
 ) -> None:
@@ -330,27 +315,6 @@ async def test_what_is_due_and_tried_by_nobody_is_late_unless_its_channel_fails(
     assert (count, delay_seconds >= 540) == (2, True)
     await database.execute("UPDATE notifier.webhooks SET failing_since = now()")
     assert (await repository.count_waiting())[ChannelKind.WEBHOOK] == (2, 0.0)
-
-
-async def after_ten_minutes(desk: Desk) -> None:
-    """Let ten minutes pass for what waits."""
-    await desk.database.execute(
-        "UPDATE notifier.webhook_deliveries"
-        " SET insert_time = insert_time - interval '10 minutes', due_time = now() WHERE due_time IS NOT NULL"
-    )
-
-
-async def test_a_channel_tells_later_what_was_not_read_by_then(
-    desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
-) -> None:
-    channel_id, _ = await desk.hook(after_seconds=600)
-    await store.add([draft("a")])
-    waits = await desk.looked_at(channel_id)
-    pause = waits.next_try_time.ToDatetime() - waits.create_time.ToDatetime()
-    assert (waits.state, waits.tries, pause) == (WAITING, 0, timedelta(minutes=10))
-    assert receiver.asked == []
-    await after_ten_minutes(desk)
-    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED
 
 
 TIME = datetime(2026, 5, 1, tzinfo=UTC)
@@ -433,22 +397,3 @@ async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbo
         assert (found.state, found.last_error) == (state, "the run was watched" if state == SKIPPED else "")
     assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "what is told at once is told"
     assert [each.HasField("read_time") for each in await desk.inbox()] == [False]
-
-
-async def test_of_who_has_no_channel_nobody_notes_what_they_watch_and_what_is_old_or_erased_is_forgotten(
-    desk: Desk, store: PostgresStore, database: Database
-) -> None:
-    viewers, count = PostgresDeliveries(database), "SELECT count(*) FROM notifier.viewers"
-    seen = [(Inbox(store_id=StoreId("acme"), user_id=UserId("ann")), RunId(f"run_{number}")) for number in range(3)]
-    await viewers.note_viewers(seen)
-    assert await database.fetchval(count) == 0
-    await desk.hook()
-    await viewers.note_viewers(seen)
-    assert await database.fetchval(count) == 3
-    await store.erase(
-        ErasurePart(store_id=StoreId("acme"), conversation_id=ConversationId("conv_1"), run_ids=["run_0"], call_ids=[])
-    )
-    assert await database.fetchval(count) == 2
-    await database.execute("UPDATE notifier.viewers SET seen_time = now() - interval '11 days' WHERE run_id = 'run_1'")
-    await store.forget(older_than_seconds=86400, limit=10)
-    assert await database.fetchval("SELECT run_id FROM notifier.viewers") == "run_2"

@@ -13,7 +13,6 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.mail import SmtpServer, read_smtp_url
-from pawl.notifier.adapters import email_sender
 from pawl.notifier.adapters.channels import COUNT_CODES
 from pawl.notifier.adapters.postgres import FORGET_CODES, PostgresStore
 from pawl.notifier.domain.delivery import EMAILS_MAX_AN_HOUR
@@ -153,16 +152,6 @@ async def test_a_connection_that_breaks_after_the_message_sends_it_again_under_t
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
     assert len(box.envelopes) == 2
     assert len({envelope.content for envelope in box.envelopes}) == 1
-
-
-async def test_a_server_that_falls_silent_after_it_took_the_message_has_it(
-    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(email_sender, "TRY_SECONDS", 5.0)
-    channel_id = await confirmed(desk, box)
-    box.falls_silent = True
-    await store.add([draft("a")])
-    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED
 
 
 async def test_codes_are_few_and_tries_with_one_too(desk: Desk, box: Postbox, database: Database) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import nats
-import nats.errors
 import pytest
 
-from pawl.chassis.bus import Bus, flush
+from pawl.chassis.bus import Bus
 from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from tests.poll import until
@@ -52,17 +49,6 @@ async def test_what_is_published_arrives_in_order(nats_url: str, metrics: Metric
             await bus.publish(f"order.{number}", b"%d" % number)
         got = [await inbox.messages.get() for _ in range(100)]
     assert got == [(f"order.{number}", b"%d" % number) for number in range(100)]
-
-
-async def test_what_was_published_before_the_stop_goes_out(nats_url: str, metrics: Metrics) -> None:
-    client = await nats.connect(nats_url)
-    subscription = await client.subscribe("last.words")
-    await flush(client)
-    async with bus_to(nats_url, metrics) as bus:
-        await bus.wait_connected()
-        await bus.publish("last.words", b"bye")
-    assert (await subscription.next_msg(5)).data == b"bye"
-    await client.close()
 
 
 async def test_without_a_server_start_does_not_wait_and_publish_does_not_fail(metrics: Metrics) -> None:
@@ -174,33 +160,6 @@ async def test_a_hook_runs_on_each_connection_until_it_is_lost(server: NatsServe
         server.start()
         await begun.get()
     await ended.get()
-
-
-async def test_a_connection_that_is_lost_with_something_to_send_is_known_to_be(
-    server: NatsServer, metrics: Metrics
-) -> None:
-    """As of who acknowledges what came, while the bus itself has nothing to send and would not find out."""
-
-    acknowledging: list[int] = []
-
-    async def acknowledge() -> None:
-        client = bus._connected_client()
-        with suppress(nats.errors.Error, OSError):
-            while True:
-                for _ in range(100):
-                    await client.publish("acks", b"x" * 1000)
-                acknowledging[:] = [bus.connection_number]
-                await asyncio.sleep(0)
-
-    async with bus_to(server.url, metrics) as bus:
-        bus.on_connected(acknowledge)
-        for connection in (1, 2, 3):
-            await bus.wait_connected()
-            assert bus.connection_number == connection
-            await until(lambda number=connection: acknowledging == [number])  # type: ignore[misc]
-            server.stop()
-            await until(lambda: not bus.connected)
-            server.start()
 
 
 async def test_publishing_a_batch_returns_when_the_server_has_it(server: NatsServer, metrics: Metrics) -> None:

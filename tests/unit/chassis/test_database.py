@@ -140,38 +140,6 @@ async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works
             await use(database)
 
 
-async def test_a_caller_that_goes_away_in_a_statement_leaves_a_connection_that_works(
-    database_url: str,
-) -> None:
-    """Also between its two halves, of which the driver has sent one."""
-    asking: list[asyncio.Task[object]] = []
-    turns = 0
-
-    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-            if asking:
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                asking.pop().cancel()
-        writer.close()
-
-    async with (
-        forwarding(database_url, free_port(), cut) as url,
-        Database(url, application_name="test", connections_max=1) as database,
-    ):
-        for turns in range(5):
-            await use(database)
-            statement = database.fetchval("SELECT count(*) FROM pg_class WHERE relname = $1", f"none{turns}")
-            asking.append(asyncio.ensure_future(statement))
-            await asyncio.wait(asking)
-            async with (
-                database.acquire() as connection,
-                connection.transaction(isolation="repeatable_read", readonly=True),
-            ):
-                assert await connection.fetchval("SELECT 1") == 1, turns
-
-
 async def test_faults_of_a_statement_are_not_taken_for_an_absent_database(database: Database) -> None:
     with pytest.raises(asyncpg.UniqueViolationError):
         await database.execute("CREATE TABLE t (n integer PRIMARY KEY); INSERT INTO t VALUES (1), (1)")
@@ -237,21 +205,6 @@ async def test_a_database_that_takes_no_writes_is_unavailable_and_its_sessions_a
     await database.execute("CREATE TABLE t (n integer)")
     await database.ping()
     await database.__aexit__(None, None, None)
-
-
-async def test_a_migration_in_between_is_no_fault_of_a_request(database_url: str) -> None:
-    async with Database(database_url, application_name="test", connections_max=1) as database:
-        async with database.acquire() as connection:
-            await connection.execute("CREATE TABLE t (n integer)")
-            await connection.fetch("SELECT * FROM t")
-        admin = await asyncpg.connect(database_url)
-        await admin.execute("ALTER TABLE t ADD COLUMN m integer")
-        await admin.close()
-        with pytest.raises(DependencyUnavailable):
-            async with database.transaction() as connection:
-                await connection.fetch("SELECT * FROM t")
-        async with database.transaction() as connection:
-            await connection.fetch("SELECT * FROM t")
 
 
 async def _listen(database: Database, begun: asyncio.Event, thawed: asyncio.Event) -> None:

@@ -15,9 +15,8 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.chassis import database_kept
 from pawl.chassis.database import Database
-from pawl.chassis.database_kept import KeptConnections, Lent, is_lost
+from pawl.chassis.database_kept import KeptConnections, Lent
 from pawl.chassis.durability import require_durable
 from pawl.chassis.start import StartError
 from pawl.launcher.ports import free_port
@@ -94,32 +93,6 @@ async def test_expired_connections_are_given_out_no_more(world: World) -> None:
     assert not old & {connection.get_server_pid() for connection in new}
     for connection in new:
         await world.give(connection)
-
-
-async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World) -> None:
-    broken, other = await world.take(), await world.take()
-    pid = broken.get_server_pid()
-    await world.give(broken)
-    await other.execute("SELECT pg_terminate_backend($1)", pid)
-    await until(lambda: is_lost(broken))
-    next_one = await world.take()
-    assert next_one.get_server_pid() != pid
-    await world.give(next_one)
-    await world.give(other)
-
-
-async def test_what_a_burst_has_opened_is_closed_once_it_was_unused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database_kept, "UNUSED_SECONDS_MAX", 0.05)
-    for connection in [await world.take() for _ in range(_MAX)]:
-        await world.give(connection)
-
-    async def is_one_left() -> bool:
-        await world.give(await world.take())
-        return world.pool.get_size() == 1
-
-    await until(is_one_left)
 
 
 @asynccontextmanager

@@ -180,18 +180,6 @@ async def test_known_keys_go_on_for_a_day_of_outage_and_then_nobody_can_tell() -
         assert await world.user(OLD) == await world.user(NEW) == "ann"
 
 
-async def test_a_provider_that_leaves_the_file_takes_its_tokens_along() -> None:
-    world = World(OLD)
-    async with world.running():
-        assert await world.user(OLD) == "ann"
-        world.providers = ()
-        with pytest.raises(TokenRefused, match="no provider"):
-            await world.user(OLD)
-        fetches = world.fetches
-        await world.clock.advance(3000)
-        assert world.fetches == fetches
-
-
 async def test_every_refused_token_gets_the_same_answer() -> None:
     world = World(OLD)
     file_key = "key.with.dots-of-a-file"
@@ -278,20 +266,6 @@ async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_cou
         with pytest.raises(FetchFailed, match=says):
             await fetch(issuer, None)
     assert set(server.asked) == {DISCOVERY}
-
-
-async def test_an_issuer_over_https_cannot_point_to_plain_http_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody but the operator says what is asked for inside."""
-    asked = []
-
-    async def get(_: Any, url: str) -> bytes:
-        asked.append(url)
-        return b'{"issuer": "https://id.example.com", "jwks_uri": "http://127.0.0.1:1/keys"}'
-
-    monkeypatch.setattr(issuers, "_get", get)
-    with pytest.raises(FetchFailed, match="https"):
-        await KeyFetcher()("https://id.example.com", None)
-    assert len(asked) == 1
 
 
 async def test_odd_answers_are_an_outage(server: IssuerServer, fetch: KeyFetcher) -> None:

@@ -137,31 +137,6 @@ async def test_changes_are_read_page_by_page_and_an_older_copy_of_the_database_f
     assert [await is_live(rows, number) for number in range(5)] == [True, False, False, False, False]
 
 
-async def test_a_key_that_had_expired_by_a_wrong_clock_is_in_force_again(
-    rows: KeyRows, source: Source, clock: ManualClock
-) -> None:
-    source.changes = [grant(0, expire_time=clock.now() + 100), grant(1, expire_time=clock.now() + 100, is_revoked=True)]
-    await clock.advance(2)
-    clock.step_back(-3600)
-    source.changes.append(grant(2))
-    await clock.advance(2)
-    assert [await is_live(rows, number) for number in range(3)] == [False, False, True]
-    clock.step_back(3600)
-    assert [await is_live(rows, number) for number in range(3)] == [True, False, True]
-
-
-async def test_a_key_made_during_a_look_is_found_by_the_next(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    """A look that began before the question proves nothing."""
-    source.gate.clear()
-    await clock.advance(2)
-    source.changes = [grant(0)]
-    asked = asyncio.ensure_future(rows.find(SECRETS[0]))
-    await clock.advance(0.6)
-    source.gate.set()
-    await clock.advance(0)
-    assert await asked == grant(0)
-
-
 async def test_a_stampede_of_unknown_keys_costs_one_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     before = len(source.syncs)
     for garbage in ("pawl_" + "x" * 49, "header.payload.signature"):

@@ -117,18 +117,6 @@ async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minut
     assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == 1000
 
 
-async def test_a_key_that_many_sources_show_causes_no_looks_either() -> None:
-    clock = ManualClock()
-    failed, _ = failures(clock)
-    for number in range(20):
-        failed.note(f"10.0.1.{number}", WRONG, "/m")
-    [(_, shown)] = WRONG
-    assert not failed.may_look("10.0.2.1", shown)
-    assert failed.may_look("10.0.2.1", "Bearer another")
-    await clock.advance(10)
-    assert failed.may_look("10.0.2.1", shown)
-
-
 def test_why_a_key_is_refused_is_counted_and_summed_and_the_key_named() -> None:
     clock = ManualClock()
     metrics, sums = Metrics("test"), FailureSums(clock)

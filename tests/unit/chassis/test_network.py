@@ -78,21 +78,6 @@ async def test_a_certificate_counts_once_its_key_is_there_too(
     assert (shown().key, shown().certificate) == (new_key, files.certificate.read_bytes())
 
 
-async def test_an_authority_that_changes_alone_counts(
-    tmp_path: Path, authority: trustme.CA, clock: ManualClock
-) -> None:
-    files = certificates.write(tmp_path, "agent-loop", authority)
-    shown, seen = of(files, clock), tls.of_client(files.authority, clock)
-    assert seen is not None
-    both = files.authority.read_bytes() + trustme.CA().cert_pem.bytes()
-    files.authority.write_bytes(both)
-    await clock.advance(1)
-    assert shown().authority == seen().authority == both
-    files.authority.write_bytes(b"nonsense")
-    await clock.advance(1)
-    assert shown().authority == seen().authority == both
-
-
 def test_files_that_cannot_be_used_are_named_at_the_start(
     tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
@@ -196,15 +181,6 @@ async def test_a_page_is_served_and_anything_else_has_its_status() -> None:
             answer = await ask(server.address, request)
             assert answer.startswith(b"HTTP/1.1 " + status), request
             assert b"hunter2" not in answer
-
-
-async def test_a_stop_does_not_wait_for_a_silent_client() -> None:
-    async with HttpServer("127.0.0.1:0", PAGES) as server:
-        host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-    assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
 
 
 async def test_a_port_in_use_is_one_clear_sentence() -> None:

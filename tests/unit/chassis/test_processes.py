@@ -308,30 +308,6 @@ async def unseen() -> list[Any]:
     return found
 
 
-async def test_what_tasks_raise_is_dropped_although_who_waited_for_their_end_has_left(unseen: list[Any]) -> None:
-    ending, goes_on = asyncio.Event(), asyncio.Event()
-
-    async def work() -> None:
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            ending.set()
-            await goes_on.wait()
-            raise ValueError("too late")
-
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0)
-    caller = asyncio.create_task(tasks.end([task]))
-    await ending.wait()
-    await tasks.end([caller])
-    goes_on.set()
-    await asyncio.wait({task})
-    await asyncio.sleep(0)
-    del task, caller
-    gc.collect()
-    assert not unseen
-
-
 async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(unseen: list[Any]) -> None:
     goes_on, ended = asyncio.Event(), asyncio.Event()
 

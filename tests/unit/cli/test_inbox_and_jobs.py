@@ -23,7 +23,6 @@ from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Desk
 from pawl.cli.jobs import job_lines, last_progress, paused_text, reports_of, show_jobs
 from pawl.cli.lines import LineReader
-from pawl.cli.schedules import change, details
 from pawl.cli.status import standing
 from pawl.cli.undoing import undo_line
 from pawl.client import AsyncClient
@@ -161,18 +160,6 @@ async def test_a_front_end_call_takes_its_result_as_json_or_an_error() -> None:
     assert (first.call_id, first.content_json, first.is_error) == ("a", b'{"x": 1}', False)
     assert (second.call_id, second.content_json, second.is_error) == ("b", b'"no such panel"', True)
     assert "is not JSON" in shown
-
-
-async def test_who_approved_so_far_is_shown() -> None:
-    """D6"""
-    approval = call_pb2.ApprovalRequest(
-        approvals_required=2, approvals=[call_pb2.Decision(user_id="cyd")], escalated=True
-    )
-    shown = await typed(Agents(), "a\n", call("a", approval=approval, user_id="ann"))
-    assert "approved by 1 of 2: cyd" in shown
-    assert "escalated" in shown
-    assert "of ann" in shown
-    assert "Approved: 2 of 2." in shown
 
 
 async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None:
@@ -322,23 +309,6 @@ def test_a_line_says_what_became_of_a_fire() -> None:
 def test_a_line_of_another_event_has_its_type() -> None:
     event = event_pb2.RunEvent(type="run.queued")
     assert shown("queued", event) == "pawl.v1.acme.lifecycle.queued run.queued"
-
-
-def test_an_empty_label_takes_all_labels_away() -> None:
-    definition = schedule_pb2.ScheduleDefinition(labels={"of": "it"})
-    change(definition, labels=["by=me"])
-    assert dict(definition.labels) == {"by": "me"}
-    change(definition, labels=[""])
-    assert dict(definition.labels) == {}
-
-
-def test_what_was_chosen_is_shown_and_nothing_else() -> None:
-    definition = schedule_pb2.ScheduleDefinition(name="x", text="x", interval_seconds=60)
-    assert details(definition) == []
-    change(definition, agent="clerk", jitter_seconds="5m", labels=["of=it"], end_time="2030-01-31T09:00")
-    *chosen, end = details(definition)
-    assert chosen == ["agent: clerk", "labels: of=it", "jitter: 300 s"]
-    assert end.startswith("until: 2030-01-31 09:00:00")
 
 
 def test_a_run_says_what_drives_it_what_it_may_use_and_what_was_granted_and_nothing_else() -> None:

@@ -123,7 +123,8 @@ def test_a_run_is_told_line_by_line() -> None:
         *("Hello", '⚙ send_email {"to": "ann"}', '✓ send_email (12 ms) → {"sent": true}'),
         *("✗ send_email rejected → not today", '⇉ run_agent {"task": "look"} (run run_2)'),
         "  watch it with: pawl watch run_2",
-        *(f"[{wording.call_title(asked)}]", *wording.call_lines(asked, datetime.now(UTC)), hint(asked)),
+        *("[Question]", "  When?", "    1. Today", "    2. Tomorrow", "  run run_1  call call_1"),
+        '  answer with: pawl approve run_1 call_1 --answer "..."',
         "✗ run_1 failed: The model server is down. (2 rounds, 0 tokens, 3.2 s active)",
     ]
     assert "pawl resolve run_1 call_1 --happened JSON" in hint(call(call_pb2.CALL_STATE_RUNNING))
@@ -278,14 +279,6 @@ def test_no_word_crosses_the_edge() -> None:
         assert wrapped(*pieces).split("\n") == lines
 
 
-def test_a_word_is_kept_back_until_it_is_whole_and_a_long_one_is_not() -> None:
-    wrap = WordWrap(80)
-    assert wrap.take("one tw") == "one"
-    assert wrap.take("o ") == " two"
-    assert wrap.take("x" * 40) == " " + "x" * 40
-    assert wrap.flush() == ""
-
-
 @given(st.lists(st.text(alphabet="ab \n日", max_size=12), max_size=8), st.integers(4, 30))
 def test_nothing_is_lost_and_lines_fit(pieces: list[str], width: int) -> None:
     """Only blanks before a break are dropped, and only a word that is too long for a line makes one too long."""
@@ -295,25 +288,6 @@ def test_nothing_is_lost_and_lines_fit(pieces: list[str], width: int) -> None:
     for line in shown.split("\n"):
         first = line[: len(line) - len(line.lstrip())] + "".join(line.split()[:1])
         assert cell_len(line) <= width or cell_len(first) > width
-
-
-def test_a_transcript_wraps_words_on_a_terminal_and_leaves_other_output_whole() -> None:
-    words = "It is the east and Juliet is the sun"
-
-    def shown(*, terminal: bool) -> str:
-        output = io.StringIO()
-        console = Console(file=output, force_terminal=terminal, width=20, color_system=None)
-        transcript = Transcript(console)
-        for start in range(0, len(words), 3):
-            delta = event_pb2.OutputDelta(text=words[start : start + 3])
-            transcript.show(event_pb2.RunEvent(output_delta=delta))
-        transcript.line(words)
-        transcript.command(f"pawl {words}")
-        return "\n".join(line.rstrip() for line in output.getvalue().split("\n"))
-
-    broken = "It is the east and\nJuliet is the sun\n"
-    assert shown(terminal=True) == f"{broken}{broken}  pawl {words}\n"
-    assert shown(terminal=False) == f"{words}\n{words}\n  pawl {words}\n"
 
 
 HIDDEN = {
@@ -404,14 +378,6 @@ def shown_of_tables(width: int) -> list[str]:
     output = io.StringIO()
     show_table(Console(file=output, width=width, force_terminal=True, no_color=True, color_system=None), HEADINGS, ROWS)
     return [line.rstrip() for line in output.getvalue().splitlines()]
-
-
-def test_a_wide_terminal_has_a_line_for_each_row() -> None:
-    heading, first, second = shown_of_tables(120)
-    assert heading.split() == [*HEADINGS]
-    assert first.startswith(f"{RUN}  waiting")
-    assert "[bold] a long text" in first
-    assert second == f"{RUN}  completed  2026-11-24 14:00:00Z"
 
 
 def test_no_id_and_no_time_is_cut_on_a_narrow_terminal() -> None:

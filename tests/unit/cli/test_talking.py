@@ -111,39 +111,6 @@ class HeldSession(Session):
         self.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
 
 
-async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancelled_and_holds_up_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sessions: list[HeldSession] = []
-    topped_up: list[tuple[str, int]] = []
-
-    class Agents:
-        async def TopUpRun(self, request: agent_pb2.TopUpRunRequest) -> agent_pb2.TopUpRunResponse:
-            assert request.request_id
-            topped_up.append((request.run_id, request.tokens))
-            sessions[0].frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=request.run_id)))
-            return agent_pb2.TopUpRunResponse()
-
-    def session(*_: Any, **__: Any) -> HeldSession:
-        sessions.append(HeldSession())
-        return sessions[0]
-
-    monkeypatch.setattr(AsyncClient, "session", session)
-    monkeypatch.setattr(AsyncClient, "agents", Agents())
-    output = io.StringIO()
-    console = Console(file=output, width=200)
-    keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
-    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
-    async with asyncio.timeout(60):
-        assert await talk.run() == 0
-    assert topped_up == [("run_1", 500)]
-    assert sessions[0].started == ["spend", "break", "break"]
-    shown = output.getvalue()
-    assert "/top-up TOKENS adds some" in shown
-    assert "pawl attention run_2 shows what to do" in shown
-    assert "No run waits for tokens." in shown
-
-
 async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """ASYNC-5: also after the conversation could not be looked at; what was started here is no news."""
     attached: list[str] = []
@@ -237,14 +204,6 @@ async def test_a_line_that_is_no_command_is_told_so_and_not_said(monkeypatch: py
         started, shown = await typed(monkeypatch, line)
         assert (started, told in shown) == ([], True), (line, shown)
     assert await typed(monkeypatch, "//etc/notes.txt is what?") == (["/etc/notes.txt is what?"], "")
-
-
-async def test_the_help_has_each_command_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, refused = await typed(monkeypatch, "/foo")
-    _, shown = await typed(monkeypatch, "/help")
-    commands = refused.partition("There are ")[2].partition(". ")[0].split(", ")
-    assert len(commands) > 5
-    assert all(f"{command} " in shown for command in commands)
 
 
 MESSAGE = message_pb2.Message(run_id="run_1", call_ids=["call_1", "call_2"])

@@ -212,27 +212,6 @@ async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_l
     assert len(runs) == 1
 
 
-async def test_a_result_that_comes_under_an_older_lease_is_kept_for_the_next_one(cluster: Cluster) -> None:
-    """FE-2: the replica went away, gave the lease back, and leases anew after the result has come."""
-    slow, runs, leave = waiting_tool()
-    cluster.book.refusals["tool_result"] = WRONG_HOLDER
-    async with cluster.client(tools=[slow]) as client:
-        await cluster.book.offer("call_1", "slow", epoch=1)
-        await until(lambda: runs)
-        cluster.book.offers.clear()
-        cluster.refuse()
-        leave.set()
-        await until(lambda: client._unreceipted)
-        cluster.refuse(None)
-        await until(lambda: not client._tool_tasks)
-        cluster.book.refusals.clear()
-        await cluster.book.offer("call_1", "slow", epoch=2)
-        await cluster.book.until(lambda book: len(book.sent("tool_result")) == 2)
-    results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
-    assert [(result.offer_epoch, result.content_json) for result in results] == [(1, b'"done"'), (2, b'"done"')]
-    assert len(runs) == 1
-
-
 async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster) -> None:
     cancelled = asyncio.Event()
 

@@ -214,13 +214,3 @@ def test_the_pieces_are_the_answers_whatever_fails_and_whoever_takes_over(steps:
                 shown = shown[: len(shown) - piece.takes_back] + piece
         model.events.clear()
         assert shown == model.whole()
-
-
-def test_a_piece_says_how_much_is_void() -> None:
-    model, reader = Model(), TextReader()
-    model.begin()
-    model.write("It is fi")
-    model.fail()
-    model.write("It is 4.")
-    pieces = [piece for event in model.events if (piece := reader.take(event)) is not None]
-    assert [(piece, piece.takes_back) for piece in pieces] == [("It is fi", 0), ("", 8), ("It is 4.", 0)]

@@ -198,19 +198,6 @@ def test_a_resume_that_answers_everything_is_decisions() -> None:
     assert (said.tokens, said.stops, said.late) == (9, False, [])
 
 
-def test_a_budget_that_was_topped_up_is_not_asked_for_again_before_its_run_goes_on() -> None:
-    """Whoever looks then is asked for nothing, and an answer to the old interrupt is late."""
-    topped_up = WAITING | {"tokenBudget": "109", "pendingCalls": [], "waiting": {"reason": "WAIT_REASON_WORKER"}}
-    found = agui_input.read({"threadId": "t", "runId": "r", "messages": []})
-    assert agui_input.outcome(found, topped_up) is None
-    old = [agui_input.Resume(interrupt_id="budget.run.100", status="resolved", payload={"tokens": 9})]
-    said = agui_input.answers(old, topped_up, {})
-    assert (said.tokens, said.late) == (0, ["budget.run.100"])
-    again = agui_input.outcome(found, topped_up | {"waiting": {"reason": "WAIT_REASON_TOKENS"}})
-    assert again is not None
-    assert [each["id"] for each in again["outcome"]["interrupts"]] == ["budget.run.109"]
-
-
 def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None:
     assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, {"call_9": {}}).late == ["call_9.d"]
     with pytest.raises(CallNotFound):
