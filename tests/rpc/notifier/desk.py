@@ -79,7 +79,7 @@ class Desk:
         return found
 
     async def is_idle(self) -> bool:
-        return await self.database.fetchval(_AT_WORK) == 0
+        return bool(await self.database.fetchval(_AT_WORK) == 0)
 
     async def change(self, channel_id: str, **fields: Any) -> pb.Channel:
         request = pb.UpdateChannelRequest(channel_id=channel_id, **fields)

@@ -95,7 +95,7 @@ def made_test(number: int = 0) -> ChannelDelivery:
         channel_id=HOOK,
         type=TEST,
         number=0,
-        state=DeliveryState.WAITING_SQL,
+        state=DeliveryState.WAITING,
         tries=0,
         create_time=NOW,
     )

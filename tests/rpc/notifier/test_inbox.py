@@ -87,7 +87,7 @@ async def test_pages_go_from_new_to_old_and_lose_nothing(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft(f"e{number}") for number in range(5)])
-    request, pages = notify_pb2.ListNotificationsRequest(page_size=2), []
+    request, pages = notify_pb2.ListNotificationsRequest(page_size=2), list[list[int]]()
     while not pages or request.page_token:
         response = await stub.ListNotifications(request, metadata=ANN)
         pages.append([notification.number for notification in response.notifications])

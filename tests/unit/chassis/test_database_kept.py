@@ -165,7 +165,7 @@ async def reload(admin: asyncpg.Connection, *, off: int) -> None:
     count = "SELECT count(*) FROM pg_settings WHERE name = ANY ($1::text[]) AND setting = 'off'"
 
     async def has_read_it() -> bool:
-        return await admin.fetchval(count, settings) == off
+        return bool(await admin.fetchval(count, settings) == off)
 
     await until(has_read_it)
 

@@ -73,7 +73,7 @@ def test_failures_are_of_a_few_kinds() -> None:
         (*WRONG, ("pawl-user", "a"), ("pawl-user", "b")): FailureKind.REPEATED,
         WRONG: FailureKind.UNKNOWN,
     }
-    assert {metadata: kind_of(metadata) for metadata in kinds} == kinds  # type: ignore[arg-type]  # bytes, too
+    assert {metadata: kind_of(metadata) for metadata in kinds} == kinds
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from("abc"))), st.floats(1, 10), st.floats(0, 5))

@@ -175,7 +175,9 @@ async def test_an_offered_call_is_answered_in_any_case(cluster: Cluster) -> None
     async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast]):
         for name in answers:
             await cluster.book.offer(name, name, b'{"title": "Plan"}', epoch=3)
-        await cluster.book.until(lambda book: len(book.sent("tool_result")) == len(answers))
+        await cluster.book.until(
+            lambda book: {each.tool_result.call_id for each in book.sent("tool_result")} == {*answers}
+        )
     results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
     assert {each.call_id: (each.content_json.decode(), each.is_error) for each in results} == answers
     assert {each.offer_epoch for each in results} == {3}
