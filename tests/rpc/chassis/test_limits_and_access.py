@@ -294,21 +294,6 @@ async def test_the_calls_of_a_key_that_was_taken_away_end(serve: Serve, servicer
             servicer.release.clear()
 
 
-async def test_the_calls_of_a_key_that_says_less_end_and_those_of_one_that_says_more_go_on(
-    serve: Serve, servicer: EchoServicer
-) -> None:
-    known = Known()
-    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
-        ann, bob = await waiting(stub, servicer, "talk", "wait", [ANN, BOB])
-        known.users[BOB] = known.of("bob", "member", "admin")
-        known.users[ANN] = known.of("ann", "viewer")
-        with pytest.raises(Unauthenticated, match="changed"), translating():
-            await ann
-        servicer.release.set()
-        assert await bob == ["wait"]
-
-
 async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: Serve, servicer: EchoServicer) -> None:
     """HITL-4: what is done meanwhile would be the act of who it was."""
     known, roles = Known(), ("delegate", "member")

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from structlog.testing import capture_logs
 
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
@@ -286,26 +285,6 @@ async def test_a_response_that_is_too_large_harms_no_other_call(serve: Serve, se
         assert len((await stub.call("unary", "big:1040000"))[0]) == 1_040_000
         servicer.release.set()
         assert await waiting == ["wait"]
-
-
-async def test_a_server_that_is_away_is_logged_once_and_once_when_it_is_back(serve: Serve) -> None:
-    with capture_logs() as logged:
-        async with serve(service_only=True) as server:
-            channel = open_channel(server.address, batches=True)
-            stub = EchoStub(channel)
-            assert await stub.call("unary", "hello") == ["hello"]
-        async with channel:
-            for _ in range(20):
-                with pytest.raises(DependencyUnavailable), translating():
-                    await stub.call("unary", "hello")
-            async with serve(service_only=True):
-                await until(lambda: is_answered(stub))
-                assert await stub.call("unary", "still") == ["still"]
-    lost, found = [entry for entry in logged if entry["event"].startswith("rpc.") and "reachable" in entry["event"]]
-    assert (lost["event"], lost["address"]) == ("rpc.unreachable", server.address)
-    assert lost["detail"].startswith("UNAVAILABLE: ")
-    assert (found["event"], found["address"]) == ("rpc.reachable", server.address)
-    assert found["failures"] >= 20
 
 
 async def test_a_stop_lets_calls_finish_and_sends_new_ones_elsewhere(serve: Serve, servicer: EchoServicer) -> None:

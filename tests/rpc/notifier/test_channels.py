@@ -293,21 +293,6 @@ async def test_a_user_mutes_a_thousand_conversations_at_most(
     await mute(preferences, "conv_more")
 
 
-async def test_of_a_muted_conversation_the_inbox_tells_and_no_channel(
-    desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, preferences: PreferenceServiceAsyncStub
-) -> None:
-    channel_id, _ = await desk.hook()
-    await mute(preferences, "conv_1")
-    await store.add([draft("a")])
-    skipped = await desk.looked_at(channel_id)
-    assert (skipped.state, skipped.last_error, skipped.tries) == (SKIPPED, "its conversation is muted", 0)
-    assert not skipped.HasField("next_try_time")
-    assert len(await desk.inbox()) == 1
-    assert receiver.asked == []
-    await desk.resend(skipped)
-    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "its user wants this one"
-
-
 async def test_in_quiet_hours_deliveries_wait_for_their_end_and_the_inbox_does_not(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, preferences: PreferenceServiceAsyncStub
 ) -> None:

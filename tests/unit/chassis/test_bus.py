@@ -141,27 +141,6 @@ async def test_a_flood_is_dropped_instead_of_kept(nats_url: str, metrics: Metric
     assert 'pawl_test_bus_dropped_total{cause="full"}' in metrics.text().decode()
 
 
-async def test_a_hook_runs_on_each_connection_until_it_is_lost(server: NatsServer, metrics: Metrics) -> None:
-    begun: asyncio.Queue[str] = asyncio.Queue()
-    ended: asyncio.Queue[str] = asyncio.Queue()
-
-    async def consume() -> None:
-        await begun.put("")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await ended.put("")
-
-    async with bus_to(server.url, metrics) as bus:
-        bus.on_connected(consume)
-        await begun.get()
-        server.stop()
-        await ended.get()
-        server.start()
-        await begun.get()
-    await ended.get()
-
-
 async def test_publishing_a_batch_returns_when_the_server_has_it(server: NatsServer, metrics: Metrics) -> None:
     inbox = Inbox()
     async with bus_to(server.url, metrics) as bus:

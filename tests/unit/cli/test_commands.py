@@ -8,7 +8,7 @@ from datetime import UTC
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +22,7 @@ from pawl.client import AsyncClient, StartError
 from pawl.errors import (
     InvalidField,
 )
+from pawl.event.v1 import trigger_pb2
 from pawl.launcher.endpoints import write_endpoints
 from pawl.launcher.secrets import SecretFiles
 from pawl.notify.v1 import channel_pb2 as pb
@@ -289,3 +290,14 @@ def test_of_all_that_is_dead_a_code_is_not_sent_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(AsyncClient, "notify_channels", MagicMock(ResendDeliveries=resend))
     assert invoke("notify", "resend", "--dead") == (0, "Sending 2 deliveries again.\n")
     assert sent == ["dlv_run.completed", "dlv_channel.test"]
+
+
+def test_all_that_is_given_of_a_mailbox_can_be_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
+    kept = trigger_pb2.Trigger(definition=trigger_pb2.TriggerDefinition(name="mails", mailbox=source))
+    monkeypatch.setattr(AsyncClient, "get_trigger", AsyncMock(return_value=kept))
+    update = AsyncMock(return_value=kept)
+    monkeypatch.setattr(AsyncClient, "update_trigger", update)
+    options = ("--poll", "", "--folder", "", "--sender", "")
+    assert invoke("triggers", "update", "mails", *options)[0] == 0
+    assert update.await_args_list[0].args[0].mailbox == trigger_pb2.MailboxSource(host="mx.example")

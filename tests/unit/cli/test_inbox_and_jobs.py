@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import re
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
@@ -273,22 +272,6 @@ async def test_a_job_at_work_is_shown_with_what_its_tool_has_said_last(capsys: p
     await show_jobs(target, Console(), [job])
     assert capsys.readouterr().out.rstrip().endswith("\t… 40% two of<U+001B> five")
     assert suite.asked_after == [50, 50], "a long log is not read whole"
-
-
-async def test_a_line_that_nobody_waited_for_any_more_goes_to_the_next_who_asks() -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading) as source, os.fdopen(writing, "w") as keyboard:
-        reader = LineReader(source)
-        impatient = asyncio.create_task(reader.line())
-        await asyncio.sleep(0)
-        impatient.cancel()
-        await asyncio.gather(impatient, return_exceptions=True)
-        keyboard.write("first\nsecond")
-        keyboard.flush()
-        assert await asyncio.wait_for(reader.line(), 60) == "first"
-        keyboard.close()
-        assert await asyncio.wait_for(reader.line(), 60) == "second"
-        assert await asyncio.wait_for(reader.line(), 60) is None
 
 
 def shown(kind: str, event: event_pb2.RunEvent) -> str:

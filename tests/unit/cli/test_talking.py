@@ -315,3 +315,36 @@ def test_of_conversations_that_others_share_it_is_said_whose_they_are(monkeypatc
         code, output = invoke("conversations", *arguments)
         assert (code, output.strip().split("\t")[2:]) == (0, ["ann", "Oslo"])
     assert "ann" not in invoke("conversations", "list")[1]
+
+
+async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancelled_and_holds_up_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions: list[HeldSession] = []
+    topped_up: list[tuple[str, int]] = []
+
+    class Agents:
+        async def TopUpRun(self, request: agent_pb2.TopUpRunRequest) -> agent_pb2.TopUpRunResponse:
+            assert request.request_id
+            topped_up.append((request.run_id, request.tokens))
+            sessions[0].frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=request.run_id)))
+            return agent_pb2.TopUpRunResponse()
+
+    def session(*_: Any, **__: Any) -> HeldSession:
+        sessions.append(HeldSession())
+        return sessions[0]
+
+    monkeypatch.setattr(AsyncClient, "session", session)
+    monkeypatch.setattr(AsyncClient, "agents", Agents())
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    async with asyncio.timeout(60):
+        assert await talk.run() == 0
+    assert topped_up == [("run_1", 500)]
+    assert sessions[0].started == ["spend", "break", "break"]
+    shown = output.getvalue()
+    assert "/top-up TOKENS adds some" in shown
+    assert "pawl attention run_2 shows what to do" in shown
+    assert "No run waits for tokens." in shown

@@ -177,8 +177,9 @@ def reader(address: str, request: bytes) -> socket.socket:
     return found
 
 
-@pytest.mark.parametrize("request_", [REQUEST, REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
-@pytest.mark.parametrize("parts", [1, 1000])
+@pytest.mark.parametrize(
+    ("request_", "parts"), [(REQUEST, 1), (REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), 1000)]
+)
 async def test_a_reader_that_takes_nothing_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, request_: bytes, parts: int
 ) -> None:

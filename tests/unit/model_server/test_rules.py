@@ -257,3 +257,17 @@ def test_an_answer_in_a_form_fits_it() -> None:
     assert validator.is_valid(value)
     assert value["answer"].startswith("I am")
     assert value["parts"] == [{"name": "x"}] * 2
+
+
+def test_all_tasks_of_a_project_are_completed_in_one_call() -> None:
+    prompt = "complete all tasks in Party then what is 1 + 1"
+    first = ask(prompt)
+    assert calls(first) == [("list_projects", {})]
+    tasks = [{"task_id": f"task_{n}", "title": f"T{n}"} for n in range(12)]
+    listed = json.dumps(
+        {"projects": [{"title": "Party", "tasks": tasks}, {"title": "Else", "tasks": [{"task_id": "x"}]}]}
+    )
+    second = ask(prompt, after=answered(first, listed))
+    assert calls(second) == [("complete_tasks", {"tasks": [f"task_{n}" for n in range(12)]})]
+    done = (*answered(first, listed), *answered(second, '{"completed": 12}'))
+    assert [name for name, _ in calls(ask(prompt, after=done))] == ["calculate"]
