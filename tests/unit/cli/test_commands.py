@@ -54,7 +54,8 @@ def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(monke
     assert (code, output.startswith(f"tool-registry does not answer at {NOBODY}.")) == (2, True)
 
 
-def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why() -> None:
+def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", NOBODY)
     for command, told in {
         ("run",): "Missing argument",
         ("approve", "run_1"): "Missing argument",
@@ -73,6 +74,8 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why() -> None:
         ("notify", "update", "hook_1"): "--url",
         ("notify", "update", "hook_1", "--kind", "run-failed", "--all-kinds"): "not both",
         ("notify", "update", "hook_1", "--kind", "foo"): "'foo' is not one of run-completed, run-failed",
+        ("notify", "update", "hook_1", "--kind", "run.failed"): "notifier does not answer",
+        ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "22:00"): "'22:00'",
         ("notify", "preferences", "--quiet", "mon- 22:00-07:00"): "'mon-'",
         ("notify", "preferences", "--quiet", "22:00-07:00", "--no-quiet"): "not both",

@@ -386,3 +386,11 @@ def test_no_id_and_no_time_is_cut_on_a_narrow_terminal() -> None:
         assert lines.count(RUN) == 2
         assert lines[-2:] == ["  state: completed", "  next: 2026-11-24 14:00:00Z"]
         assert lines[1] == "  state: waiting"
+
+
+def test_a_wide_terminal_has_a_line_for_each_row() -> None:
+    heading, first, second = shown_of_tables(120)
+    assert heading.split() == [*HEADINGS]
+    assert first.startswith(f"{RUN}  waiting")
+    assert "[bold] a long text" in first
+    assert second == f"{RUN}  completed  2026-11-24 14:00:00Z"
