@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Callable
 
 PATIENCE_SECONDS = 120.0
 
 
-async def until(holds: Callable[[], Awaitable[bool]], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """Return once `holds` does; it is asked again and again.
+async def until(holds: Callable[[], object], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """Return once a condition holds, which may be asynchronous; it is asked again and again.
 
     Raises:
         TimeoutError: it did not within `patience_seconds`.
     """
     async with asyncio.timeout(patience_seconds):
-        while not await holds():
+        while not await _answer(holds()):
             await asyncio.sleep(0.05)
+
+
+async def _answer(held: object) -> object:
+    return await held if inspect.isawaitable(held) else held

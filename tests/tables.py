@@ -1,11 +1,14 @@
-"""Tables of cases that are one test, since each case is a moment and each test costs its collection."""
+"""Tables of cases that are one test: each case is a moment, and each test costs its collection."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def for_each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -40,3 +43,26 @@ def for_each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Cal
         return found
 
     return decorate
+
+
+def not_refused(error: type[Exception], call: Callable[[T], Any], rows: Iterable[T]) -> list[T]:
+    """Return the rows with which a call does not raise the error."""
+    return [row for row in rows if refusal(error, lambda row=row: call(row)) is None]  # type: ignore[misc]
+
+
+def not_explained(
+    error: type[Exception], call: Callable[[T], Any], rows: Mapping[T, str] | Iterable[tuple[T, str]]
+) -> list[tuple[T, str, str | None]]:
+    """Return the rows with which a call does not raise the error, or says nothing that matches; and what it says."""
+    pairs = rows.items() if isinstance(rows, Mapping) else rows
+    told = [(row, says, refusal(error, lambda row=row: call(row))) for row, says in pairs]  # type: ignore[misc]
+    return [(row, says, found) for row, says, found in told if found is None or not re.search(says, found)]
+
+
+def refusal(error: type[Exception], call: Callable[[], Any]) -> str | None:
+    """Return what a call says when it raises the error; None if it does not raise."""
+    try:
+        call()
+    except error as raised:
+        return str(raised)
+    return None

@@ -1,4 +1,4 @@
-"""The contract, its stubs and the tools that watch over both."""
+"""The contract, its stubs and its errors say the same as the code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import grpc
+
+from pawl.error.v1 import error_pb2
+from pawl.errors import Kind, by_reason
+from tests import contract
 from tests.tidy import tree
 
 PROTO = tree.ROOT / "proto"
@@ -62,5 +67,38 @@ def test_the_stubs_have_the_version_of_the_suite() -> None:
     assert f"pawl-proto=={version}" in project()["project"]["dependencies"]
 
 
-def test_linters_leave_generated_code_alone() -> None:
-    assert "gen" in project()["tool"]["ruff"]["extend-exclude"]
+PREFIX = "ERROR_REASON_"
+# A comment above each value, which begins with the gRPC code.
+VALUE = re.compile(r"// ([A-Z_]+)\. [^\n]*\n(?:  //[^\n]*\n)*  " + PREFIX + r"([A-Z_]+) = \d+;")
+
+
+def test_every_reason_of_the_contract_has_its_class() -> None:
+    reasons = {value.removeprefix(PREFIX) for value in error_pb2.ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118 - not a mapping
+    assert set(by_reason) == reasons
+
+
+def test_the_contract_states_the_grpc_code_of_each_reason() -> None:
+    source = (tree.ROOT / "proto/pawl/error/v1/error.proto").read_text()
+    stated = {reason: code for code, reason in VALUE.findall(source)}
+    assert stated == {reason: error.kind.value for reason, error in by_reason.items()}
+
+
+def test_every_kind_is_a_grpc_code() -> None:
+    assert {kind.value for kind in Kind} <= {code.name for code in grpc.StatusCode} - {"UNKNOWN", "OK"}
+
+
+def test_every_method_names_its_errors_or_says_that_it_has_none() -> None:
+    assert [path for path, said in contract.errors().items() if not said] == []
+
+
+def test_methods_with_a_request_id_or_pages_name_what_comes_of_a_wrong_one() -> None:
+    documented = contract.documented()
+    for path, fields in contract.requests().items():
+        assert "string request_id = " not in fields or "REQUEST_ID_REUSED" in documented[path], path
+        assert "string page_token = " not in fields or "INVALID_PAGE_TOKEN" in documented[path], path
+
+
+def test_only_reasons_that_there_are_are_named() -> None:
+    assert contract.common() >= {"UNAUTHENTICATED", "INVALID_FIELD", "INTERNAL"}
+    assert "REQUEST_ID_REUSED" in contract.documented()["/pawl.agent.v1.AgentService/StartRun"]
+    assert "SEQ_BEYOND_END" in contract.documented()["/pawl.agent.v1.AgentService/WatchSteps"], "as WatchRun"

@@ -1,4 +1,4 @@
-"""Every dependency is used, explained and locked."""
+"""Every dependency is used and locked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
-
-import pytest
 
 from tests.tidy import tree
 
@@ -63,27 +61,14 @@ def test_services_import_what_the_project_declares_and_nothing_else() -> None:
     assert [name for name in optional if name.removesuffix("-bin") not in launcher.replace("_", "-")] == []
 
 
-def test_every_dependency_has_its_reason() -> None:
-    lines = [line for line in PYPROJECT.read_text().splitlines() if re.match(r'  "[a-z-]+[a-zA-Z0-9-]*[<>=]', line)]
-    assert len(lines) == len(PROJECT["dependencies"]) + sum(map(len, PROJECT["optional-dependencies"].values()))
-    assert [line for line in lines if not re.search(r"# \S", line)] == []
-
-
-@pytest.mark.parametrize(
-    ("lock", "extras"), [("runtime", []), ("embedded", ["embedded"]), ("dev", ["embedded", "dev"])]
-)
-def test_a_lock_pins_every_dependency_with_hashes(lock: str, extras: list[str]) -> None:
-    wanted = list(PROJECT["dependencies"])
-    for extra in extras:
-        wanted += PROJECT["optional-dependencies"][extra]
-    pins = locked(tree.ROOT / "requirements" / f"{lock}.txt")
-    assert {normal(line) for line in wanted} - {"pawl-proto"} <= set(pins)
-
-
-def test_the_locks_agree() -> None:
+def test_the_locks_pin_every_dependency_with_hashes_and_agree() -> None:
     dev = locked(tree.ROOT / "requirements/dev.txt")
-    for lock in ("runtime", "embedded"):
-        assert locked(tree.ROOT / "requirements" / f"{lock}.txt").items() <= dev.items()
+    extras: dict[str, list[str]] = {"runtime": [], "embedded": ["embedded"], "dev": ["embedded", "dev"]}
+    for lock, names in extras.items():
+        optional = (line for extra in names for line in PROJECT["optional-dependencies"][extra])
+        pins = locked(tree.ROOT / "requirements" / f"{lock}.txt")
+        assert {normal(line) for line in (*PROJECT["dependencies"], *optional)} - {"pawl-proto"} <= set(pins), lock
+        assert pins.items() <= dev.items(), lock
 
 
 def locked(path: Path) -> dict[str, str]:
@@ -95,3 +80,8 @@ def locked(path: Path) -> dict[str, str]:
         assert "--hash=sha256:" in entry, entry
         pins[normal(pin[1])] = pin[2]
     return pins
+
+
+def test_every_dependency_has_its_reason() -> None:
+    lines = [line for line in PYPROJECT.read_text().splitlines() if re.match(r'  "[a-z-]+[a-zA-Z0-9-]*[<>=]', line)]
+    assert [line for line in lines if not re.search(r"# \S", line)] == []

@@ -1,13 +1,14 @@
-"""The container set-up says the same as the suite on one machine."""
+"""The container set-up, its alerts and the Makefile say the same as the suite on one machine."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import tomllib
 from typing import Any
 
 import yaml
 
-from pawl.chassis.endpoints import DEFAULT_PORTS
 from pawl.launcher import nats
 from pawl.launcher.postgres import ROLES
 from pawl.launcher.services import STAGES
@@ -32,11 +33,6 @@ def test_nats_users_have_the_rights_that_the_launcher_gives_them() -> None:
 def subjects(text: str) -> tuple[str, ...]:
     found = tuple(re.findall(r'"([^"]+)"', text))
     return () if found == (">",) else found
-
-
-def test_containers_listen_on_the_usual_ports() -> None:
-    listening = {int(port) for port in re.findall(r"LISTEN: 0\.0\.0\.0:(\d+)", COMPOSE)}
-    assert listening < set(DEFAULT_PORTS.values())
 
 
 def test_prometheus_asks_every_service_where_it_answers() -> None:
@@ -99,6 +95,65 @@ def test_each_container_gets_the_variables_that_its_service_reads() -> None:
         assert set(PARTS[name]["environment"]) <= (specs[name].reads or set()), name
 
 
-def test_prometheus_is_open_to_this_machine_only() -> None:
-    assert PARTS["prometheus"]["ports"] == ["127.0.0.1:9090:9090"]
-    assert "web.enable" not in str(PARTS["prometheus"]["command"])
+RULES: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load((tree.ROOT / "deploy/alerts.yml").read_text())["groups"] for rule in group["rules"]
+]
+_METRIC = re.compile(r"metrics\.(counter|gauge|histogram)\(\s*\"(\w+)\"", re.DOTALL)
+
+
+def metrics_of(folder: str) -> set[str]:
+    """The names under which a part of the suite shows its metrics."""
+    found: set[str] = set()
+    for path in (tree.ROOT / "services/pawl" / folder).rglob("*.py"):
+        for kind, name in _METRIC.findall(path.read_text()):
+            found |= {f"{name}_{each}" for each in ("count", "sum", "bucket")} if kind == "histogram" else {name}
+    return found
+
+
+def test_each_metric_of_a_rule_is_there() -> None:
+    """OPS-2."""
+    for rule in RULES:
+        match = re.search(r"pawl_\(([\w|]+)\)_(\w+)", rule["expr"])
+        names = [f"pawl_{each}_{match[2]}" for each in match[1].split("|")] if match else []
+        names = names or re.findall(r"pawl_\w+", rule["expr"])
+        for name in names:
+            service = next(each for each in ("agent_loop", "job_store", "notifier") if name.startswith(f"pawl_{each}_"))
+            assert name.removeprefix(f"pawl_{service}_") in metrics_of(service) | metrics_of("chassis"), rule["alert"]
+        assert names or rule["expr"].startswith("up{")
+
+
+def test_each_rule_says_how_bad_it_is_and_what_to_do() -> None:
+    operations = (tree.ROOT / "docs/operations.md").read_text()
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["labels"]["severity"] in {"page", "warn"}
+        assert rule["annotations"]["summary"]
+        assert f"`{rule['alert']}`" in operations
+
+
+def test_prometheus_reads_the_rules() -> None:
+    assert yaml.safe_load((tree.ROOT / "deploy/prometheus.yml").read_text())["rule_files"] == ["alerts.yml"]
+    assert "./deploy/alerts.yml:/etc/prometheus/alerts.yml:ro" in (tree.ROOT / "docker-compose.yml").read_text()
+
+
+MAKEFILE = (tree.ROOT / "Makefile").read_text()
+
+
+def test_help_is_the_default_and_names_every_target() -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert phony is not None
+    shown = subprocess.run(["make", "-C", tree.ROOT], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^  make (\S+) +\S", shown, re.MULTILINE) == phony[1].split()
+
+
+def test_every_test_is_run_by_one_of_two_targets_and_both_by_the_ci() -> None:
+    """Nothing is lost: they differ in one mark alone, and nothing else leaves a test out."""
+    recipes = dict(re.findall(r"^(test|test-long):.*\n\t@(.*)$", MAKEFILE, re.MULTILINE))
+    assert recipes == {"test": '$(TESTS) -m "not long" $(ARGS)', "test-long": '$(TESTS) -m "long" $(ARGS)'}
+    command = re.search(r"^TESTS := (.*)$", MAKEFILE, re.MULTILINE)
+    assert command is not None
+    options = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    leave_out = {"-m", "-k", "--ignore", "--ignore-glob", "--deselect"}
+    assert not leave_out & {*command[1].removeprefix("$(BIN)/python -m ").split(), *options["addopts"]}
+    assert options["testpaths"] == ["tests"]
+    assert {"make test", "make test-long"} <= set((tree.ROOT / ".ci/run").read_text().splitlines())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,16 +88,6 @@ def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> Non
         given = {name for name in spec.reads or () if name.startswith(("PAWL_", "OPENAI_"))}
         assert given <= settings[spec.name], spec.name
         assert settings[spec.name] - given <= connections, spec.name
-
-
-def test_the_example_says_what_each_variable_is_for() -> None:
-    lines = EXAMPLE.splitlines()
-    unexplained = [line for before, line in pairwise(lines) if VARIABLE.match(line) and not before.startswith("# ")]
-    assert unexplained == []
-
-
-def test_copied_as_it_is_the_example_sets_nothing() -> None:
-    assert [line for line in EXAMPLE.splitlines() if line and not line.startswith("#")] == []
 
 
 def test_deployment_files_use_variables_that_are_read() -> None:

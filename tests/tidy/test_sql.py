@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from pawl.chassis.migrations import read_migrations
 from tests.tidy import tree
 
@@ -18,14 +16,8 @@ STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE
 BESIDE_ADAPTERS = ("chassis/database", "chassis/durability.py", "chassis/migrations.py", "launcher/postgres.py")
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parents[2].name)
-def test_migrations_are_numbered_without_gaps(folder: Path) -> None:
-    assert read_migrations(folder)
-
-
-def test_files_of_sql_are_migrations() -> None:
-    files = {path for path in tree.files(".sql") if path.is_relative_to(tree.PAWL)}
-    assert {tree.name(path) for path in files if path.parent not in FOLDERS} == set()
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert all(read_migrations(folder) for folder in FOLDERS)
 
 
 def test_statements_are_written_in_adapters() -> None:

@@ -1,21 +1,22 @@
-"""What no file of the repository may hold."""
+"""What no file of the repository may hold, and what its pages have to say."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from docs import diagrams
+from tests.chaos.faults import SHORT
+from tests.simulation.test_simulation import LONG_SEEDS, SHORT_SEEDS
+from tests.system.background.test_deaths import EVERY, SOME
 from tests.tidy import tree
 
 # Written in two parts, so that this file keeps its own rules.
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 HOME = re.compile(r"/(?:home|root|Users)" + r"/\w")
 REQUIREMENT = re.compile(r"\b(?:LOOP|TOOL|FE|HITL|ASYNC|FLOW|EVT|NOTE|OPS|RES|DOOR|TEST)-\d+\b")
-QUESTION = re.compile(r"(?:What|Whether|Who|Whose|Whom|How|Which|Where|When|Why)\b")
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -42,35 +43,52 @@ def test_every_id_of_a_requirement_leads_to_a_page() -> None:
     assert {name for name in named if f"**{name}**" not in page} == set()
 
 
-def test_every_file_ends_its_lines_and_itself_the_same_way() -> None:
-    wrong = [
-        tree.name(path)
-        for path in tree.files()
-        if (text := path.read_bytes()) and (b"\r\n" in text or not text.endswith(b"\n") or text.endswith(b"\n\n"))
-    ]
-    assert wrong == []
+def test_links_of_every_page_lead_somewhere() -> None:
+    links = ((page, link) for page in tree.files(".md") for link in LINK.findall(page.read_text(encoding="utf-8")))
+    assert [f"{tree.name(page)}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
-def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
-    """Of modules, classes, functions and attributes: "Return the run" or "The lease of a worker"."""
-    wrong = [
-        f"{tree.name(path)}:{line}: {text.splitlines()[0]}"
-        for path in tree.python("services")
-        for line, text in docstrings(path)
-        if QUESTION.match(text)
-    ]
-    assert wrong == []
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines and texts of all strings that stand alone as a statement."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str(text))):
-                yield node.lineno, text.strip()
+def test_no_module_is_longer_than_500_lines() -> None:
+    lengths = {tree.name(path): len(path.read_text().splitlines()) for path in tree.python("services", "tests")}
+    assert {module: lines for module, lines in lengths.items() if lines > MODULE_LINES_MAX} == {}
 
 
-@pytest.mark.parametrize("page", list(tree.files(".md")), ids=tree.name)
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
-    assert broken == []
+def test_no_function_is_longer_than_70_lines() -> None:
+    too_long = {
+        f"{tree.name(path)}:{node.lineno} {node.name}": length
+        for path in tree.python("services", "tests", "bench")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    }
+    assert too_long == {}
+
+
+def test_the_pages_show_the_tables_that_are_enforced() -> None:
+    for path in diagrams.PAGES:
+        page = path.read_text(encoding="utf-8")
+        assert "<!-- generated:" in page
+        assert page == diagrams.rendered(page), f'{path}: run "make diagrams"'
+
+
+@pytest.mark.parametrize(
+    ("machine", "short", "long"),
+    [
+        (
+            "simulation",
+            f"{sum(count for _, count in SHORT_SEEDS)} seeds",
+            f"{sum(count for _, count in LONG_SEEDS)} seeds",
+        ),
+        ("nemesis", "", f"{len(SHORT)} phases"),
+        ("stories", "", f"{len(SOME)} of {len(EVERY)}"),
+    ],
+)
+def test_the_table_says_how_much_is_played(machine: str, short: str, long: str) -> None:
+    """In `make test` and in `make test-long`."""
+    page = (tree.ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {machine} |"))
+    assert [cell.strip() for cell in row.split("|")[-3:-1]] == [short, long]

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tests.tidy import tree
 
-CLIENT_LINES_MAX = 1_200
-ALL_LINES_MAX = 6_000
 EXAMPLE_LINES_MAX = 150
 SUFFIXES = {".ts", ".tsx"}
 
@@ -22,14 +20,6 @@ def typescript(folder: Path) -> list[Path]:
 
 def lines(folder: Path) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in typescript(folder))
-
-
-def test_the_client_has_at_most_1200_lines_with_its_tests() -> None:
-    assert 0 < lines(tree.ROOT / "web/client") <= CLIENT_LINES_MAX
-
-
-def test_web_has_at_most_6000_lines() -> None:
-    assert lines(tree.ROOT / "web/client") < lines(tree.ROOT / "web") <= ALL_LINES_MAX
 
 
 def test_the_console_imports_the_client_as_a_package() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -207,3 +209,10 @@ KINDS = ("unary", "generate", "write", "collect", "talk", "read_and_write")
 
 Serve = Callable[..., AbstractAsyncContextManager[RpcServer]]
 """Starts a server for the servicer of the test: `async with serve(streams_max=1) as server`."""
+
+
+async def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
+    """Return when `process` has written `path`; fail if it ended instead."""
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        await asyncio.sleep(0.02)

@@ -1,21 +1,39 @@
-"""Calls to several replicas: together at one of them, and elsewhere at once when it does not answer."""
+"""Calls between services, in batches and to several replicas: at one, and elsewhere when it does not answer."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
-from typing import Self
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
+import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
-from pawl.chassis import rpc_batch_client, rpc_client, rpc_replicas, tasks
+from pawl.batch.v1 import batch_pb2
+from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.chassis import rpc_batch_client
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.chassis.rpc_server import RpcServer
-from pawl.errors import DependencyUnavailable, Overloaded
+from pawl.errors import (
+    DependencyUnavailable,
+    Internal,
+    MalformedRequest,
+    MethodNotFound,
+    PermissionDenied,
+    RunNotFound,
+    TooLarge,
+    Unauthenticated,
+)
 from pawl.launcher.ports import free_port
 from tests.poll import until
-from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.test_limits_and_access import USER_KEY, keys
 
 
 class Replicas:
@@ -46,37 +64,6 @@ class Replicas:
         self.servers[server.address] = server
 
 
-class Line:
-    """A port in front of a server, which carries nothing while `carries` is not set."""
-
-    def __init__(self, to: str) -> None:
-        self.carries = asyncio.Event()
-        self.carries.set()
-        self.address = ""
-        self._to = to.rsplit(":", 1)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await tasks.end(self._tasks)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(*self._to)
-        tasks.start(self._tasks, self._carry(reader, far_writer), name="there")
-        tasks.start(self._tasks, self._carry(far_reader, writer), name="back")
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer):
-            while data := await reader.read(65536):
-                await self.carries.wait()
-                writer.write(data)
-
-
 @asynccontextmanager
 async def two(serve: Serve, **options: object) -> AsyncIterator[Replicas]:
     servers, serving = {}, {}
@@ -97,14 +84,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 60.0)
 
 
-async def test_calls_that_belong_together_go_to_one_replica(serve: Serve) -> None:
+async def test_all_calls_that_belong_together_go_to_one_replica_whoever_makes_them(serve: Serve) -> None:
     async with two(serve) as replicas:
         await asyncio.gather(*(replicas.stub.call("unary", "hello") for _ in range(100)))
-        assert len(await replicas.used()) == 1
-
-
-async def test_all_callers_prefer_the_same_replica(serve: Serve) -> None:
-    async with two(serve) as replicas:
         preferred = await replicas.preferred()
         async with open_channel(",".join(reversed(replicas.servers)), batches=True) as channel:
             assert await EchoStub(channel).call("unary", "hello") == ["hello"]
@@ -143,131 +125,6 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
         assert await call == ["wait"]
 
 
-async def test_a_call_that_is_too_large_for_a_batch_goes_to_the_same_replica(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Going round, each second one would meet a replica that hangs."""
-    async with two(serve) as replicas:
-        preferred = await replicas.preferred()
-        monkeypatch.setattr(rpc_client, "REQUEST_BYTES_MAX", 0)
-        for _ in range(20):
-            assert await replicas.stub.call("unary", "hello") == ["hello"]
-            await asyncio.sleep(0.01)
-        calls = [asyncio.ensure_future(replicas.stub.call("unary", "wait")) for _ in range(4)]
-
-        async def all_wait() -> bool:
-            return servicer.waiting == 4
-
-        await until(all_wait)
-        active = replicas.servers[preferred]._interceptor._active
-        assert [call.method.name for call in active].count("/test.v1.EchoService/Unary") == 4
-        servicer.release.set()
-        assert await asyncio.gather(*calls) == [["wait"]] * 4
-
-
-async def test_a_replica_that_is_stopped_costs_no_call_once_it_was_given_up(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each time it is tried again, whatever was sent to it would wait for its deadline."""
-    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 1.0)
-    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 2.0)
-    monkeypatch.setattr(rpc_batch_client, "_GIVEN_UP_SECONDS", 0.1)
-    async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(serve(service_only=True, listen="127.0.0.1:0")) for _ in range(2)]
-        lines = [await stack.enter_async_context(Line(server.address)) for server in servers]
-        addresses = tuple(line.address for line in lines)
-        channel = await stack.enter_async_context(open_channel(",".join(addresses), batches=True, deadline_seconds=10))
-        stub = EchoStub(channel)
-        assert await stub.call("unary", "hello") == ["hello"]
-        lines[rpc_replicas.preference("", addresses)[0]].carries.clear()
-        with pytest.raises(DependencyUnavailable):
-            await stub.call("unary", "hello")
-        for _ in range(3):
-            await asyncio.sleep(0.2)
-            assert await stub.call("unary", "hello") == ["hello"]
-
-
-async def test_a_call_that_may_take_for_ever_makes_no_replica_silent(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of a tool says nothing until it ends. The other calls of its store are not to move to and fro."""
-    async with two(serve) as replicas:
-        await replicas.preferred()
-        monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
-        call = asyncio.ensure_future(replicas.stub.call("generate", "wait"))
-        await asyncio.sleep(0)
-        assert len(await replicas.used()) == 1
-        servicer.release.set()
-        assert await call == ["first", "wait"]
-
-
-async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked_next(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else who asks one thing after the other would wait for a replica that hangs each time."""
-    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
-    async with two(serve) as replicas:
-        preferred = await replicas.preferred()
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        call.cancel()
-        await asyncio.wait([call])
-        assert await replicas.used() - {preferred}
-
-
-async def test_one_that_is_slow_serves_the_stores_of_one_that_is_gone(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tool may well take longer than a replica may be silent."""
-    async with two(serve) as replicas:
-        preferred = await replicas.preferred()
-        await replicas.stop(preferred)
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
-        assert await replicas.stub.call("unary", "hello") == ["hello"]
-        servicer.release.set()
-        assert await call == ["wait"]
-
-
-async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
-    async with two(serve, unary_calls_max=1) as replicas:
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        with pytest.raises(Overloaded), translating():
-            await replicas.stub.call("unary", "hello")
-
-        async def another_one_is_used() -> bool:
-            try:
-                return len(await replicas.used()) == 2
-            except Overloaded:
-                return False  # The way to the other one is not made yet.
-
-        await until(another_one_is_used)
-        servicer.release.set()
-        assert await call == ["wait"]
-
-
-async def test_a_replica_with_too_many_calls_gets_help(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rpc_replicas, "CALLS_MAX", 3)
-    async with two(serve) as replicas:
-        await replicas.preferred()
-        calls = [asyncio.ensure_future(replicas.stub.call("unary", "wait")) for _ in range(10)]
-
-        async def all_wait() -> bool:
-            return servicer.waiting == 10
-
-        await until(all_wait)
-        assert len(await replicas.used()) == 2
-        servicer.release.set()
-        assert await asyncio.gather(*calls) == [["wait"]] * 10
-
-
 async def test_a_replica_that_takes_no_batches_costs_no_call(serve: Serve) -> None:
     """One of an older version, beside a newer one."""
     async with two(serve) as replicas:
@@ -276,3 +133,214 @@ async def test_a_replica_that_takes_no_batches_costs_no_call(serve: Serve) -> No
         older._batches.close_streams()
         for _ in range(20):
             assert await replicas.stub.call("unary", "hello") == ["hello"]
+
+
+class Response:
+    """A response that one can watch go."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.value = StringValue.FromString(raw).value
+
+
+def generate(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(
+        f"/{SERVICE}/Generate",
+        request_serializer=StringValue.SerializeToString,
+        response_deserializer=Response,
+    )
+
+
+async def test_a_stream_keeps_no_response_while_it_waits_for_the_next(servicer: EchoServicer, serve: Serve) -> None:
+    """Thousands of streams may wait for hours, each after a page of a log."""
+    there: weakref.WeakSet[Response] = weakref.WeakSet()
+    seen: list[str] = []
+
+    async def read(call: Any) -> None:
+        async for response in call:
+            there.add(response)
+            seen.append(response.value)
+            del response
+
+    async with asyncio.timeout(60), serve() as server, open_channel(server.address) as channel:
+        reading = asyncio.create_task(read(generate(channel)(StringValue(value="wait"))))
+        await servicer.entered.wait()
+        await until(lambda: seen)
+        gc.collect()
+        assert not list(there)
+        servicer.release.set()
+        await reading
+    assert seen == ["first", "wait"]
+
+
+HERE = f"/{SERVICE}/"
+
+
+@pytest.fixture
+async def served(serve: Serve) -> Any:
+    """A server for services, and a stub whose calls go in batches."""
+    async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
+        yield EchoStub(channel)
+
+
+def calls_alone(metrics: Metrics) -> float:
+    """How many streams of calls have ended or are open; 1 as long as all calls share one."""
+    return (
+        metrics.registry.get_sample_value("pawl_test_rpc_in_flight", {"method": "/pawl.batch.v1.BatchService/Batch"})
+        or 0.0
+    )
+
+
+async def test_many_calls_at_once_each_get_their_own_answer(served: EchoStub, metrics: Metrics) -> None:
+    texts = [f"text {number}" for number in range(500)]
+    answers = await asyncio.gather(*(served.call("unary", text) for text in texts))
+    assert answers == [[text] for text in texts]
+    assert calls_alone(metrics) == 1
+
+
+async def test_errors_are_what_the_handler_raised(served: EchoStub) -> None:
+    for kind in ("unary", "generate"):
+        with pytest.raises(RunNotFound), translating():
+            await served.call(kind, "not-found")
+        with pytest.raises(Internal) as caught, translating():
+            await served.call(kind, "crash")
+        assert "hunter2" not in str(caught.value)
+        assert caught.value.metadata["error_id"].startswith("err_")
+    with pytest.raises(MethodNotFound), translating():
+        await served.missing(StringValue(value="hello"))
+
+
+async def test_bytes_that_are_no_message_are_refused_alone(serve: Serve) -> None:
+    async with serve(service_only=True) as server, open_channel(server.address) as channel:
+        stub: Any = BatchServiceStub(channel)
+        calls = [
+            batch_pb2.Call(id=1, method=f"{HERE}Unary", request=b"\xff\xff"),
+            batch_pb2.Call(id=2, method=f"{HERE}Unary", request=StringValue(value="well").SerializeToString()),
+        ]
+
+        async def requests() -> Any:
+            yield batch_pb2.BatchRequest(calls=calls)
+
+        replies = {reply.id: reply async for response in stub.Batch(requests()) for reply in response.replies}
+        assert replies[1].failure.reason == MalformedRequest.reason
+        assert StringValue.FromString(replies[2].response).value == "well"
+        assert replies[1].last
+        assert replies[2].last
+
+
+async def test_users_carry_nothing_and_nothing_for_users_is_carried(serve: Serve) -> None:
+    """OPS-1: for users, the caller would be the service that carries."""
+    for key, error in ((USER_KEY, PermissionDenied), (None, Unauthenticated)):
+        async with (
+            serve(authenticator=keys(), service_only=True) as server,
+            open_channel(server.address, service_key=key, batches=True) as channel,
+        ):
+            for kind in ("unary", "generate"):
+                with pytest.raises(error), translating():
+                    await EchoStub(channel).call(kind, "hello")
+    async with serve(service_only=False) as server, open_channel(server.address, batches=True) as channel:
+        with pytest.raises(MethodNotFound), translating():
+            await EchoStub(channel).call("unary", "who")
+
+
+async def test_a_caller_that_gives_up_ends_the_call(served: EchoStub, servicer: EchoServicer) -> None:
+    for kind in ("unary", "generate"):
+        servicer.entered.clear()
+        servicer.cancelled.clear()
+        call = asyncio.ensure_future(served.call(kind, "wait"))
+        await servicer.entered.wait()
+        call.cancel()
+        await asyncio.wait_for(servicer.cancelled.wait(), 60)
+        assert await served.call("unary", "hello") == ["hello"]
+
+
+async def test_a_reader_that_stops_ends_a_flood(served: EchoStub, servicer: EchoServicer) -> None:
+    """Nothing piles up for a reader that is slow, and others are served meanwhile."""
+    responses = served.generate(StringValue(value="flood"))
+    for _ in range(300):
+        await anext(responses)
+    responses.cancel()
+    await asyncio.wait_for(servicer.generator_closed.wait(), 60)
+    assert await served.call("unary", "hello") == ["hello"]
+
+
+async def test_a_large_request_goes_by_itself(serve: Serve, metrics: Metrics) -> None:
+    async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
+        text = "x" * (REQUEST_BYTES_MAX + 1)
+        assert await EchoStub(channel).call("unary", text) == [text]
+        assert calls_alone(metrics) == 0
+
+
+async def test_a_response_that_is_too_large_harms_no_other_call(serve: Serve, servicer: EchoServicer) -> None:
+    """I20."""
+    async with (
+        serve(service_only=True) as server,
+        open_channel(server.address, message_bytes_max=1024 * 1024, batches=True) as channel,
+    ):
+        stub = EchoStub(channel)
+        waiting = asyncio.ensure_future(stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        for kind in ("unary", "generate"):
+            with pytest.raises(TooLarge), translating():
+                await stub.call(kind, "big:1050000")
+        assert len((await stub.call("unary", "big:1040000"))[0]) == 1_040_000
+        servicer.release.set()
+        assert await waiting == ["wait"]
+
+
+async def test_a_stop_lets_calls_finish_and_sends_new_ones_elsewhere(serve: Serve, servicer: EchoServicer) -> None:
+    """OPS-5."""
+    async with serve(service_only=True, listen="127.0.0.1:0") as stays, AsyncExitStack() as stack:
+        # At a port that nobody takes once it is gone.
+        serving = serve(service_only=True, listen=f"127.0.0.1:{free_port()}", drain_seconds=20)
+        goes = await serving.__aenter__()
+        channel = await stack.enter_async_context(open_channel(f"{goes.address},{stays.address}", batches=True))
+        stub = EchoStub(channel)
+        calls = [asyncio.ensure_future(stub.call("unary", "wait")) for _ in range(10)]
+        await servicer.entered.wait()
+        stop = asyncio.ensure_future(serving.__aexit__(None, None, None))
+        for number in range(100):
+            assert await stub.call("unary", f"{number}") == [f"{number}"]
+            await asyncio.sleep(0.002)
+        servicer.release.set()
+        assert await asyncio.gather(*calls) == [["wait"]] * 10
+        await stop
+
+
+async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
+    serve: Serve, servicer: EchoServicer
+) -> None:
+    async with serve(service_only=True) as server:
+        tasks_before = len(asyncio.all_tasks())
+        channel = open_channel(server.address, batches=True)
+        stub = EchoStub(channel)
+        call = asyncio.ensure_future(stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        await channel.close()
+        with pytest.raises(DependencyUnavailable), translating():
+            await call
+        with pytest.raises(DependencyUnavailable), translating():
+            await stub.call("unary", "hello")
+        await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
+
+
+async def test_a_stream_that_is_left_still_brings_every_answer(serve: Serve, servicer: EchoServicer) -> None:
+    """Calls that end while the last message is being written are answered too."""
+    count = 4
+    async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
+        stub = EchoStub(channel)
+        for _ in range(20):
+            await until(lambda: is_answered(stub))
+            servicer.release.clear()
+            calls = [asyncio.ensure_future(stub.call("unary", f"turns:{turns}")) for turns in range(count)]
+            await until(lambda: servicer.waiting == count)
+            server.set_health(serving=False)
+            await asyncio.sleep(0.005)
+            server.set_health(serving=True)
+            servicer.release.set()
+            assert [len(answer[0]) for answer in await asyncio.gather(*calls)] == [100_000] * count
+
+
+async def is_answered(stub: EchoStub) -> bool:
+    with suppress(DependencyUnavailable):
+        return await stub.call("unary", "hello") == ["hello"]
+    return False

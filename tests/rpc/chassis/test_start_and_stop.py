@@ -1,34 +1,38 @@
-"""How a server begins and ends, and how channels live through it."""
+"""How a server and its process begin and end, and how channels live through it."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pool
-from google.protobuf.wrappers_pb2 import StringValue
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from pawl.chassis.health import HealthMonitor
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.start import StartError
-from pawl.errors import DependencyUnavailable, RunNotFound, ShuttingDown, Unavailable
+from pawl.errors import DependencyUnavailable, Unavailable
 from pawl.launcher.ports import free_port
+from tests import certificates
+from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.poll import until
-from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve, wait_for_file
+from tests.tables import not_refused
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def test_port_zero_takes_a_free_port_and_says_which(serve: Serve) -> None:
-    async with serve(listen="127.0.0.1:0") as server, open_channel(server.address) as channel:
-        assert server.address == f"127.0.0.1:{server.port}"
-        assert await EchoStub(channel).call("unary", "hello") == ["hello"]
 
 
 async def test_a_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
@@ -38,82 +42,55 @@ async def test_a_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
             await serve(listen=server.address).__aenter__()
 
 
-@pytest.mark.parametrize("version", ["v1alpha", "v1"])
-async def test_reflection_describes_the_services_and_the_details_of_errors(serve: Serve, version: str) -> None:
+async def test_reflection_describes_the_services_and_the_details_of_errors(serve: Serve) -> None:
     """Newer clients ask for v1 only, and need google.rpc.ErrorInfo to show why a call failed."""
-    service = f"grpc.reflection.{version}.ServerReflection"
+    service = "grpc.reflection.v1.ServerReflection"
     symbols = (service, "grpc.health.v1.Health", "google.rpc.ErrorInfo")
     requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
     requests += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
     async with serve() as server, open_channel(server.address) as channel:
-        begin: Any = channel.stream_stream(
-            f"/{service}/ServerReflectionInfo",
-            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-        )
-        replies = [reply async for reply in begin(iter(requests))]
-    assert {SERVICE, *symbols[:2]} <= {listed.name for listed in replies[0].list_services_response.service}
-    pool = descriptor_pool.DescriptorPool()
-    for reply in replies[1:]:
-        for file in reversed(reply.file_descriptor_response.file_descriptor_proto):
-            pool.AddSerializedFile(file)
-    assert pool.FindServiceByName(service).methods_by_name["ServerReflectionInfo"].input_type.file.package in service
-    assert "reason" in pool.FindMessageTypeByName("google.rpc.ErrorInfo").fields_by_name
+        for version in ("v1alpha", "v1"):
+            begin: Any = channel.stream_stream(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+                request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+                response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            listed, *replies = [reply async for reply in begin(iter(requests))]
+            assert {SERVICE, *symbols[:2]} <= {each.name for each in listed.list_services_response.service}
+            files = [file for reply in replies for file in reply.file_descriptor_response.file_descriptor_proto]
+            assert any(b"ErrorInfo" in file for file in files), version
+            assert any(b"ServerReflection" in file for file in files), version
 
 
 async def test_health_follows_what_is_required_and_only_reports_the_rest(serve: Serve) -> None:
+    """A peer that has lost its own database is as good as gone."""
     broken = {"database": False, "nats": False}
 
-    def probe(name: str) -> Any:
-        async def check() -> None:
-            if broken[name]:
-                raise DependencyUnavailable
-
-        return check
+    async def check(name: str) -> None:
+        if broken[name]:
+            raise DependencyUnavailable
 
     monitor = HealthMonitor()
-    monitor.add("database", probe("database"))
-    monitor.add("nats", probe("nats"), optional=True)
-    async with serve() as server, grpc.aio.insecure_channel(server.address) as channel, monitor:
+    monitor.add("database", functools.partial(check, "database"))
+    monitor.add("nats", functools.partial(check, "nats"), optional=True)
+    async with serve() as server, open_channel(server.address) as channel, monitor:
         monitor.follow(server)
-        stub: Any = health_pb2_grpc.HealthStub(channel)
 
-        async def state() -> list[Any]:
+        async def is_healthy() -> bool:
             await monitor.check()
-            checks = [await stub.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", SERVICE)]
-            return [check.status for check in checks]
+            with suppress(DependencyUnavailable):
+                await ping(channel)
+                return True
+            return False
 
-        assert await state() == [SERVING, SERVING]
         broken["nats"] = True
-        assert await state() == [SERVING, SERVING]
-        assert b'"nats":"DependencyUnavailable"' in monitor.page().body
-        assert monitor.page().status == "200 OK"
+        assert await is_healthy()
+        assert (b'"nats":"DependencyUnavailable"' in monitor.page().body, monitor.page().status) == (True, "200 OK")
         broken["database"] = True
-        assert await state() == [NOT_SERVING, NOT_SERVING]
+        assert not await is_healthy()
         assert monitor.page().status == "503 Service Unavailable"
         broken["database"] = False
-        assert await state() == [SERVING, SERVING]
-
-
-async def test_the_health_of_a_peer_is_that_of_its_server(serve: Serve, tmp_path: Path) -> None:
-    """A peer that has lost its own database is as good as gone."""
-    async with serve() as server, open_channel(server.address) as channel:
-        await ping(channel)
-        server.set_health(serving=False)
-        with pytest.raises(DependencyUnavailable):
-            await ping(channel)
-        server.set_health(serving=True)
-        await until(lambda: _answers(channel))
-    async with open_channel(f"unix:{tmp_path}/nobody") as channel:
-        assert not await _answers(channel)
-
-
-async def _answers(channel: grpc.aio.Channel) -> bool:
-    try:
-        await ping(channel)
-    except DependencyUnavailable:
-        return False
-    return True
+        await until(is_healthy)
 
 
 async def test_health_says_not_serving_before_the_server_ends(serve: Serve, servicer: EchoServicer) -> None:
@@ -129,63 +106,19 @@ async def test_health_says_not_serving_before_the_server_ends(serve: Serve, serv
     await channel.close()
 
 
-async def test_a_stop_lets_unary_calls_finish(serve: Serve, servicer: EchoServicer) -> None:
-    serving = serve(drain_seconds=20)
-    server = await serving.__aenter__()
-    async with open_channel(server.address) as channel:
-        call = asyncio.ensure_future(EchoStub(channel).call("unary", "wait"))
-        await servicer.entered.wait()
-        stop = asyncio.ensure_future(serving.__aexit__(None, None, None))
-        await asyncio.sleep(0)
-        servicer.release.set()
-        assert await call == ["wait"]
-        await stop
-
-
-@pytest.mark.parametrize("kind", ["unary", "collect"])
-async def test_a_stop_ends_what_does_not_finish_in_time(serve: Serve, servicer: EchoServicer, kind: str) -> None:
-    serving = serve(drain_seconds=0.05, drain_streams=True)
-    server = await serving.__aenter__()
-    async with open_channel(server.address) as channel:
-        call = asyncio.ensure_future(EchoStub(channel).call(kind, "wait"))
-        await servicer.entered.wait()
-        await serving.__aexit__(None, None, None)
-        with pytest.raises(ShuttingDown), translating():
-            await call
-        assert servicer.cancelled.is_set()
-
-
-@pytest.mark.parametrize("kind", ["generate", "write", "talk", "read_and_write", "collect"])
-async def test_a_stop_sends_streams_elsewhere_at_once(serve: Serve, servicer: EchoServicer, kind: str) -> None:
+async def test_a_stop_sends_streams_elsewhere_at_once(serve: Serve, servicer: EchoServicer) -> None:
     """OPS-5: watchers and sessions have no end to wait for."""
     serving = serve(drain_seconds=20)
     server = await serving.__aenter__()
     async with open_channel(server.address) as channel:
-        call = asyncio.ensure_future(EchoStub(channel).call(kind, "wait"))
-        await servicer.entered.wait()
+        kinds = ("generate", "write", "talk", "read_and_write", "collect")
+        calls = [asyncio.ensure_future(EchoStub(channel).call(kind, "wait")) for kind in kinds]
+        await until(lambda: servicer.waiting == len(kinds))
         await serving.__aexit__(None, None, None)
-        # SHUTTING_DOWN, unless the connection closes while the client still sends.
-        with pytest.raises(Unavailable), translating():
-            await call
-
-
-async def test_a_peer_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
-    async with open_channel(f"unix:{tmp_path}/nobody") as channel:
-        with pytest.raises(DependencyUnavailable), translating():
-            await EchoStub(channel).call("unary", "hello")
-
-
-async def test_a_channel_finds_a_restarted_server_again(serve: Serve) -> None:
-    async with serve() as server:
-        address = server.address
-        channel = open_channel(address)
-        stub = EchoStub(channel)
-        await stub.call("unary", "hello")
-    async with channel:
-        with pytest.raises(DependencyUnavailable), translating():
-            await stub.call("unary", "gone")
-        async with serve():
-            assert await stub.unary(StringValue(value="back"), wait_for_ready=True) == StringValue(value="back")
+        for call in calls:
+            # SHUTTING_DOWN, unless the connection closes while the client still sends.
+            with pytest.raises(Unavailable), translating():
+                await call
 
 
 async def test_calls_go_to_the_replica_that_is_left(serve: Serve) -> None:
@@ -200,10 +133,9 @@ async def test_calls_go_to_the_replica_that_is_left(serve: Serve) -> None:
         await channel.close()
 
 
-@pytest.mark.parametrize("addresses", ["one.example:1,two.example:1", "127.0.0.1:1,[::1]:2", "unix:/a,127.0.0.1:1"])
-async def test_addresses_that_cannot_be_balanced_are_told_at_once(addresses: str) -> None:
-    with pytest.raises(StartError, match="several addresses must be IP addresses"):
-        open_channel(addresses)
+async def test_addresses_that_cannot_be_balanced_are_told_at_once() -> None:
+    rows = ("one.example:1,two.example:1", "127.0.0.1:1,[::1]:2", "unix:/a,127.0.0.1:1")
+    assert not_refused(StartError, open_channel, rows) == []
 
 
 async def test_a_call_without_a_deadline_gets_one(serve: Serve, servicer: EchoServicer) -> None:
@@ -213,16 +145,92 @@ async def test_a_call_without_a_deadline_gets_one(serve: Serve, servicer: EchoSe
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_a_call_that_is_telling_how_it_ended_lets_the_server_stop(serve: Serve, servicer: EchoServicer) -> None:
-    async with serve(drain_seconds=0) as server, open_channel(server.address) as channel:
-        stopped = asyncio.get_running_loop().create_future()
+PROGRAM = """
+from pawl.chassis.lifecycle import run_service
+from pawl.chassis.service import Service
+from pawl.chassis.roles import ANYBODY
+from pawl.chassis.settings import ServiceSettings, load
+from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, add_echo_to_server
 
-        def stop_calls() -> None:
-            server._interceptor.stop_calls(drainable=True)
-            stopped.set_result(None)
+async def main(stop):
+    async with Service("echo", load(ServiceSettings)) as service:
+        database = await service.open_database()
+        await service.open_bus()
+        server = service.rpc_server()
+        server.add(add_echo_to_server, EchoServicer(), callers=dict.fromkeys(ECHO_METHODS, ANYBODY))
+        await service.serve(server, stop)
 
-        # The handler has raised by then, and the client is being told.
-        servicer.vanish = lambda: asyncio.get_running_loop().call_soon(stop_calls)
-        with pytest.raises(RunNotFound), translating():
-            await EchoStub(channel).call("unary", "vanish")
-        await asyncio.wait_for(stopped, 60)
+run_service(main)
+"""
+
+
+def start(**variables: str) -> subprocess.Popen[str]:
+    environment = {"PATH": os.environ["PATH"], **ENVIRONMENT, **variables}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: str, tmp_path: Path) -> None:
+    """OPS-2, OPS-5."""
+    address_file = tmp_path / "addresses.json"
+    process = start(
+        PAWL_DATABASE_URL=database_url,
+        PAWL_DATABASE_UNSAFE="true",
+        PAWL_NATS_URL=nats_url,
+        PAWL_ADDRESS_FILE=str(address_file),
+        PAWL_INSTANCE_ID="i-1",
+    )
+    await wait_for_file(address_file, process)
+    addresses = json.loads(address_file.read_text())
+    async with open_channel(addresses["grpc"], service_key=LOCAL_KEY) as channel:
+        assert await EchoStub(channel).call("unary", "hello") == ["hello"]
+
+    def get(path: str) -> bytes:
+        with urlopen(f"http://{addresses['metrics']}{path}") as response:
+            body: bytes = response.read()
+            return body
+
+    health = json.loads(await asyncio.to_thread(get, "/healthz"))
+    assert health["serving"] is True
+    assert health["checks"]["database"] == "ok"
+    metrics = (await asyncio.to_thread(get, "/metrics")).decode()
+    assert 'pawl_echo_rpc_requests_total{code="OK",method="/test.v1.EchoService/Unary"} 1.0' in metrics
+    process.send_signal(signal.SIGTERM)
+    _, log = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 0, log
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert events[-2:] == ["grpc.stopped", "process.stopped"]
+    assert all(json.loads(line)["instance"] == "i-1" for line in log.splitlines())
+
+
+def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(database_url: str) -> None:
+    """I1: by one sentence, and with the exit code that says that another try is no use."""
+    process = start(PAWL_DATABASE_URL=database_url)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "fsync is off" in json.loads(log.splitlines()[-1])["error"]
+    assert "Traceback" not in log
+
+
+async def test_a_service_that_others_can_reach_says_once_that_it_speaks_no_tls(
+    database_url: str, tmp_path: Path
+) -> None:
+    """It is not refused: something in front may end TLS."""
+    address_file, keys = tmp_path / "addresses.json", tmp_path / "keys.json"
+    keys.write_text("[]")
+    files = certificates.write(tmp_path, "echo", trustme.CA())
+    for environment, warnings in ((dict[str, str](), 1), (files.environment, 0)):
+        process = start(
+            PAWL_DATABASE_URL=database_url,
+            PAWL_DATABASE_UNSAFE="true",
+            PAWL_ADDRESS_FILE=str(address_file),
+            PAWL_LOCAL_KEY="",
+            PAWL_API_KEYS_FILE=str(keys),
+            PAWL_METRICS_LISTEN="0.0.0.0:0",
+            **environment,
+        )
+        await wait_for_file(address_file, process)
+        address_file.unlink()
+        process.send_signal(signal.SIGTERM)
+        _, log = await asyncio.to_thread(process.communicate, timeout=60)
+        assert process.returncode == 0, log
+        assert [json.loads(line)["event"] for line in log.splitlines()].count("tls.absent") == warnings

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import trustme
 import uvloop
+from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis import tls
 from pawl.chassis.clock import Clock
@@ -20,8 +21,6 @@ from pawl.chassis.credentials import UNKNOWN, ApiKey
 from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.rpc_server import RpcServer
-from pawl.cli.failure import explain
-from pawl.client.target import error_of
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests import certificates
 from tests.certificates import Files
@@ -84,26 +83,24 @@ async def call_as_user(address: str, trusted: Path, clock: Clock, *, key: str = 
             return await EchoStub(channel).call("unary", "who", timeout=60)
 
 
-@pytest.mark.parametrize("checks_services", [True, False])
-async def test_users_call_without_a_certificate(
-    serving: Any, tmp_path: Path, clock: ManualClock, checks_services: bool
-) -> None:
-    async with serving(checks_services=checks_services) as server:
-        trusted = tmp_path / "job-store-authority.pem"
-        assert await call_as_user(server.address, trusted, clock) == ["user/acme/ann"]
-        by_name = server.address.replace("127.0.0.1", "localhost")
-        assert await call_as_user(by_name, trusted, clock) == ["user/acme/ann"]
+async def test_users_call_without_a_certificate(serving: Any, tmp_path: Path, clock: ManualClock) -> None:
+    trusted = tmp_path / "job-store-authority.pem"
+    for checks_services in (True, False):
+        async with serving(checks_services=checks_services) as server:
+            for address in (server.address, server.address.replace("127.0.0.1", "localhost")):
+                assert await call_as_user(address, trusted, clock) == ["user/acme/ann"]
 
 
-@pytest.mark.parametrize("batches", [True, False])
 async def test_a_service_calls_with_its_key_and_its_certificate(
-    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock, batches: bool
+    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
     own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
     async with serving(service_only=True) as server:
-        assert await call_as_service(server.internal_address, own, batches=batches) == ["service//"]
-        several = f"{server.internal_address},{server.internal_address}"
-        assert await call_as_service(several, own, batches=batches) == ["service//"]
+        for batches in (True, False):
+            for address in (server.internal_address, f"{server.internal_address},{server.internal_address}"):
+                assert await call_as_service(address, own, batches=batches) == ["service//"]
+        async with open_channel(server.internal_address, tls=own, server_name="job-store") as channel:
+            await ping(channel)
 
 
 async def test_the_key_of_a_service_is_nothing_without_its_certificate(
@@ -157,57 +154,6 @@ async def test_a_channel_believes_only_the_right_name_of_the_right_authority_in_
             await call_as_user(server.address, foreign.authority, clock)
 
 
-async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refuses(
-    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
-) -> None:
-    """By the words of the real thing, which may change."""
-    trusted = certificates.write(tmp_path, "agent-loop", authority).authority
-    own = ("127.0.0.1",)
-    shown: dict[str, Files | None] = {
-        "has expired": certificates.write(tmp_path, "late", authority, names=own, expired=True),
-        "has not this name": certificates.write(tmp_path, "elsewhere", authority, names=("elsewhere.example",)),
-        "is of another authority": certificates.write(tmp_path, "foreign", stranger, names=own),
-        "does not speak TLS": None,
-    }
-    for words, files in shown.items():
-        async with (
-            serve(tls=of(files, clock) if files else None, listen=LOOPBACK) as server,
-            open_channel(server.address, tls=tls.of_client(trusted, clock)) as channel,
-        ):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await EchoStub(channel).call("unary", "hello", timeout=60)
-            told = explain(error_of(caught.value, server.address), [server.address])
-            assert words in told
-            assert server.address in told
-    of_itself = of(certificates.write(tmp_path, "job-store", authority), clock)
-    async with serve(tls=of_itself, listen=LOOPBACK) as server, open_channel(server.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await EchoStub(channel).call("unary", "hello", timeout=60)
-        told = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
-        assert (
-            told
-            == f"{server.address} speaks TLS. Give the certificate of its authority with --ca FILE or PAWL_TLS_CA_FILE."
-        )
-
-
-async def test_without_certificates_there_is_no_second_port(serve: Serve) -> None:
-    async with serve(authenticator=keys(), listen=LOOPBACK, service_only=True) as server:
-        assert server.internal_address == ""
-        async with open_channel(server.address, service_key=SERVICE_KEY, batches=True) as channel:
-            assert await EchoStub(channel).call("unary", "who") == ["service//"]
-
-
-async def test_health_asks_for_no_certificate_of_its_own(
-    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
-) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
-    async with (
-        serving() as server,
-        open_channel(server.internal_address, tls=own, server_name="job-store") as channel,
-    ):
-        await ping(channel)
-
-
 async def _shown_by(address: str) -> str:
     """Return the certificate that a listener shows now."""
     host, _, port = address.rpartition(":")
@@ -240,7 +186,7 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
             open_channel(server.internal_address, **options) as alone,
             open_channel(server.internal_address, **options, batches=True) as batched,
         ):
-            open_call = EchoStub(alone).generate(_text("wait"))
+            open_call = EchoStub(alone).generate(StringValue(value="wait"))
             assert (await open_call.read()).value == "first"
             callers = [asyncio.create_task(keep_calling(channel)) for channel in (alone, batched) for _ in range(4)]
 
@@ -262,65 +208,36 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
     assert len(set(seen)) >= 4
 
 
-def _text(value: str) -> Any:
-    from google.protobuf.wrappers_pb2 import StringValue  # noqa: PLC0415
-
-    return StringValue(value=value)
-
-
-async def test_certificates_that_nobody_takes_change_nothing_for_those_who_are_connected(
-    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
-) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
-    async with (
-        serving(service_only=True) as server,
-        open_channel(server.internal_address, service_key=SERVICE_KEY, tls=own, server_name="job-store") as channel,
-    ):
-        stub = EchoStub(channel)
-        first = await stub.call("unary", "certificate")
-        certificates.write(tmp_path, "agent-loop", stranger, authority)
-        await clock.advance(1.0)
-        for _ in range(20):
-            assert await stub.call("unary", "certificate") == first
-        certificates.write(tmp_path, "agent-loop", authority)
-        await clock.advance(1.0)
-
-        async def is_renewed() -> bool:
-            return await stub.call("unary", "certificate") != first
-
-        await until(is_renewed)
-
-
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_pages_over_tls_show_the_certificate_of_the_moment(
     tmp_path: Path, authority: trustme.CA, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """Whoever does not speak TLS, or not to the end, harms nobody."""
+    """A caller that does not speak TLS gets nothing, and harms nobody."""
+    files, clock = certificates.write(tmp_path, "job-store", authority), ManualClock()
+    trusting = ssl.create_default_context(cafile=files.authority)
+    unseen: list[Any] = []
+
+    async def page(address: str, **options: Any) -> bytes:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), **options)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
 
     async def main() -> None:
-        clock = ManualClock()
-        files = certificates.write(tmp_path, "job-store", authority)
-        shown = of(files, clock)
-        pages = {"/metrics": lambda: Response(body=b"up 1\n")}
-        trusting = ssl.create_default_context(cafile=files.authority)
-        unseen: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-        async with HttpServer(LOOPBACK, pages, context=tls.http_context(shown)) as server:
-            host, _, port = server.address.rpartition(":")
+        pages = {"/metrics": lambda: Response(body=b"up 1\n")}
+        async with HttpServer(LOOPBACK, pages, context=tls.http_context(of(files, clock))) as server:
             for _ in range(2):
-                reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
-                writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-                assert (await reader.read()).endswith(b"up 1\n")
-                writer.close()
+                assert (await page(server.address, ssl=trusting)).endswith(b"up 1\n")
                 before = await _shown_by(server.address)
                 certificates.write(tmp_path, "job-store", authority)
                 await clock.advance(1.0)
                 assert await _shown_by(server.address) != before
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-            assert b"up 1" not in await reader.read()
-            writer.close()
-        assert unseen == []
+            assert b"up 1" not in await page(server.address)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
+    assert unseen == []

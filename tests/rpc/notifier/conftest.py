@@ -42,6 +42,7 @@ from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from tests import databases
 from tests.fakes.anybody import Anybody
+from tests.rpc.notifier.desk import Desk
 from tests.web_server import Names, Reply, WebServer, web_server
 
 if TYPE_CHECKING:
@@ -210,3 +211,10 @@ def draft() -> Callable[..., Draft]:
         )
 
     return make
+
+
+@pytest.fixture
+def desk(
+    channels: ChannelServiceAsyncStub, stub: NotifyServiceAsyncStub, receiver: WebServer, database: Database
+) -> Desk:
+    return Desk(channels, stub, receiver, database)

@@ -1,13 +1,13 @@
-"""Channels of a user: made, changed, looked at by nobody else (NOTE-1)."""
+"""Channels of a user and the preferences by which they tell: seen by nobody else (NOTE-1)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -15,23 +15,16 @@ from pawl.chassis.database import Database
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.domain.notification import Draft, NotificationKind
 from pawl.notify.v1 import channel_pb2 as pb
-from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1 import notify_pb2, preference_pb2
 from tests.poll import until
 from tests.rpc.notifier.conftest import waiting_for_locks
-from tests.rpc.notifier.test_inbox import ANN, ANN_ELSEWHERE, BOB, reason_of
+from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, URL, WAITING, Desk, created
+from tests.rpc.notifier.test_inbox import reason_of
 from tests.web_server import WebServer
 
 if TYPE_CHECKING:
     from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
-
-URL = "https://example.com/hook"
-
-
-async def created(
-    channels: ChannelServiceAsyncStub, url: str = URL, *, request_id: str = "", **fields: object
-) -> pb.CreateChannelResponse:
-    channel = pb.Channel(url=url, **fields)  # type: ignore[arg-type]
-    return await channels.CreateChannel(pb.CreateChannelRequest(channel=channel, request_id=request_id), metadata=ANN)
+    from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
 
 
 async def test_a_channel_is_made_changed_and_deleted(channels: ChannelServiceAsyncStub) -> None:
@@ -84,34 +77,20 @@ async def test_a_request_makes_one_channel_and_tells_its_secret_once(channels: C
     assert await reason_of(created(channels, "https://example.com/else", request_id="r1")) == "REQUEST_ID_REUSED"
 
 
-async def test_a_time_that_is_none_is_refused(channels: ChannelServiceAsyncStub) -> None:
-    channel = pb.Channel(url="https://example.com/", create_time=Timestamp(seconds=2**62))
-    making = channels.CreateChannel(pb.CreateChannelRequest(channel=channel), metadata=ANN)
-    assert await reason_of(making) == "INVALID_FIELD"
-
-
-async def test_a_user_has_ten_at_most(channels: ChannelServiceAsyncStub) -> None:
-    for _ in range(10):
-        await created(channels)
-    assert await reason_of(created(channels)) == "INVALID_FIELD"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://example.com/",  # The secret of a body is its reader's.
-        "https://169.254.169.254/",
-        "https://10.1.2.3/",
-        "https://elsewhere.example/",
-        "ftp://example.com/",
-        "",
-    ],
-)
-async def test_urls_that_the_deployment_does_not_allow_are_refused(channels: ChannelServiceAsyncStub, url: str) -> None:
-    assert await reason_of(created(channels, url)) == "INVALID_FIELD"
+async def test_what_no_channel_can_be_is_refused(channels: ChannelServiceAsyncStub) -> None:
+    rows: list[dict[str, Any]] = [{"kinds": [kind]} for kind in (0, 99)]
+    rows += [{"after_seconds": 86401}, {"create_time": Timestamp(seconds=2**62)}]
+    urls = ["https://169.254.169.254/", "https://10.1.2.3/", "https://elsewhere.example/", "ftp://example.com/", ""]
+    urls += ["http://example.com/"]  # The secret of a body would be its reader's.
+    for fields in (*rows, *({"url": url} for url in urls)):
+        assert await reason_of(created(channels, **fields)) == "INVALID_FIELD", fields
     channel = (await created(channels)).channel
-    change = pb.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
-    assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD"
+    for url in urls:
+        change = pb.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
+        assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD", url
+    for _ in range(9):
+        await created(channels)
+    assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has ten at most"
 
 
 async def test_who_may_no_longer_reach_a_url_can_disable_its_channel(
@@ -125,59 +104,39 @@ async def test_who_may_no_longer_reach_a_url_can_disable_its_channel(
     assert not (await channels.UpdateChannel(change, metadata=ANN)).channel.enabled
 
 
-async def test_a_refusal_of_http_says_what_to_use(channels: ChannelServiceAsyncStub) -> None:
-    with pytest.raises(grpc.aio.AioRpcError, match="use https"):
-        await created(channels, "http://example.com/")
-
-
-async def test_http_goes_where_the_deployment_has_opened_it(
-    channels: ChannelServiceAsyncStub, receiver: WebServer
-) -> None:
-    assert (await created(channels, f"http://127.0.0.1:{receiver.port}/")).channel.enabled
-
-
-@pytest.mark.parametrize("metadata", [BOB, ANN_ELSEWHERE], ids=["another user", "another store"])
-async def test_a_channel_of_another_one_is_not_there(
-    channels: ChannelServiceAsyncStub, receiver: WebServer, metadata: tuple[tuple[str, str], ...]
-) -> None:
+async def test_a_channel_of_another_one_is_not_there(channels: ChannelServiceAsyncStub, receiver: WebServer) -> None:
     channel = (await created(channels, f"http://127.0.0.1:{receiver.port}/")).channel
     test = await channels.TestChannel(pb.TestChannelRequest(channel_id=channel.channel_id), metadata=ANN)
     channel_id = channel.channel_id
-    assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=metadata)).channels
-    for call in (
-        channels.GetChannel(pb.GetChannelRequest(channel_id=channel_id), metadata=metadata),
-        channels.UpdateChannel(pb.UpdateChannelRequest(channel_id=channel_id), metadata=metadata),
-        channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=metadata),
-        channels.RotateChannelSecret(pb.RotateChannelSecretRequest(channel_id=channel_id), metadata=metadata),
-        channels.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=metadata),
-        channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=channel_id), metadata=metadata),
-    ):
-        assert await reason_of(call) == "CHANNEL_NOT_FOUND"
-    resend = pb.ResendDeliveryRequest(delivery_id=test.delivery.delivery_id)
-    assert await reason_of(channels.ResendDelivery(resend, metadata=metadata)) == "DELIVERY_NOT_FOUND"
-    several = pb.ResendDeliveriesRequest(delivery_ids=[test.delivery.delivery_id])
-    assert await reason_of(channels.ResendDeliveries(several, metadata=metadata)) == "DELIVERY_NOT_FOUND"
-    everything = await channels.ListDeliveries(pb.ListDeliveriesRequest(), metadata=metadata)
-    assert (list(everything.deliveries), list(everything.counts)) == ([], [])
+    for metadata in (BOB, ANN_ELSEWHERE):
+        assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=metadata)).channels
+        for call in (
+            channels.GetChannel(pb.GetChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.UpdateChannel(pb.UpdateChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.RotateChannelSecret(pb.RotateChannelSecretRequest(channel_id=channel_id), metadata=metadata),
+            channels.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=channel_id), metadata=metadata),
+        ):
+            assert await reason_of(call) == "CHANNEL_NOT_FOUND"
+        resend = pb.ResendDeliveryRequest(delivery_id=test.delivery.delivery_id)
+        assert await reason_of(channels.ResendDelivery(resend, metadata=metadata)) == "DELIVERY_NOT_FOUND"
+        several = pb.ResendDeliveriesRequest(delivery_ids=[test.delivery.delivery_id])
+        assert await reason_of(channels.ResendDeliveries(several, metadata=metadata)) == "DELIVERY_NOT_FOUND"
+        everything = await channels.ListDeliveries(pb.ListDeliveriesRequest(), metadata=metadata)
+        assert (list(everything.deliveries), list(everything.counts)) == ([], [])
 
 
-async def test_a_kind_that_is_not_known_is_refused(channels: ChannelServiceAsyncStub) -> None:
-    for kind in (0, 99):
-        assert await reason_of(created(channels, kinds=[kind])) == "INVALID_FIELD"
-
-
-DEAD, SKIPPED, DELIVERED, WAITING = (
-    pb.CHANNEL_DELIVERY_STATE_DEAD,
-    pb.CHANNEL_DELIVERY_STATE_SKIPPED,
-    pb.CHANNEL_DELIVERY_STATE_DELIVERED,
-    pb.CHANNEL_DELIVERY_STATE_WAITING,
-)
 _SET = "UPDATE notifier.webhook_deliveries SET due_time = NULL, state = $2, skipped = $3 WHERE type = $1"
 
 
 @pytest.fixture
 async def told(
-    channels: ChannelServiceAsyncStub, store: PostgresStore, draft: Callable[..., Draft], database: Database
+    channels: ChannelServiceAsyncStub,
+    store: PostgresStore,
+    draft: Callable[..., Draft],
+    database: Database,
+    desk: Desk,
 ) -> list[str]:
     """The two channels of ann, to each of which one delivery is dead, one skipped, one delivered, and one waits."""
     # As long as they wait nobody tries them.
@@ -188,12 +147,7 @@ async def told(
     kinds = ("RUN_FAILED", "RUN_CANCELLED", "RUN_EXPIRED", "RUN_COMPLETED")
     for user in ("ann", "bob"):
         await store.add([replace(draft(f"{user}_{kind}", user=user), kind=NotificationKind[kind]) for kind in kinds])
-
-    async def all_wait() -> bool:
-        due = "SELECT count(*) FROM notifier.webhook_deliveries WHERE claimed OR due_time <= now()"
-        return bool(await database.fetchval(due) == 0)
-
-    await until(all_wait)
+    await until(desk.is_idle)
     for kind, state, skipped in (
         ("run.failed", "dead", False),
         ("run.cancelled", "dead", True),
@@ -259,3 +213,99 @@ async def test_several_are_sent_again_or_none(
     sent = (await channels.ResendDeliveries(request, metadata=ANN)).deliveries
     assert [(each.delivery_id, each.state, each.tries) for each in sent] == [(each, WAITING, 0) for each in dead[::-1]]
     assert await listed(channels, states=[DEAD]) == []
+
+
+Drafts = Callable[..., Draft]
+ALWAYS = preference_pb2.QuietHours(start="00:00", end="00:00")
+KINDS = notify_pb2.NotificationKinds(kinds=[notify_pb2.NOTIFICATION_KIND_RUN_FAILED])
+
+
+async def prefer(stub: PreferenceServiceAsyncStub, **change: object) -> preference_pb2.Preferences:
+    asked = preference_pb2.UpdatePreferencesRequest(**change)  # type: ignore[arg-type]
+    return (await stub.UpdatePreferences(asked, metadata=ANN)).preferences
+
+
+async def preferences_of(
+    stub: PreferenceServiceAsyncStub, metadata: tuple[tuple[str, str], ...] = ANN
+) -> preference_pb2.Preferences:
+    return (await stub.GetPreferences(preference_pb2.GetPreferencesRequest(), metadata=metadata)).preferences
+
+
+async def mute(stub: PreferenceServiceAsyncStub, conversation_id: str, until_time: datetime | None = None) -> None:
+    asked = preference_pb2.Mute(conversation_id=conversation_id)
+    if until_time is not None:
+        asked.until_time.FromDatetime(until_time)
+    await stub.MuteConversation(preference_pb2.MuteConversationRequest(mute=asked), metadata=ANN)
+
+
+async def test_preferences_are_changed_and_what_is_not_given_stays(preferences: PreferenceServiceAsyncStub) -> None:
+    nothing = preference_pb2.Preferences(quiet=preference_pb2.QuietTimes())
+    assert await preferences_of(preferences) == nothing
+    sundays = preference_pb2.QuietHours(start="22:00", end="07:00", days=[preference_pb2.WEEKDAY_SUNDAY])
+    quiet = preference_pb2.QuietTimes(hours=[ALWAYS, sundays], time_zone="Europe/Berlin")
+    assert await prefer(preferences, kinds=KINDS) == preference_pb2.Preferences(
+        kinds=KINDS.kinds, quiet=preference_pb2.QuietTimes()
+    )
+    both = preference_pb2.Preferences(kinds=KINDS.kinds, quiet=quiet)
+    assert await prefer(preferences, quiet=quiet) == await preferences_of(preferences) == both
+    for other in (BOB, ANN_ELSEWHERE):
+        assert await preferences_of(preferences, other) == nothing
+    for change in (
+        {"kinds": notify_pb2.NotificationKinds(kinds=[99])},  # type: ignore[list-item]
+        {"quiet": preference_pb2.QuietTimes(time_zone="Mars/Olympus")},
+    ):
+        assert await reason_of(prefer(preferences, **change)) == "INVALID_FIELD"
+    assert await prefer(preferences, kinds=notify_pb2.NotificationKinds(), quiet=preference_pb2.QuietTimes()) == nothing
+
+
+async def test_mutes_end_at_their_time_or_when_they_are_taken_back(preferences: PreferenceServiceAsyncStub) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    await mute(preferences, "conv_1")
+    await mute(preferences, "conv_2", later)
+    await mute(preferences, "conv_3", later - timedelta(hours=2))
+    await prefer(preferences, kinds=KINDS)
+    until_time = Timestamp()
+    until_time.FromDatetime(later)
+    found = (await preferences_of(preferences)).mutes
+    assert list(found) == [
+        preference_pb2.Mute(conversation_id="conv_1"),
+        preference_pb2.Mute(conversation_id="conv_2", until_time=until_time),
+    ]
+    for _ in range(2):
+        ended = preference_pb2.UnmuteConversationRequest(conversation_id="conv_1")
+        await preferences.UnmuteConversation(ended, metadata=ANN)
+    assert [each.conversation_id for each in (await preferences_of(preferences)).mutes] == ["conv_2"]
+    assert await reason_of(mute(preferences, "")) == "INVALID_ID"
+    wrong = preference_pb2.Mute(conversation_id="conv_1", until_time=Timestamp(seconds=2**62))
+    muting = preferences.MuteConversation(preference_pb2.MuteConversationRequest(mute=wrong), metadata=ANN)
+    assert await reason_of(muting) == "INVALID_FIELD"
+
+
+async def test_a_user_mutes_a_thousand_conversations_at_most(
+    preferences: PreferenceServiceAsyncStub, database: Database
+) -> None:
+    await database.execute(
+        "INSERT INTO notifier.mutes (store_id, user_id, conversation_id)"
+        " SELECT 'acme', 'ann', 'conv_' || n FROM generate_series(1, 1000) AS n"
+    )
+    assert await reason_of(mute(preferences, "conv_more")) == "INVALID_FIELD"
+    await mute(preferences, "conv_7", datetime.now(UTC))
+    await mute(preferences, "conv_more")
+
+
+async def test_in_quiet_hours_deliveries_wait_for_their_end_and_the_inbox_does_not(
+    desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, preferences: PreferenceServiceAsyncStub
+) -> None:
+    channel_id, _ = await desk.hook()
+    now = datetime.now(UTC)
+    hours = [f"{(now + timedelta(hours=each)):%H:00}" for each in (-1, 2)]
+    quiet = preference_pb2.QuietTimes(hours=[preference_pb2.QuietHours(start=hours[0], end=hours[1])])
+    await prefer(preferences, quiet=quiet)
+    await store.add([draft("a")])
+    held = await desk.looked_at(channel_id)
+    end = (now + timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
+    assert (held.state, held.tries, held.next_try_time.ToDatetime(UTC)) == (WAITING, 0, end)
+    assert len(await desk.inbox()) == 1
+    assert receiver.asked == []
+    await prefer(preferences, quiet=preference_pb2.QuietTimes())
+    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "what waits is looked at again"

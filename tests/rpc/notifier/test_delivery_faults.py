@@ -1,4 +1,4 @@
-"""Receivers that fail, channels that end, and processes that die while something is delivered (NOTE-1)."""
+"""Deliveries that wait, fail, or end while something is delivered (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.erasures import ErasurePart
-from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.tasks import end
-from pawl.notifier.adapters.deliveries import CLAIM, DUE, GIVE_BACK, HOLD_DUE, SETTLE
-from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, WAITING, PostgresStore, added_columns
+from pawl.notifier.adapters.deliveries import CLAIM, DUE, GIVE_BACK, HOLD_DUE, SETTLE, PostgresDeliveries
+from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, PostgresStore, added_columns
+from pawl.notifier.adapters.postgres import WAITING as WAITING_SQL
 from pawl.notifier.app.ports import NewChannel, NewCode
+from pawl.notifier.domain.announcement import (
+    ApprovalAsked,
+    ApprovalSettled,
+    Change,
+    RunChange,
+    draft_notification,
+    draft_requests,
+    over_by,
+)
 from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
-    AGES,
     LOST,
     TEST,
-    TESTS_KEPT,
     VIEWER_SECONDS,
     Candidate,
     ChannelDelivery,
@@ -35,14 +43,20 @@ from pawl.notifier.domain.delivery import (
     Outcome,
     choose,
 )
-from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationKind
+from pawl.notify.v1 import channel_pb2 as pb
 from tests.poll import until
 from tests.rpc.notifier.conftest import Repository, waiting_for_locks, wired
+from tests.rpc.notifier.desk import ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk
 from tests.web_server import Reply, WebServer
+
+if TYPE_CHECKING:
+    pass
+
 
 Drafts = Callable[..., Draft]
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
-ANN, BOB = (Inbox(store_id=StoreId("acme"), user_id=UserId(user)) for user in ("ann", "bob"))
+ANNS, BOBS = (Inbox(store_id=StoreId("acme"), user_id=UserId(user)) for user in ("ann", "bob"))
 FAILED, GONE = Outcome(status=500), Outcome(status=410)
 HOOK = ChannelId("hook_1")
 
@@ -56,7 +70,7 @@ async def hook(
     repository: Repository,
     channel_id: str = HOOK,
     *,
-    inbox: Inbox = ANN,
+    inbox: Inbox = ANNS,
     host: str = "example.com",
     scheme: str = "https",
 ) -> Channel:
@@ -102,7 +116,7 @@ async def test_a_channel_that_fails_has_one_try_at_once_and_users_with_few_are_f
     (failing,) = choose(await repository.due([], limit=500), [])
     assert await repository.due([failing], limit=500) == [], "it has its one"
     await hook(repository, "hook_ann", host="a.test")
-    await hook(repository, "hook_bob", inbox=BOB, host="b.test")
+    await hook(repository, "hook_bob", inbox=BOBS, host="b.test")
     await store.add([draft(f"ann{number}") for number in range(30)])
     await store.add([draft("bob", user="bob")])
     found = await repository.due([failing], limit=500)
@@ -165,7 +179,7 @@ async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
             ("settle", SETTLE, ("dlv_1", NOW, "waiting", 1.0, 500, 1, "")),
             ("give back", GIVE_BACK, (["dlv_1"], [NOW])),
             ("over", NOTE_OVER, (["acme"], ["run1"], [""], [NOW], [False])),
-            ("waiting", WAITING, (["acme"], ["ann"], ["conv"])),
+            ("waiting", WAITING_SQL, (["acme"], ["ann"], ["conv"])),
             ("read", MARK_READ, ("acme", "ann", ["ntf_1"])),
         )
     }
@@ -200,7 +214,7 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
 
     async def end_it() -> None:
         if ends == "delete":
-            await repository.delete(ANN, HOOK)
+            await repository.delete(ANNS, HOOK)
         elif ends == "disable":
             await disabled(repository, channel)
         else:
@@ -230,13 +244,13 @@ async def test_what_ends_a_channel_and_what_removes_its_deliveries_do_not_wait_f
     await database.execute("UPDATE notifier.webhook_deliveries SET due_time = '2026-05-01' WHERE number = 3")
     first, *_ = await repository.due([], limit=10)
     attempts = await repository.claim([first], seconds=30) if ends == "gone" else ()
-    part = ErasurePart(store_id=ANN.store_id, conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=[])
+    part = ErasurePart(store_id=ANNS.store_id, conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=[])
 
     async def end_it() -> None:
         for attempt in attempts:
             await repository.settle(attempt, GONE, chance=0.5)
         if ends == "delete":
-            await repository.delete(ANN, HOOK)
+            await repository.delete(ANNS, HOOK)
         if ends == "disable":
             await disabled(repository, channel)
 
@@ -254,7 +268,7 @@ async def test_what_ends_a_channel_and_what_removes_its_deliveries_do_not_wait_f
 
 async def disabled(repository: Repository, channel: Channel) -> Channel:
     return await repository.update(
-        ANN, channel.channel_id, lambda each: (replace(each, enabled=False), "example.com"), code=made_code()
+        ANNS, channel.channel_id, lambda each: (replace(each, enabled=False), "example.com"), code=made_code()
     )
 
 
@@ -269,55 +283,9 @@ async def found_lost(repository: Repository) -> ChannelDelivery:
     assert attempt.is_lost
     assert await repository.settle(attempt, LOST, chance=0.5)
     (delivery,) = await repository.deliveries(
-        ANN, DeliveryFilter(channel_id=attempt.candidate.channel_id), None, limit=1
+        ANNS, DeliveryFilter(channel_id=attempt.candidate.channel_id), None, limit=1
     )
     return delivery
-
-
-async def test_what_a_process_that_died_had_claimed_is_not_sent_once_its_channel_is_disabled(
-    repository: Repository, store: PostgresStore, draft: Drafts
-) -> None:
-    channel = await hook(repository)
-    await store.add([draft("a")])
-    await crashed(repository)
-    await disabled(repository, channel)
-    dead = await found_lost(repository)
-    assert (dead.state, dead.tries, dead.last_error, dead.next_try_time) == ("dead", 1, LOST.message, None)
-    await repository.resend(ANN, [dead.delivery_id])
-    await repository.add_test(ANN, made_test(), "{}")
-    attempts = await repository.claim(await repository.due([], limit=10), seconds=30)
-    assert [attempt.is_lost for attempt in attempts] == [False, False], "these were asked for"
-
-
-async def test_what_is_given_back_is_not_sent_once_its_webhook_is_disabled(
-    repository: Repository, store: PostgresStore, draft: Drafts
-) -> None:
-    webhook = await hook(repository)
-    await store.add([draft("a")])
-    attempts = await repository.claim(await repository.due([], limit=1), seconds=30)
-    await disabled(repository, webhook)
-    await repository.give_back(attempts)
-    assert await repository.claim(await repository.due([], limit=1), seconds=30) == []
-    (dead,) = await repository.deliveries(ANN, DeliveryFilter(channel_id=HOOK), None, limit=1)
-    assert (dead.state, dead.tries, dead.last_error) == ("dead", 0, "the channel was disabled")
-
-
-async def test_a_delivery_that_nobody_survives_goes_its_schedule_and_dies(
-    repository: Repository, store: PostgresStore, draft: Drafts, database: Database
-) -> None:
-    await hook(repository)
-    await store.add([draft("a")])
-    for number, (before, after) in enumerate(pairwise(AGES), start=1):
-        await crashed(repository)
-        lost = await found_lost(repository)
-        assert (lost.state, lost.tries) == ("waiting", number)
-        assert lost.next_try_time
-        assert lost.try_time
-        assert (lost.next_try_time - lost.try_time).total_seconds() == after - before
-        await database.execute("UPDATE notifier.webhook_deliveries SET due_time = now()")
-    await crashed(repository)
-    assert (await found_lost(repository)).state == "dead"
-    assert await repository.due([], limit=1) == []
 
 
 async def test_a_notifier_that_stops_gives_back_what_it_tries(
@@ -328,64 +296,11 @@ async def test_a_notifier_that_stops_gives_back_what_it_tries(
     await hook(repository, host=f"127.0.0.1:{receiver.port}", scheme="http")
     await PostgresStore(database).add([draft("a")])
     running = asyncio.create_task(wired(database, egress).deliveries.run())
-
-    async def is_tried() -> bool:
-        return len(receiver.asked) == 1
-
-    await until(is_tried)
+    await until(lambda: len(receiver.asked) == 1)
     assert await repository.due([], limit=1) == []
     await end([running])
     (again,) = await repository.claim(await repository.due([], limit=1), seconds=30)
     assert (again.is_lost, again.tries) == (False, 1)
-
-
-async def test_what_is_given_back_was_not_tried_and_what_was_settled_stays_so(
-    repository: Repository, store: PostgresStore, draft: Drafts
-) -> None:
-    await hook(repository)
-    await store.add([draft("a"), draft("b")])
-    attempts = await repository.claim(await repository.due([], limit=10), seconds=30)
-    await repository.settle(attempts[0], Outcome(status=204), chance=0.5)
-    await repository.give_back(attempts)
-    (again,) = await repository.claim(await repository.due([], limit=10), seconds=30)
-    assert (again.candidate.delivery_id, again.tries) == (attempts[1].candidate.delivery_id, 1)
-    assert not again.is_lost
-    await repository.give_back(attempts)
-    assert await repository.due([], limit=10) == [], "another one has it"
-
-
-async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(
-    repository: Repository, store: PostgresStore, database: Database
-) -> None:
-    await hook(repository)
-    for number in range(TESTS_KEPT + 5):
-        await repository.add_test(ANN, made_test(number), "{}")
-        await tried(repository, FAILED)
-    assert (await repository.channel(ANN, HOOK)).failing_since_time is None
-    assert len(await repository.deliveries(ANN, DeliveryFilter(channel_id=HOOK), None, limit=100)) == TESTS_KEPT + 1
-    await repository.add_test(ANN, made_test(99), "{}")
-    await tried(repository, GONE)
-    assert not (await repository.channel(ANN, HOOK)).enabled
-    assert await database.fetchval("SELECT count(*) FROM notifier.notifications") == 0
-
-
-async def test_a_new_url_begins_anew(repository: Repository, store: PostgresStore, draft: Drafts) -> None:
-    channel = await hook(repository)
-    await store.add([draft("a")])
-    await tried(repository, FAILED)
-    assert (await repository.channel(ANN, HOOK)).failing_since_time
-    await store.add([draft("b")])
-    (attempt,) = await repository.claim(await repository.due([], limit=1), seconds=30)
-    moved = await repository.update(
-        ANN,
-        channel.channel_id,
-        lambda each: (replace(each, url="https://example.com/new"), "example.com"),
-        code=made_code(),
-    )
-    assert moved.failing_since_time is None
-    assert await repository.settle(attempt, GONE, chance=0.5)
-    after = await repository.channel(ANN, HOOK)
-    assert (after.enabled, after.failing_since_time) == (True, None), "what the former one says does not count"
 
 
 async def test_what_is_due_and_tried_by_nobody_is_late_unless_its_channel_fails(
@@ -400,3 +315,85 @@ async def test_what_is_due_and_tried_by_nobody_is_late_unless_its_channel_fails(
     assert (count, delay_seconds >= 540) == (2, True)
     await database.execute("UPDATE notifier.webhooks SET failing_since = now()")
     assert (await repository.count_waiting())[ChannelKind.WEBHOOK] == (2, 0.0)
+
+
+TIME = datetime(2026, 5, 1, tzinfo=UTC)
+WAITS = RunChange(
+    event_id=EventId("evt_waits"),
+    type="run.waiting",
+    time=TIME,
+    inbox=Inbox(store_id=StoreId("acme"), user_id=UserId("ann")),
+    run_id=RunId("run_1"),
+    conversation_id=ConversationId("conv_1"),
+)
+ASKED = ApprovalAsked(
+    event_id=EventId("evt_asked"),
+    time=TIME,
+    store_id=StoreId("acme"),
+    user_id=UserId("bob"),
+    run_id=RunId("run_1"),
+    call_id=CallId("call_1"),
+    conversation_id=ConversationId("conv_1"),
+    tool_name="pay",
+)
+SETTLED = ApprovalSettled(
+    time=TIME + timedelta(seconds=5), store_id=StoreId("acme"), run_id=RunId("run_1"), call_id=CallId("call_1")
+)
+RUNS = replace(WAITS, type="run.running", time=SETTLED.time)
+
+
+@pytest.mark.parametrize(
+    ("told", "others", "end"),
+    [
+        (WAITS, [replace(RUNS, run_id=RunId("run_2")), replace(RUNS, time=TIME), SETTLED], RUNS),
+        (ASKED, [replace(SETTLED, call_id=CallId("call_2")), RUNS], SETTLED),
+    ],
+    ids=["a run that waits", "an approval"],
+)
+async def test_a_need_is_told_no_more_once_it_is_over_and_not_before(
+    desk: Desk, store: PostgresStore, told: RunChange | ApprovalAsked, others: list[Change], end: Change
+) -> None:
+    channel_id, _ = await desk.hook(after_seconds=600)
+    draft = draft_notification(told) if isinstance(told, RunChange) else None
+    await store.add([draft] if draft else draft_requests(told, [UserId("ann")]))  # type: ignore[arg-type]
+    for change, state in (*((other, WAITING) for other in others), (end, SKIPPED)):
+        await store.note_over([over for over in [over_by(change)] if over is not None] * 2)
+        await after_no_time(desk)
+        found = await desk.looked_at(channel_id)
+        assert (found.state, found.last_error) == (state, "nobody is needed any more" if state == SKIPPED else "")
+
+
+async def after_no_time(desk: Desk) -> None:
+    """Have what waits looked at."""
+    await desk.database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time IS NOT NULL")
+
+
+async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbox(
+    desk: Desk, store: PostgresStore, draft: Drafts
+) -> None:
+    """NOTE-1, EVT-3: a viewer is one until 30 s after the last sign."""
+    later, _ = await desk.hook(after_seconds=600)
+    at_once, _ = await desk.hook()
+    for metadata in (BOB, ANN_ELSEWHERE):
+        hook = pb.Channel(url=f"http://127.0.0.1:{desk.receiver.port}/")
+        await desk.stub.CreateChannel(pb.CreateChannelRequest(channel=hook), metadata=metadata)
+    told = draft("a")
+    await store.add([told])
+    await desk.looked_at(later)
+    for seconds, store_id, user_id, run_id, state in (
+        (-31, "acme", "ann", "run_1", WAITING),
+        (0, "acme", "bob", "run_1", WAITING),
+        (0, "acme", "ann", "run_2", WAITING),
+        (0, "other", "ann", "run_1", WAITING),
+        (-29, "acme", "ann", "run_1", SKIPPED),
+    ):
+        await desk.database.execute("DELETE FROM notifier.viewers")
+        seen = [(Inbox(store_id=StoreId(store_id), user_id=UserId(user_id)), RunId(run_id))]
+        await asyncio.gather(*(PostgresDeliveries(desk.database).note_viewers(seen * 2) for _ in range(3)))
+        seen_time = told.create_time + timedelta(seconds=seconds)
+        await desk.database.execute("UPDATE notifier.viewers SET seen_time = $1", seen_time)
+        await after_no_time(desk)
+        found = await desk.looked_at(later)
+        assert (found.state, found.last_error) == (state, "the run was watched" if state == SKIPPED else "")
+    assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "what is told at once is told"
+    assert [each.HasField("read_time") for each in await desk.inbox()] == [False]

@@ -13,7 +13,6 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.mail import SmtpServer, read_smtp_url
-from pawl.notifier.adapters import email_sender
 from pawl.notifier.adapters.channels import COUNT_CODES
 from pawl.notifier.adapters.postgres import FORGET_CODES, PostgresStore
 from pawl.notifier.domain.delivery import EMAILS_MAX_AN_HOUR
@@ -23,15 +22,11 @@ from pawl.notify.v1 import notify_pb2
 from tests.databases import planned
 from tests.mail_server import Postbox, mail_server
 from tests.poll import until
-from tests.rpc.notifier.test_channels import created
-from tests.rpc.notifier.test_deliveries import DEAD, DELIVERED, WAITING, Desk
-from tests.rpc.notifier.test_inbox import ANN, ANN_ELSEWHERE, BOB, reason_of
-from tests.rpc.notifier.test_preferences import SKIPPED, looked_at
-from tests.web_server import WebServer
+from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, WAITING, Desk, created
+from tests.rpc.notifier.test_inbox import reason_of
 
 if TYPE_CHECKING:
     from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
-    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
 
 Drafts = Callable[..., Draft]
 ADDRESS = "mailto:ann@example.org"
@@ -55,18 +50,8 @@ def box(postbox: tuple[Postbox, SmtpServer]) -> Postbox:
     return postbox[0]
 
 
-@pytest.fixture
-def desk(
-    channels: ChannelServiceAsyncStub, stub: NotifyServiceAsyncStub, receiver: WebServer, database: Database
-) -> Desk:
-    return Desk(channels, stub, receiver, database)
-
-
 async def has_come(box: Postbox, count: int) -> None:
-    async def there() -> bool:
-        return len(box.envelopes) >= count
-
-    await until(there)
+    await until(lambda: len(box.envelopes) >= count)
 
 
 async def confirm(
@@ -103,10 +88,11 @@ async def test_an_address_is_told_nothing_before_it_is_confirmed(
     assert [envelope.rcpt_tos for envelope in box.envelopes] == [["ann@example.org"]]
     assert "secret" not in box.texts()[0]
     assert "my desk" not in box.texts()[0], "what a user writes goes to no stranger"
-    test = desk.stub.TestChannel(pb.TestChannelRequest(channel_id=channel.channel_id), metadata=ANN)
-    assert await reason_of(test) == "INVALID_FIELD"
-    enable = pb.UpdateChannelRequest(channel_id=channel.channel_id, enabled=True)
-    assert await reason_of(desk.stub.UpdateChannel(enable, metadata=ANN)) == "INVALID_FIELD"
+    assert "nsubscribe" not in str(box.messages()[0]), "what a mail program clicks at must not cost the code"
+    (code,) = await desk.deliveries(channel.channel_id)
+    assert (code.type, await reason_of(desk.resend(code))) == ("channel.code", "DELIVERY_NOT_FOUND")
+    assert await reason_of(desk.test(channel.channel_id)) == "INVALID_FIELD"
+    assert await reason_of(desk.change(channel.channel_id, enabled=True)) == "INVALID_FIELD"
     for metadata in (BOB, ANN_ELSEWHERE):
         confirming = confirm(desk.stub, channel.channel_id, box.codes()[0], metadata)
         assert await reason_of(confirming) == "CHANNEL_NOT_FOUND"
@@ -151,22 +137,6 @@ async def test_what_is_refused_for_now_is_tried_again_and_what_is_refused_for_go
     assert (await desk.channel(channel_id)).enabled, "it has not failed for days"
 
 
-async def test_an_address_that_is_gone_for_days_is_disabled_with_a_notice(
-    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
-) -> None:
-    channel_id = await confirmed(desk, box)
-    await desk.database.execute("UPDATE notifier.webhooks SET failing_since = now() - interval '4 days'")
-    box.recipient = "550 no such user"
-    await store.add([draft("a")])
-
-    async def is_disabled() -> bool:
-        return not (await desk.channel(channel_id)).enabled
-
-    await until(is_disabled)
-    newest = (await desk.inbox())[0]
-    assert (newest.kind, newest.channel_id) == (notify_pb2.NOTIFICATION_KIND_CHANNEL_DISABLED, channel_id)
-
-
 async def test_a_connection_that_breaks_after_the_message_sends_it_again_under_the_same_id(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
@@ -182,16 +152,6 @@ async def test_a_connection_that_breaks_after_the_message_sends_it_again_under_t
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
     assert len(box.envelopes) == 2
     assert len({envelope.content for envelope in box.envelopes}) == 1
-
-
-async def test_a_server_that_falls_silent_after_it_took_the_message_has_it(
-    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(email_sender, "TRY_SECONDS", 5.0)
-    channel_id = await confirmed(desk, box)
-    box.falls_silent = True
-    await store.add([draft("a")])
-    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED
 
 
 async def test_codes_are_few_and_tries_with_one_too(desk: Desk, box: Postbox, database: Database) -> None:
@@ -219,36 +179,19 @@ async def test_codes_are_few_and_tries_with_one_too(desk: Desk, box: Postbox, da
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD", "there is nothing to confirm"
 
 
-async def test_a_code_is_not_sent_again_as_a_delivery(desk: Desk, box: Postbox) -> None:
-    """There would be no end of them."""
-    channel_id = (await created(desk.stub, ADDRESS)).channel.channel_id
-    code = await desk.delivery(channel_id, tries=1)
-    assert (code.type, code.state) == ("channel.code", DELIVERED)
-    resend = pb.ResendDeliveryRequest(delivery_id=code.delivery_id)
-    assert await reason_of(desk.stub.ResendDelivery(resend, metadata=ANN)) == "DELIVERY_NOT_FOUND"
-
-
-async def test_codes_that_were_sent_are_forgotten_after_a_day(
+async def test_a_user_and_a_store_have_codes_sent_to_few_addresses_within_a_day(
     desk: Desk, database: Database, store: PostgresStore
 ) -> None:
-    await created(desk.stub, ADDRESS)
-    left = "SELECT count(*) FROM notifier.codes_sent"
-    await store.forget(older_than_seconds=86400, limit=10)
-    assert await database.fetchval(left) == 1
-    await database.execute("UPDATE notifier.codes_sent SET sent_time = now() - interval '25 hours'")
-    await store.forget(older_than_seconds=30 * 86400, limit=10)
-    assert await database.fetchval(left) == 0
-
-
-@pytest.mark.parametrize(("user", "count"), [("ann", 10), ("other", 100)])
-async def test_a_user_and_a_store_have_codes_sent_to_few_addresses(
-    desk: Desk, database: Database, user: str, count: int
-) -> None:
     sent = "INSERT INTO notifier.codes_sent SELECT 'x' || n || '@example.org', 'acme', $1 FROM generate_series(1, $2) n"
-    await database.execute(sent, user, count)
-    assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD"
-    await database.execute("UPDATE notifier.codes_sent SET sent_time = now() - interval '25 hours'")
-    assert (await created(desk.stub, ADDRESS)).channel.channel_id
+    for user, count in (("ann", 10), ("other", 100)):
+        await database.execute(sent, user, count)
+        await store.forget(older_than_seconds=86400, limit=1000)
+        assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", user
+        await database.execute("UPDATE notifier.codes_sent SET sent_time = now() - interval '25 hours'")
+        assert (await created(desk.stub, ADDRESS)).channel.channel_id
+        await store.forget(older_than_seconds=30 * 86400, limit=1000)
+        assert await database.fetchval("SELECT count(*) FROM notifier.codes_sent") == 1, "the old ones are forgotten"
+        await database.execute("DELETE FROM notifier.codes_sent")
 
 
 async def test_codes_of_others_are_not_read_for_another_one(database: Database) -> None:
@@ -268,28 +211,17 @@ async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(
     channel_id = await confirmed(desk, box)
     await store.add([draft("a")])
     sent = await desk.delivery(channel_id, tries=1)
-    moved = pb.UpdateChannelRequest(channel_id=channel_id, url="mailto:eve@example.net")
-    channel = (await desk.stub.UpdateChannel(moved, metadata=ANN)).channel
+    channel = await desk.change(channel_id, url="mailto:eve@example.net")
     assert (channel.enabled, channel.HasField("confirm_time")) == (False, False)
-    resend = pb.ResendDeliveryRequest(delivery_id=sent.delivery_id)
-    await desk.stub.ResendDelivery(resend, metadata=ANN)
+    await desk.resend(sent)
     await has_come(box, 2)
-    await looked_at_all(desk)
+    await until(desk.is_idle)
     states = {each.type: (each.state, each.last_error) for each in await desk.deliveries(channel_id)}
     assert states["run.completed"] == (SKIPPED, "its address is not confirmed")
     assert [envelope.rcpt_tos for envelope in box.envelopes] == [["ann@example.org"], ["eve@example.net"]]
-    webhook = pb.UpdateChannelRequest(channel_id=channel_id, url="https://example.com/")
-    assert await reason_of(desk.stub.UpdateChannel(webhook, metadata=ANN)) == "INVALID_FIELD"
+    assert await reason_of(desk.change(channel_id, url="https://example.com/")) == "INVALID_FIELD"
     rotate = desk.stub.RotateChannelSecret(pb.RotateChannelSecretRequest(channel_id=channel_id), metadata=ANN)
     assert await reason_of(rotate) == "INVALID_FIELD"
-
-
-async def looked_at_all(desk: Desk) -> None:
-    async def none_is_due() -> bool:
-        due = "SELECT count(*) FROM notifier.webhook_deliveries WHERE claimed OR due_time <= now()"
-        return bool(await desk.database.fetchval(due) == 0)
-
-    await until(none_is_due)
 
 
 async def test_who_was_sent_enough_within_an_hour_waits(
@@ -305,20 +237,10 @@ async def test_who_was_sent_enough_within_an_hour_waits(
         EMAILS_MAX_AN_HOUR,
     )
     await store.add([draft("a")])
-    await looked_at_all(desk)
+    await until(desk.is_idle)
     (waits,) = [each for each in await desk.deliveries(channel_id) if each.type == "run.completed"]
     assert (waits.state, waits.tries) == (WAITING, 0)
     assert box.envelopes == []
-
-
-async def test_an_email_waits_ten_minutes_by_default(
-    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
-) -> None:
-    channel_id = await confirmed(desk, box, after_seconds=None)
-    await store.add([draft("a")])
-    waits = await looked_at(desk, channel_id)
-    pause = waits.next_try_time.ToDatetime() - waits.create_time.ToDatetime()
-    assert (waits.state, pause.total_seconds()) == (WAITING, 600)
 
 
 class TestWithoutMailServer:
@@ -357,7 +279,7 @@ async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_s
     channel_id = await confirmed(desk, box, name="my phone")
     hook_id, _ = await desk.hook()
     token = await told(desk, box, store, draft, "a")
-    await desk.stub.UpdateChannel(pb.UpdateChannelRequest(channel_id=channel_id, after_seconds=600), metadata=ANN)
+    await desk.change(channel_id, after_seconds=600)
     await store.add([draft("b")])
     await asyncio.gather(*(unsubscribe(desk, token) for _ in range(4)))
     channel = await desk.channel(channel_id)
@@ -378,20 +300,6 @@ async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_s
     await until(hook_says_so)
     await store.add([draft("c")])
     assert len(await desk.deliveries(channel_id)) == 2, "nothing more is told there"
-
-
-async def test_its_user_may_turn_it_on_again_and_the_link_still_ends_it(
-    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
-) -> None:
-    channel_id = await confirmed(desk, box)
-    token = await told(desk, box, store, draft, "a")
-    await unsubscribe(desk, token)
-    enable = pb.UpdateChannelRequest(channel_id=channel_id, enabled=True)
-    enabled = (await desk.stub.UpdateChannel(enable, metadata=ANN)).channel
-    assert (enabled.enabled, enabled.disable_reason) == (True, "")
-    assert await told(desk, box, store, draft, "b") == token
-    await unsubscribe(desk, token)
-    assert not (await desk.channel(channel_id)).enabled
 
 
 async def test_a_token_that_is_not_of_this_store_channel_and_address_does_nothing(
@@ -420,19 +328,9 @@ async def test_a_token_that_is_not_of_this_store_channel_and_address_does_nothin
         assert await reason_of(unsubscribe(desk, each)) == "CHANNEL_NOT_FOUND", each
     assert await reason_of(unsubscribe(desk, token, ANN_ELSEWHERE)) == "CHANNEL_NOT_FOUND"
     assert (await desk.channel(channel_id)).enabled
-    change = pb.UpdateChannelRequest(channel_id=channel_id, url="mailto:bob@example.org")
-    await desk.stub.UpdateChannel(change, metadata=ANN)
+    await desk.change(channel_id, url="mailto:bob@example.org")
     await has_come(box, 2)
     await confirm(desk.stub, channel_id, box.codes()[-1])
     assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address reads it now"
     await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND"
-
-
-async def test_a_code_for_an_address_has_no_link(desk: Desk, box: Postbox) -> None:
-    """Nothing is subscribed to yet, and what a mail program clicks at must not cost the code."""
-    await created(desk.stub, "mailto:ann@example.org")
-    await has_come(box, 1)
-    content = box.envelopes[0].content
-    assert isinstance(content, bytes)
-    assert b"nsubscribe" not in content

@@ -1,4 +1,4 @@
-"""The inbox: numbers without gaps, pages, and what was read."""
+"""The inbox: numbers without gaps, pages, followers, approvers, and what was read or erased."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
-from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis import auth
+from pawl.chassis.database import Database
+from pawl.chassis.erasures import ErasurePart
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.status import from_rpc_error
-from pawl.errors import PawlError
-from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.errors import PawlError, SlowConsumer
+from pawl.notifier.adapters.postgres import ERASE, PostgresStore
 from pawl.notifier.app.ports import PoisonEvent
+from pawl.notifier.app.subscription import PAGE, Subscriptions
 from pawl.notifier.domain.announcement import Over
-from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
+from pawl.notifier.domain.notification import Draft, Inbox, NotificationId, NotificationKind
+from pawl.notifier.rpc.servicer import Notify
 from pawl.notify.v1 import notify_pb2
+from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB
 
 if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
-
-ANN = (("pawl-store", "acme"), ("pawl-user", "ann"))
-BOB = (("pawl-store", "acme"), ("pawl-user", "bob"))
-ANN_ELSEWHERE = (("pawl-store", "other"), ("pawl-user", "ann"))
 
 
 async def listed(
@@ -85,16 +87,12 @@ async def test_pages_go_from_new_to_old_and_lose_nothing(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft(f"e{number}") for number in range(5)])
-    seen: list[int] = []
-    token = ""
-    while True:
-        request = notify_pb2.ListNotificationsRequest(page_size=2, page_token=token)
+    request, pages = notify_pb2.ListNotificationsRequest(page_size=2), list[list[int]]()
+    while not pages or request.page_token:
         response = await stub.ListNotifications(request, metadata=ANN)
-        seen += [notification.number for notification in response.notifications]
-        token = response.next_page_token
-        if not token:
-            break
-    assert seen == [5, 4, 3, 2, 1]
+        pages.append([notification.number for notification in response.notifications])
+        request.page_token = response.next_page_token
+    assert pages == [[5, 4], [3, 2], [1]]
 
 
 async def test_what_was_read_stays_read_with_its_first_time(
@@ -111,39 +109,29 @@ async def test_what_was_read_stays_read_with_its_first_time(
     assert unread.unread_count == 1
 
 
-async def test_acknowledging_one_that_is_absent_marks_nothing(
+async def test_a_request_that_is_wrong_says_why_and_changes_nothing(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a")])
-    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[draft("a").notification_id, "ntf_absent"])
-    assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == "NOTIFICATION_NOT_FOUND"
-    assert await listed(stub, only_unread=True) == [1]
-
-
-@pytest.mark.parametrize(
-    ("request_fields", "reason"),
-    [
+    lists: list[tuple[dict[str, Any], str]] = [
         ({"page_size": 201}, "INVALID_FIELD"),
         ({"page_token": "garbage"}, "INVALID_PAGE_TOKEN"),
         ({"page_token": "unread-3"}, "INVALID_PAGE_TOKEN"),
         ({"page_token": "all-3", "only_unread": True}, "INVALID_PAGE_TOKEN"),
-    ],
-)
-async def test_a_list_request_that_is_wrong_says_why(
-    stub: NotifyServiceAsyncStub, request_fields: dict[str, object], reason: str
-) -> None:
-    request = notify_pb2.ListNotificationsRequest(**request_fields)  # type: ignore[arg-type]
-    assert await reason_of(stub.ListNotifications(request, metadata=ANN)) == reason
-
-
-@pytest.mark.parametrize(
-    ("notification_ids", "reason"), [([], "INVALID_FIELD"), (["a"] * 201, "INVALID_FIELD"), (["a.b"], "INVALID_ID")]
-)
-async def test_an_acknowledgement_that_is_wrong_says_why(
-    stub: NotifyServiceAsyncStub, notification_ids: list[str], reason: str
-) -> None:
-    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=notification_ids)
-    assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == reason
+    ]
+    for fields, reason in lists:
+        asked = stub.ListNotifications(notify_pb2.ListNotificationsRequest(**fields), metadata=ANN)
+        assert await reason_of(asked) == reason, fields
+    absent = [draft("a").notification_id, "ntf_absent"]
+    for ids, reason in (
+        ([], "INVALID_FIELD"),
+        (["a"] * 201, "INVALID_FIELD"),
+        (["a.b"], "INVALID_ID"),
+        (absent, "NOTIFICATION_NOT_FOUND"),
+    ):
+        request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
+        assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == reason, ids
+    assert await listed(stub, only_unread=True) == [1]
 
 
 async def test_old_notifications_are_forgotten_and_numbers_go_on(
@@ -179,3 +167,218 @@ async def test_a_conversation_waits_as_long_as_somebody_is_needed_for_a_run_of_i
     goes_on = Over(store_id=StoreId("acme"), run_id=parked.run_id, time=parked.create_time + timedelta(seconds=1))
     await store.note_over([goes_on])
     assert await store.waiting(asked) == set()
+
+
+ACME = StoreId("acme")
+STORE = (("pawl-store", "acme"), ("pawl-user", "ann"))
+APPROVER = (*STORE, ("pawl-roles", "approver"))
+MEMBER = (*STORE, ("pawl-roles", "member,operator"))
+
+
+async def listed_of_approvers(stub: NotifyServiceAsyncStub, metadata: Any) -> notify_pb2.ListNotificationsResponse:
+    return await stub.ListNotifications(notify_pb2.ListNotificationsRequest(), metadata=metadata)
+
+
+@pytest.fixture
+def request_of(draft: Callable[..., Draft]) -> Callable[[str], Draft]:
+    """Makes notifications for approvers."""
+
+    def make(event: str) -> Draft:
+        return replace(draft(event), kind=NotificationKind.APPROVAL_NEEDED, call_id=CallId("call_1"))
+
+    return make
+
+
+async def test_who_reads_with_a_role_that_approves_is_an_approver(
+    store: PostgresStore, stub: NotifyServiceAsyncStub
+) -> None:
+    await listed_of_approvers(stub, MEMBER)
+    assert await store.approvers([ACME]) == {ACME: []}
+    for metadata in (APPROVER, APPROVER, (("pawl-store", "acme"), ("pawl-user", "bob"), ("pawl-roles", "admin"))):
+        await listed_of_approvers(stub, metadata)
+    found = await store.approvers([ACME, StoreId("other")])
+    assert {store_id: set(users) for store_id, users in found.items()} == {ACME: {"ann", "bob"}, "other": set()}
+
+
+async def test_without_the_role_what_is_for_approvers_is_not_there(
+    store: PostgresStore,
+    stub: NotifyServiceAsyncStub,
+    draft: Callable[..., Draft],
+    request_of: Callable[[str], Draft],
+) -> None:
+    """Who has lost the role learns nothing more of calls of others."""
+    await store.add([draft("a"), request_of("b")])
+    shown = await listed_of_approvers(stub, APPROVER)
+    assert [(one.event_id, one.call_id) for one in shown.notifications] == [("b", "call_1"), ("a", "")]
+    assert shown.notifications[0].kind == notify_pb2.NOTIFICATION_KIND_APPROVAL_NEEDED
+    assert shown.unread_count == 2
+    shown = await listed_of_approvers(stub, MEMBER)
+    assert [one.event_id for one in shown.notifications] == ["a"]
+    assert shown.unread_count == 1
+    unread = notify_pb2.ListNotificationsRequest(only_unread=True)
+    assert len((await stub.ListNotifications(unread, metadata=MEMBER)).notifications) == 1
+    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[request_of("b").notification_id])
+    assert await reason_of(stub.AcknowledgeNotifications(request, metadata=MEMBER)) == "NOTIFICATION_NOT_FOUND"
+    assert (await stub.AcknowledgeNotifications(request, metadata=APPROVER)).notifications[0].HasField("read_time")
+
+
+async def test_a_subscriber_without_the_role_is_sent_the_others_only(
+    store: PostgresStore,
+    stub: NotifyServiceAsyncStub,
+    draft: Callable[..., Draft],
+    request_of: Callable[[str], Draft],
+) -> None:
+    await store.add([request_of("a"), draft("b")])
+    for metadata, events in ((APPROVER, ["a", "b"]), (MEMBER, ["b"])):
+        stream = stub.Subscribe(notify_pb2.SubscribeRequest(), metadata=metadata)
+        found: list[str] = []
+        async for response in stream:
+            if response.HasField("notification"):
+                found.append(response.notification.event_id)
+            elif len(found) >= len(events):
+                break  # Nothing comes after them. A heartbeat may also come before, while they are looked up.
+        assert found == events
+
+
+async def test_the_version_before_reads_the_rows_too(
+    store: PostgresStore, request_of: Callable[[str], Draft], database_url: str
+) -> None:
+    """I23: it knows no kind for approvers, and would fail at it."""
+    await store.add([request_of("a")])
+    async with Database(database_url, application_name="test") as database:
+        assert await database.fetchval("SELECT kind FROM notifier.notifications") == "input_needed"
+
+
+Stream = grpc.aio.UnaryStreamCall[notify_pb2.SubscribeRequest, notify_pb2.SubscribeResponse]
+
+
+def subscribe(stub: NotifyServiceAsyncStub, **request: object) -> Stream:
+    return stub.Subscribe(notify_pb2.SubscribeRequest(**request), metadata=ANN)  # type: ignore[arg-type]
+
+
+async def read(stream: Stream, count: int) -> list[int]:
+    """The numbers of the next `count` notifications; heartbeats are passed over."""
+    numbers: list[int] = []
+    async with asyncio.timeout(60):
+        while len(numbers) < count:
+            response = await stream.read()
+            assert isinstance(response, notify_pb2.SubscribeResponse)
+            if response.HasField("notification"):
+                numbers.append(response.notification.number)
+    return numbers
+
+
+async def test_the_past_comes_first_then_what_is_new(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    """The second notification is found by the poll alone: no bus is there to wake anybody."""
+    await store.add([draft("a"), draft("b")])
+    stream = subscribe(stub, after_number=1)
+    assert await read(stream, 1) == [2]
+    await store.add([draft("c"), draft("x", user="bob")])
+    assert await read(stream, 1) == [3]
+
+
+async def test_a_long_past_comes_whole_and_in_order(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    count = 2 * PAGE + 1
+    await store.add([draft(f"e{number}") for number in range(count)])
+    assert await read(subscribe(stub), count) == list(range(1, count + 1))
+
+
+async def test_with_only_new_the_past_is_left_out(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, subscriptions: Subscriptions, draft: Callable[..., Draft]
+) -> None:
+    await store.add([draft("a")])
+    stream = subscribe(stub, only_new=True)
+    assert await stream.read() == notify_pb2.SubscribeResponse()  # The heartbeat says that it stands.
+    await store.add([draft("b")])
+    subscriptions.wake(draft("b").inbox)
+    assert await read(stream, 1) == [2]
+
+
+async def test_silence_is_filled_with_heartbeats(stub: NotifyServiceAsyncStub) -> None:
+    stream = subscribe(stub)
+    assert [await stream.read(), await stream.read()] == [notify_pb2.SubscribeResponse()] * 2
+
+
+class DeafContext:
+    """A client that takes two messages and then reads no more."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def write(self, message: notify_pb2.SubscribeResponse) -> None:
+        if self.taken == 2:
+            await asyncio.Event().wait()
+        self.taken += 1
+
+
+async def test_a_follower_that_does_not_read_is_cut_off_and_told_where_to_go_on(
+    store: PostgresStore, subscriptions: Subscriptions, draft: Callable[..., Draft]
+) -> None:
+    await store.add([draft("a"), draft("b"), draft("c")])
+    auth.set_principal(auth.Principal(store_id=StoreId("acme"), user_id=UserId("ann")))
+    notify = Notify(store, subscriptions, write_seconds_max=0.05)
+    with pytest.raises(SlowConsumer) as caught:
+        await notify.Subscribe(notify_pb2.SubscribeRequest(), DeafContext())  # type: ignore[arg-type]
+    assert caught.value.metadata == {"resume_after_seq": "2"}
+
+
+async def test_a_follower_that_leaves_is_forgotten(stub: NotifyServiceAsyncStub, subscriptions: Subscriptions) -> None:
+    """I19."""
+    stream = subscribe(stub)
+    await stream.read()
+    assert subscriptions._count == 1
+    stream.cancel()
+    async with asyncio.timeout(60):
+        while subscriptions._count or subscriptions._followers:
+            await asyncio.sleep(0.01)
+
+
+ANNS = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
+OTHER = Inbox(store_id=StoreId("other"), user_id=UserId("ann"))
+PART = ErasurePart(
+    store_id=StoreId("acme"), conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=["call_1"]
+)
+
+
+async def titles(store: PostgresStore, inbox: Inbox) -> list[str]:
+    return [each.draft.title for each in await store.read_after(inbox, 0, approves=True, limit=10)]
+
+
+async def test_notifications_of_an_erased_conversation_go_and_none_comes(
+    store: PostgresStore, draft: Callable[..., Draft]
+) -> None:
+    """I13."""
+    await store.add([draft("a"), draft("b", store="other")])
+    for _ in range(2):
+        await store.erase(PART)
+    assert await store.add([draft("c"), draft("d", store="other")]) == 1
+    assert await titles(store, ANNS) == []
+    assert await titles(store, OTHER) == ["About b", "About d"]
+
+
+async def test_what_approvers_were_told_of_its_calls_goes_too(
+    store: PostgresStore, draft: Callable[..., Draft]
+) -> None:
+    """I13: a preview has arguments. The version before did not keep which conversation it is."""
+    told = replace(draft("a"), kind=NotificationKind.APPROVAL_NEEDED, conversation_id=ConversationId(""))
+    await store.add([told, replace(told, notification_id=NotificationId("ntf_b"), run_id=RunId("run_2"))])
+    await store.erase(PART)
+    (left,) = await store.read_after(ANNS, 0, approves=True, limit=10)
+    assert left.draft.run_id == "run_2"
+
+
+async def test_what_is_erased_is_found_by_an_index(database: Database) -> None:
+    await database.execute("""
+        INSERT INTO notifier.notifications (store_id, user_id, number, notification_id, kind, run_id, conversation_id,
+            event_id, title, body, create_time)
+        SELECT 'acme', 'ann', n, 'ntf_' || n, 'run_completed', 'run_' || n, CASE WHEN n % 2 = 0 THEN 'conv_' || n
+            ELSE '' END, '', '', '', now()
+        FROM generate_series(1, 5000) AS n""")
+    await database.execute("ANALYZE notifier.notifications")
+    plan = await database.fetch(f"EXPLAIN {ERASE}", "acme", "conv_1", ["run_1"])
+    assert sum("Index Cond" in line and "conversation_id" in line for (line,) in plan) == 2
+    assert not any("Seq Scan" in line for (line,) in plan)

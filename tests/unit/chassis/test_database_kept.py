@@ -1,20 +1,26 @@
-"""Connections that stay at hand are given out as if the pool were asked each time."""
+"""Connections that stay at hand, and databases that may lose what they acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
-from pawl.chassis import database_kept
 from pawl.chassis.database import Database
-from pawl.chassis.database_kept import KeptConnections, Lent, is_lost
+from pawl.chassis.database_kept import KeptConnections, Lent
+from pawl.chassis.durability import require_durable
+from pawl.chassis.start import StartError
 from pawl.launcher.ports import free_port
+from tests import servers
 from tests.databases import forwarding
 from tests.poll import PATIENCE_SECONDS, until
 
@@ -51,36 +57,19 @@ async def world(database_url: str) -> AsyncIterator[World]:
         await world.kept.close()
 
 
-async def test_a_connection_stays_at_hand(world: World) -> None:
+async def test_a_connection_stays_at_hand_unless_something_went_wrong_or_all_is_over(world: World) -> None:
     first = await world.take()
     await world.give(first)
     assert world.in_pool == 0
     assert await world.take() is first
-    await world.give(first)
-
-
-async def test_whoever_waits_gets_what_comes_back(world: World) -> None:
-    busy = [await world.take() for _ in range(_MAX)]
-    waiting = [asyncio.ensure_future(world.take()) for _ in range(_MAX)]
-    for connection in busy:
-        await asyncio.sleep(0)
-        await world.give(connection)
-    for connection in await asyncio.gather(*waiting):
-        await world.give(connection)
-
-
-async def test_who_waits_for_too_long_is_told(world: World) -> None:
-    busy = [await world.take() for _ in range(_MAX)]
-    with pytest.raises(TimeoutError):
-        await world.kept.take(asyncio.get_running_loop().time())
-    for connection in busy:
-        await world.give(connection)
-    assert world.in_pool == 0
-
-
-async def test_what_something_went_wrong_with_goes_through_the_pool(world: World) -> None:
-    await world.give(await world.take(), is_fit=False)
+    await world.give(first, is_fit=False)
     assert world.in_pool == 1
+    at_hand, busy = await world.take(), await world.take()
+    await world.give(at_hand)
+    await world.kept.close()
+    assert world.in_pool == 1
+    await world.give(busy)
+    assert world.in_pool == _MAX
 
 
 async def test_a_transaction_that_was_left_open_is_ended(world: World) -> None:
@@ -104,57 +93,6 @@ async def test_expired_connections_are_given_out_no_more(world: World) -> None:
     assert not old & {connection.get_server_pid() for connection in new}
     for connection in new:
         await world.give(connection)
-
-
-async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World) -> None:
-    broken, other = await world.take(), await world.take()
-    pid = broken.get_server_pid()
-    await world.give(broken)
-    await other.execute("SELECT pg_terminate_backend($1)", pid)
-
-    async def has_broken() -> bool:
-        return is_lost(broken)
-
-    await until(has_broken)
-    next_one = await world.take()
-    assert next_one.get_server_pid() != pid
-    await world.give(next_one)
-    await world.give(other)
-
-
-async def test_a_connection_that_broke_at_hand_leaves_its_place_when_all_expire(world: World) -> None:
-    """Where the driver itself cuts a connection, nobody tells the pool."""
-    for connection in [await world.take() for _ in range(_MAX)]:
-        await world.give(connection)
-        protocol: Any = connection._con._protocol  # type: ignore[attr-defined]
-        protocol.abort()
-        assert is_lost(connection)
-    await world.kept.expire()
-    for connection in [await world.take() for _ in range(_MAX)]:
-        await world.give(connection)
-
-
-async def test_what_a_burst_has_opened_is_closed_once_it_was_unused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database_kept, "UNUSED_SECONDS_MAX", 0.05)
-    for connection in [await world.take() for _ in range(_MAX)]:
-        await world.give(connection)
-
-    async def is_one_left() -> bool:
-        await world.give(await world.take())
-        return world.pool.get_size() == 1
-
-    await until(is_one_left)
-
-
-async def test_what_comes_back_late_does_not_hold_up_the_end(world: World) -> None:
-    at_hand, busy = await world.take(), await world.take()
-    await world.give(at_hand)
-    await world.kept.close()
-    assert world.in_pool == 1
-    await world.give(busy)
-    assert world.in_pool == _MAX
 
 
 @asynccontextmanager
@@ -194,36 +132,97 @@ async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobody
 
     async with _heard(database_url) as (database, speaks):
         call = asyncio.create_task(sleep(database, speaks))
-        while speaks.is_set():
-            await asyncio.sleep(0)
+        await until(lambda: not speaks.is_set())
         call.cancel()
         await asyncio.sleep(0.01)  # It gives its connection back.
         call.cancel()
         await asyncio.wait({call})
-        pool = database._pool
-        while pool is not None and pool.get_size():
-            await asyncio.sleep(0.01)
+        await until(lambda: not (database._pool and database._pool.get_size()))
         speaks.set()
 
 
-async def test_a_rollback_that_its_caller_leaves_is_made_up_for_and_nobodys_failure(database_url: str) -> None:
-    lent: list[Any] = []
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[str]:
+    """A PostgreSQL with its own defaults, which are safe."""
+    with tempfile.TemporaryDirectory(prefix="pawl-safe-") as folder, servers.postgres(Path(folder), "") as url:
+        yield url
 
-    async def sleep(database: Database, speaks: asyncio.Event) -> None:
-        async with database.transaction() as connection:
-            lent.append(connection)
-            speaks.clear()
-            await connection.execute("SELECT pg_sleep(60)")
 
-    async with _heard(database_url) as (database, speaks):
-        call = asyncio.create_task(sleep(database, speaks))
-        while speaks.is_set():
-            await asyncio.sleep(0)
-        call.cancel()
-        while lent[0]._con._top_xact is not None:
-            await asyncio.sleep(0)  # It rolls back, once the statement has ended.
-        call.cancel()
-        await asyncio.sleep(0)
-        speaks.set()
-        await asyncio.wait({call})
-        assert call.cancelled()
+@pytest.fixture
+async def safe(own_server: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to it as superuser; what a test sets with ALTER SYSTEM is undone."""
+    admin = await asyncpg.connect(own_server)
+    yield admin
+    await admin.execute("ALTER SYSTEM RESET ALL")
+    await reload(admin, off=0)
+    await admin.close()
+
+
+async def reload(admin: asyncpg.Connection, *, off: int) -> None:
+    """Let the server read its configuration; returns when so many of the settings are off, for later sessions too."""
+    await admin.execute("SELECT pg_reload_conf()")
+    settings = ["fsync", "full_page_writes", "synchronous_commit"]
+    count = "SELECT count(*) FROM pg_settings WHERE name = ANY ($1::text[]) AND setting = 'off'"
+
+    async def has_read_it() -> bool:
+        return bool(await admin.fetchval(count, settings) == off)
+
+    await until(has_read_it)
+
+
+async def check(url: str, *, unsafe_allowed: bool = False) -> None:
+    async with Database(url, application_name="test") as database:
+        await require_durable(database, unsafe_allowed=unsafe_allowed)
+
+
+async def refusal(url: str) -> str:
+    with pytest.raises(StartError) as raised:
+        await check(url)
+    return str(raised.value)
+
+
+async def test_a_database_whose_commits_wait_for_the_disk_of_this_server_is_taken(
+    own_server: str, safe: asyncpg.Connection
+) -> None:
+    with capture_logs() as logs:
+        await check(own_server)
+        for value in ("local", "remote_write", "remote_apply"):
+            await check(f"{own_server}&synchronous_commit={value}")
+    assert logs == []
+
+
+async def test_a_server_that_does_not_wait_for_its_disk_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
+    """The sentence names the setting, and nothing that is in order."""
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+        await safe.execute("ALTER SYSTEM RESET ALL")
+        await safe.execute(f"ALTER SYSTEM SET {setting} = off")
+        await reload(safe, off=1)
+        said = await refusal(own_server)
+        assert (f"{setting} is off" in said, said.count(" is off")) == (True, 1), said
+        assert "configuration" in said
+
+
+async def test_a_setting_of_the_role_the_database_or_the_url_is_found(
+    own_server: str, safe: asyncpg.Connection
+) -> None:
+    await safe.execute("CREATE ROLE lax LOGIN SUPERUSER")
+    url = urlsplit(own_server)
+    url = url._replace(netloc=url.netloc.replace("postgres", "lax", 1))
+    assert "DATABASE_URL" in await refusal(f"{url.geturl()}&synchronous_commit=off")
+    for target, remedy in (("ROLE lax", "ALTER ROLE"), ("DATABASE postgres", "ALTER DATABASE")):
+        await check(url.geturl())
+        await safe.execute(f"ALTER {target} SET synchronous_commit = off")
+        try:
+            assert remedy in await refusal(url.geturl())
+        finally:
+            await safe.execute(f"ALTER {target} RESET synchronous_commit")
+
+
+async def test_an_unsafe_database_is_used_where_that_is_wanted_and_the_log_says_so(database_url: str) -> None:
+    """The other tests use one: it is quicker."""
+    assert (await refusal(database_url)).count(" is off") == 3
+    with capture_logs() as logs:
+        await check(database_url, unsafe_allowed=True)
+    (line,) = [line for line in logs if line["event"] == "database.unsafe"]
+    assert line["log_level"] == "warning"
+    assert "full_page_writes is off" in line["problem"]

@@ -71,11 +71,6 @@ class Source:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 def source() -> Source:
     return Source()
 
@@ -116,11 +111,6 @@ def test_a_secret_has_its_form_and_a_mistyped_one_has_not(random: bytes, place: 
     assert is_secret(mistyped) == (mistyped == secret)
 
 
-def test_each_secret_is_its_own() -> None:
-    assert len(set(SECRETS)) == len(SECRETS)
-    assert not is_secret(SECRETS[0] + "\n")
-
-
 async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     """OPS-1."""
     source.changes = [grant(0), grant(1)]
@@ -135,55 +125,23 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
     assert await found(rows, SECRETS[1], clock) == grant(1)
 
 
-async def test_many_changes_are_read_page_by_page(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(number) for number in range(5)]
-    await clock.advance(2)
-    assert all([await is_live(rows, number) for number in range(5)])
-    assert source.syncs == [0, 0, 2, 4]
-
-
-async def test_a_key_expires_by_itself(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0, expire_time=clock.now() + 10)]
-    await clock.advance(9)
-    assert await found(rows, SECRETS[0], clock) is not None
-    await clock.advance(1)
-    assert not await is_live(rows, 0)
-    assert await found(rows, SECRETS[0], clock) is None
-
-
-async def test_a_key_that_had_expired_by_a_wrong_clock_is_in_force_again(
+async def test_changes_are_read_page_by_page_and_an_older_copy_of_the_database_from_the_start(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
-    source.changes = [grant(0, expire_time=clock.now() + 100), grant(1, expire_time=clock.now() + 100, is_revoked=True)]
+    source.changes = [grant(number) for number in range(5)]
     await clock.advance(2)
-    clock.step_back(-3600)
-    source.changes.append(grant(2))
-    await clock.advance(2)
-    assert [await is_live(rows, number) for number in range(3)] == [False, False, True]
-    clock.step_back(3600)
-    assert [await is_live(rows, number) for number in range(3)] == [True, False, True]
-
-
-async def test_a_new_key_works_at_once(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    """It is looked for before it is refused."""
+    assert [await is_live(rows, number) for number in range(5)] == [True] * 5
+    assert source.syncs == [0, 0, 2, 4]
     source.changes = [grant(0)]
-    assert await found(rows, SECRETS[0], clock) == grant(0)
-
-
-async def test_a_key_made_during_a_look_is_found_by_the_next(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    """A look that began before the question proves nothing."""
-    source.gate.clear()
     await clock.advance(2)
-    source.changes = [grant(0)]
-    asked = asyncio.ensure_future(rows.find(SECRETS[0]))
-    await clock.advance(0.6)
-    source.gate.set()
-    await clock.advance(0)
-    assert await asked == grant(0)
+    assert [await is_live(rows, number) for number in range(5)] == [True, False, False, False, False]
 
 
 async def test_a_stampede_of_unknown_keys_costs_one_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     before = len(source.syncs)
+    for garbage in ("pawl_" + "x" * 49, "header.payload.signature"):
+        assert await rows.find(garbage) is None
+    assert len(source.syncs) == before, "what has not the form of a key is not looked for"
     asked = [asyncio.ensure_future(rows.find(UNKNOWN_SECRET)) for _ in range(1000)]
     await clock.advance(0.5)
     assert await asyncio.gather(*asked) == [None] * 1000
@@ -208,25 +166,6 @@ async def test_who_fails_too_often_causes_no_look(rows: KeyRows, source: Source,
         with pytest.raises(DependencyUnavailable):
             await rows.find(secret, may_look=lambda: False)
     assert len(source.syncs) == before
-
-
-async def test_known_keys_wait_for_nobody(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0)]
-    await clock.advance(2)
-    source.gate.clear()
-    asked = asyncio.ensure_future(rows.find(UNKNOWN_SECRET))
-    await clock.advance(1)
-    assert await rows.find(SECRETS[0]) == grant(0)
-    source.gate.set()
-    await clock.advance(0.5)
-    assert await asked is None
-
-
-async def test_garbage_is_refused_without_a_look(rows: KeyRows, source: Source) -> None:
-    before = list(source.syncs)
-    assert await rows.find("pawl_" + "x" * 49) is None
-    assert await rows.find("header.payload.signature") is None
-    assert source.syncs == before
 
 
 async def test_without_news_for_a_minute_no_key_is_taken(rows: KeyRows, source: Source, clock: ManualClock) -> None:
@@ -256,61 +195,22 @@ async def test_after_a_long_silence_all_is_read_again(rows: KeyRows, source: Sou
     assert [await is_live(rows, number) for number in range(4)] == [False, False, True, True]
 
 
-async def test_an_older_copy_of_the_database_is_read_from_the_start(
+async def test_uses_are_told_once_a_minute_also_after_an_outage(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
-    source.changes = [grant(0), grant(1)]
-    await clock.advance(2)
-    source.changes = [grant(0)]
-    await clock.advance(2)
-    assert await is_live(rows, 0)
-    assert not await is_live(rows, 1)
-
-
-async def test_an_unknown_key_is_not_refused_while_nobody_can_tell(
-    rows: KeyRows, source: Source, clock: ManualClock
-) -> None:
-    source.is_down = True
-    with pytest.raises(DependencyUnavailable):
-        await found(rows, UNKNOWN_SECRET, clock)
-
-
-async def test_a_first_call_waits_for_the_first_look(source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0)]
-    assert await found(KeyRows(source, clock), SECRETS[0], clock) == grant(0)
-
-
-async def test_uses_are_told_once_a_minute(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     source.changes = [grant(0), grant(1)]
     await clock.advance(2)
     for _ in range(30):
         await rows.find(SECRETS[0])
         await clock.advance(1)
     assert source.used == [["key_0"]]
+    source.is_down = True
     await clock.advance(40)
+    source.is_down = False
+    await clock.advance(2)
     assert source.used == [["key_0"], ["key_0"]]
     await clock.advance(600)
     assert source.used == [["key_0"], ["key_0"]]
-
-
-async def test_uses_survive_an_outage(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0)]
-    await clock.advance(2)
-    source.is_down = True
-    await rows.find(SECRETS[0])
-    await clock.advance(10)
-    source.is_down = False
-    await clock.advance(2)
-    assert source.used == [["key_0"]]
-
-
-async def test_a_caller_who_leaves_ends_nobody_elses_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    source.changes = [grant(0)]
-    leaving, staying = (asyncio.ensure_future(rows.find(SECRETS[0])) for _ in range(2))
-    await clock.advance(0)
-    leaving.cancel()
-    await clock.advance(0.5)
-    assert await staying == grant(0)
 
 
 async def test_revoked_expired_and_unknown_keys_get_one_answer(
@@ -374,13 +274,3 @@ async def test_a_report_that_is_refused_is_dropped_and_keys_go_on(
     sums.add(FailureKind.UNKNOWN, "10.0.0.1")
     await clock.advance(20)
     assert [report.sum.count for report in source.reports] == [1]
-
-
-async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
-    rows: KeyRows, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pawl.chassis.key_rows.ENDED_MAX", 3)
-    source.changes = [grant(number, is_revoked=True) for number in range(5)]
-    await clock.advance(2)
-    remembered = [rows.ended(digest_of(SECRETS[number])) is not None for number in range(5)]
-    assert remembered == [False, False, True, True, True]

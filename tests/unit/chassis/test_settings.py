@@ -11,6 +11,7 @@ from pawl.job_store.settings import JobStoreSettings
 from pawl.notifier.settings import NotifierSettings
 from pawl.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY
+from tests.tables import not_refused
 
 
 class Settings(ServiceSettings):
@@ -63,56 +64,35 @@ def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path
     assert "No such file" in found
 
 
-def test_a_secret_can_stand_in_a_file(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_secret_can_stand_in_a_file_and_in_one_place_only(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "url").write_text("postgresql://file/pawl\n")
     (tmp_path / "key").write_text("sk-1")
-    environment.delenv("PAWL_DATABASE_URL")
+    (tmp_path / "empty").write_text("\n")
     environment.setenv("PAWL_DATABASE_URL_FILE", f"{tmp_path}/url")
+    assert problems() == ["PAWL_DATABASE_URL: give either PAWL_DATABASE_URL or PAWL_DATABASE_URL_FILE, not both"]
+    environment.delenv("PAWL_DATABASE_URL")
     environment.setenv("MODEL_API_KEY_FILE", f"{tmp_path}/key")
     settings = read(Settings)
     assert settings.database_url.get_secret_value() == "postgresql://file/pawl"
     assert settings.model_key is not None
     assert settings.model_key.get_secret_value() == "sk-1"
-
-
-def test_a_secret_stands_in_one_place_only(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "url").write_text("postgresql://file/pawl")
-    environment.setenv("PAWL_DATABASE_URL_FILE", f"{tmp_path}/url")
-    assert problems() == [
-        "PAWL_DATABASE_URL: give either PAWL_DATABASE_URL or PAWL_DATABASE_URL_FILE, not both",
-    ]
-
-
-def test_an_empty_secret_file_is_a_problem(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("\n")
-    environment.setenv("PAWL_SERVICE_KEY_FILE", f"{tmp_path}/key")
-    assert problems() == [f"PAWL_SERVICE_KEY_FILE: {tmp_path}/key: it is empty"]
+    environment.setenv("PAWL_SERVICE_KEY_FILE", f"{tmp_path}/empty")
+    assert problems() == [f"PAWL_SERVICE_KEY_FILE: {tmp_path}/empty: it is empty"]
 
 
 def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> None:
-    """OPS-1: beyond it callers have keys of their own, in a file or as rows."""
-    environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
-    assert len(problems()) == 1
-    assert "PAWL_LOCAL_KEY" in problems()[0]
-    environment.setenv("PAWL_LISTEN", "127.0.0.1:7603")
-    environment.setenv("PAWL_INTERNAL_LISTEN", "0.0.0.0:7633")
-    assert ["PAWL_LOCAL_KEY" in problem for problem in problems()] == [True]
-    environment.delenv("PAWL_INTERNAL_LISTEN")
-    environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
-    environment.delenv("PAWL_LOCAL_KEY")
-    assert read(Settings).listen == "0.0.0.0:7603"
-    environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
-    assert read(Settings).listen == "0.0.0.0:7603"
-
-
-def test_tokens_alone_are_enough_to_know_callers(environment: pytest.MonkeyPatch) -> None:
-    """OPS-1."""
+    """OPS-1: beyond it callers have keys of their own, in a file or as rows, or tokens."""
     environment.setenv("PAWL_OIDC_FILE", "oidc.json")
     assert read(Settings).local_key is not None, "both on one machine, to try tokens out"
+    for name in ("PAWL_LISTEN", "PAWL_INTERNAL_LISTEN"):
+        with environment.context() as only_here:
+            only_here.setenv(name, "0.0.0.0:7603")
+            assert ["PAWL_LOCAL_KEY" in problem for problem in problems()] == [True], name
     environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
-    assert ["PAWL_LOCAL_KEY" in problem for problem in problems()] == [True]
     environment.delenv("PAWL_LOCAL_KEY")
     assert read(Settings).listen == "0.0.0.0:7603"
+    environment.delenv("PAWL_OIDC_FILE")
+    assert read(Settings).listen == "0.0.0.0:7603", "all keys are rows"
 
 
 def test_the_local_key_is_long_and_goes_with_no_key_file(environment: pytest.MonkeyPatch) -> None:
@@ -124,59 +104,37 @@ def test_the_local_key_is_long_and_goes_with_no_key_file(environment: pytest.Mon
     assert problems() == ["PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY"]
 
 
-@pytest.mark.parametrize("cls", [AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings])
-def test_services_that_talk_to_each_other_do_not_start_without_their_key(cls: type[ServiceSettings]) -> None:
-    """OPS-1."""
-    with pytest.raises(SettingsError) as caught:
-        read(cls)
-    assert {"PAWL_SERVICE_KEY: is required", "PAWL_SERVICE_KEYS_FILE: is required"} & set(caught.value.problems)
+def test_services_start_with_their_key_only_and_by_default_for_this_machine_alone() -> None:
+    """OPS-1: /metrics and /healthz answer any caller that reaches them."""
+    for cls in (AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings):
+        with pytest.raises(SettingsError) as caught:
+            read(cls)
+        assert {"PAWL_SERVICE_KEY: is required", "PAWL_SERVICE_KEYS_FILE: is required"} & set(caught.value.problems)
+        listens = [cls.model_fields[f"{name}listen"].default for name in ("", "metrics_", "internal_")]
+        assert all(map(is_loopback, filter(None, listens))), cls
 
 
-@pytest.mark.parametrize(
-    "cls", [ServiceSettings, AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings]
-)
-def test_by_default_only_this_machine_reaches_a_service_and_its_pages_without_a_key(cls: type[ServiceSettings]) -> None:
-    """OPS-1: /metrics and /healthz answer whoever gets there."""
-    listens = [cls.model_fields[f"{name}listen"].default for name in ("", "metrics_", "internal_")]
-    assert all(map(is_loopback, filter(None, listens)))
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+def test_a_registry_is_ones_own_only_with_the_local_key(environment: pytest.MonkeyPatch) -> None:
+    """Else an operator of any store could have any program started where the registry runs."""
+    environment.delenv("PAWL_LOCAL_KEY")
+    environment.setenv("PAWL_SERVICE_KEY", "s" * 32)
+    environment.setenv("PAWL_SERVICE_KEYS_FILE", "services.json")
+    for given, expected in (
         ({"PAWL_LOCAL_KEY": LOCAL_KEY}, True),
         ({"PAWL_LOCAL_KEY": LOCAL_KEY, "PAWL_OIDC_FILE": "oidc.json"}, False),
         ({"PAWL_API_KEYS_FILE": "keys.json"}, False),
-        # All keys are rows, of any stores.
-        ({}, False),
-    ],
-)
-def test_a_registry_is_ones_own_only_with_the_local_key(
-    given: dict[str, str], *, expected: bool, environment: pytest.MonkeyPatch
-) -> None:
-    """Else an operator of any store could have any program started where the registry runs."""
-    environment.delenv("PAWL_LOCAL_KEY", raising=False)
-    for name, value in {"PAWL_SERVICE_KEY": "s" * 32, "PAWL_SERVICE_KEYS_FILE": "services.json", **given}.items():
-        environment.setenv(name, value)
-    assert read(ToolRegistrySettings).is_ones_own is expected
+        ({}, False),  # All keys are rows, of any stores.
+    ):
+        with environment.context() as set_so:
+            for name, value in given.items():
+                set_so.setenv(name, value)
+            assert read(ToolRegistrySettings).is_ones_own is expected, given
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("127.0.0.1:1", True),
-        ("127.9.9.9:1", True),
-        ("[::1]:1", True),
-        ("localhost:1", True),
-        ("unix:/run/x", True),
-        ("0.0.0.0:1", False),
-        ("[::]:1", False),
-        ("10.0.0.1:1", False),
-        ("localhost.example:1", False),
-    ],
-)
-def test_loopback_is_what_only_this_machine_reaches(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected
+def test_loopback_is_what_only_this_machine_reaches() -> None:
+    here = ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "unix:/run/x"]
+    elsewhere = ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "localhost.example:1"]
+    assert [address for address in (*here, *elsewhere) if is_loopback(address)] == here
 
 
 def test_secrets_show_nowhere(environment: pytest.MonkeyPatch) -> None:
@@ -198,51 +156,29 @@ def test_a_process_with_wrong_settings_ends_with_code_2(
     assert capsys.readouterr().err == "PAWL_LISTEN: must be host:port, for example 127.0.0.1:7601\n"
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"PAWL_TLS_CERTIFICATE_FILE": "/c"}, "PAWL_TLS_KEY_FILE: goes with PAWL_TLS_CERTIFICATE_FILE"),
-        ({"PAWL_TLS_KEY_FILE": "/k"}, "PAWL_TLS_KEY_FILE: goes with PAWL_TLS_CERTIFICATE_FILE"),
-        ({"PAWL_TLS_CA_FILE": "/a"}, "PAWL_TLS_CA_FILE: goes with a certificate"),
-    ],
-)
-def test_half_of_tls_is_refused(environment: pytest.MonkeyPatch, given: dict[str, str], problem: str) -> None:
-    for name, value in given.items():
-        environment.setenv(name, value)
-    found = problems()
-    assert len(found) == 1
-    assert found[0].startswith(problem)
+def test_half_of_tls_is_refused(environment: pytest.MonkeyPatch) -> None:
+    for name, problem in (
+        ("PAWL_TLS_CERTIFICATE_FILE", "PAWL_TLS_KEY_FILE: "),
+        ("PAWL_TLS_KEY_FILE", "PAWL_TLS_KEY_FILE: "),
+        ("PAWL_TLS_CA_FILE", "PAWL_TLS_CA_FILE: "),
+    ):
+        with environment.context() as half:
+            half.setenv(name, "/file")
+            assert [found.startswith(problem) for found in problems()] == [True], name
 
 
-@pytest.mark.parametrize(
-    ("given", "is_right"),
-    [
-        ("", True),
-        ("https://pawl.example.com", True),
-        ("https://pawl.example.com:8443", True),
-        ("http://127.0.0.1:7600", True),
-        ("http://[::1]:7600", True),
-        ("http://localhost", True),
-        ("http://pawl.example.com", False),
-        ("https://pawl.example.com/", False),
-        ("https://pawl.example.com/console", False),
-        ("https://pawl.example.com?a=b", False),
-        ("https://ann@pawl.example.com", False),
-        ("https://pawl.example.com\r\nBcc: eve@example.net", False),
-        ("https://", False),
-        ("pawl.example.com", False),
-        ("javascript://pawl.example.com", False),
-    ],
-)
-def test_links_lead_to_one_gateway_over_https_and_nowhere_else(
-    environment: pytest.MonkeyPatch, given: str, is_right: bool
-) -> None:
-    """What stands in mails is made of it."""
+def test_links_lead_to_one_gateway_over_https_and_nowhere_else(environment: pytest.MonkeyPatch) -> None:
+    """What is in mails is made of it."""
     environment.setenv("PAWL_SERVICE_KEY", "k" * 16)
-    environment.setenv("PAWL_PUBLIC_URL", given)
-    if is_right:
-        assert read(NotifierSettings).public_url == given
-        return
-    with pytest.raises(SettingsError) as caught:
-        read(NotifierSettings)
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["PAWL_PUBLIC_URL"]
+
+    def shown(given: str) -> str:
+        environment.setenv("PAWL_PUBLIC_URL", given)
+        return read(NotifierSettings).public_url
+
+    right = ["", "https://pawl.example.com", "https://pawl.example.com:8443"]
+    right += ["http://127.0.0.1:7600", "http://[::1]:7600", "http://localhost"]
+    assert [shown(given) for given in right] == right
+    wrong = ["http://pawl.example.com", *(f"https://pawl.example.com{rest}" for rest in ("/", "/console", "?a=b"))]
+    wrong += ["https://ann@pawl.example.com", "https://pawl.example.com\r\nBcc: eve@example.net", "https://"]
+    wrong += ["pawl.example.com", "javascript://pawl.example.com"]
+    assert not_refused(SettingsError, shown, wrong) == []

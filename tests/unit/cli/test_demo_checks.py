@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from email.message import EmailMessage
-
-import pytest
 
 from pawl.cli.demo_ledger import CHECKS, Ledger, verdicts
 from pawl.cli.demo_story import Evidence
@@ -88,24 +84,12 @@ def _another_parent(ledger: Ledger, _: Evidence) -> None:
     ledger.calls[1].result.content_json = b'{"parent": {"task_id": "other"}}'
 
 
-def _another_client(ledger: Ledger, _: Evidence) -> None:
-    ledger.calls[2].result.content_json = b'{"shown_as": "somebody else"}'
-
-
 def _approved_as_proposed(ledger: Ledger, _: Evidence) -> None:
     ledger.calls[4].arguments_json = b'{"subject": "lunch"}'
 
 
-def _same_epoch(ledger: Ledger, _: Evidence) -> None:
-    ledger.events[1].attempt = 1
-
-
 def _came_back(_: Ledger, evidence: Evidence) -> None:
     evidence.victim_stayed_down = False
-
-
-def _seen_twice(_: Ledger, evidence: Evidence) -> None:
-    evidence.seen.append(evidence.seen[-1])
 
 
 def _heard_twice(_: Ledger, evidence: Evidence) -> None:
@@ -116,28 +100,21 @@ def _open_call(ledger: Ledger, _: Evidence) -> None:
     ledger.calls[0].ClearField("end_time")
 
 
-@pytest.mark.parametrize(
-    ("spoil", "name"),
-    [
+def _two_mails(ledger: Ledger, _: Evidence) -> None:
+    ledger.mails.extend(list(ledger.mails))  # type: ignore[attr-defined]  # it is a list
+
+
+def test_a_single_thing_that_did_not_happen_is_found() -> None:
+    """I5: also a mail that was sent twice."""
+    mail = "send_email, approved with an edited argument"
+    for spoil, name in [
         (_another_parent, "two backend calls, the second needs the first"),
-        (_another_client, "a front-end call, answered by this client"),
         (_approved_as_proposed, "send_email, approved with an edited argument"),
-        (_same_epoch, "kill -9 while the model streamed, finished by another replica"),
         (_came_back, "kill -9 while the model streamed, finished by another replica"),
-        (_seen_twice, "the client reconnected and resumed"),
         (_heard_twice, "a NATS subscriber was notified"),
         (_open_call, "nothing is left open"),
-    ],
-)
-def test_a_single_thing_that_did_not_happen_is_found(spoil: Callable[[Ledger, Evidence], None], name: str) -> None:
-    ledger, evidence = what_happened()
-    spoil(ledger, evidence)
-    assert name in failed(ledger, evidence)
-
-
-def test_a_second_mail_is_found() -> None:
-    """I5."""
-    ledger, evidence = what_happened()
-    assert failed(replace(ledger, mails=[*ledger.mails, *ledger.mails]), evidence) == {
-        "send_email, approved with an edited argument"
-    }
+        (_two_mails, mail),
+    ]:
+        ledger, evidence = what_happened()
+        spoil(ledger, evidence)
+        assert name in failed(ledger, evidence)

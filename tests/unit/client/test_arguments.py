@@ -1,24 +1,33 @@
-"""Arguments of the client that cannot be meant so: refused in a sentence, by the class of the field's error."""
+"""Arguments of the client that cannot be meant so, and the client without asyncio."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from pawl.client import AsyncClient, Client, answer, approve, edit, image, reject, result
+from pawl.client import AsyncClient, AsyncSession, Client, SyncSession, answer, approve, edit, image, reject, result
+from pawl.client.blocking import LoopThread
 from pawl.client.forms import parts_of
-from pawl.errors import InvalidField
+from pawl.client.history import history
+from pawl.errors import InvalidField, InvalidHistory
 from pawl.event.v1 import message_pb2
+from tests.tables import not_refused
 
 NOBODY = "127.0.0.1:1"
 ANY: Any = "call_1"
 
 
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
+async def test_what_cannot_be_meant_is_refused_with_its_field() -> None:
+    rows: list[tuple[Callable[[Any], Any], str]] = [
         (lambda pawl: pawl.decide(ANY), "decision"),
         (lambda pawl: pawl.decide_all([ANY]), "decision"),
         (lambda pawl: pawl.submit(ANY), "result"),
@@ -32,32 +41,95 @@ ANY: Any = "call_1"
         (lambda pawl: pawl.start_job("clock", when=""), "when"),
         (lambda pawl: pawl.start_job("clock", when={}), "when"),
         (lambda pawl: pawl.start_job("clock", when={"pause": 60}), "when"),
-    ],
-)
-async def test_what_cannot_be_meant_is_refused_with_its_field(call: Callable[[Any], Any], field: str) -> None:
+    ]
     async with AsyncClient(NOBODY, environment={}) as pawl:
-        with pytest.raises(InvalidField) as refused:
-            await call(pawl)
-    assert refused.value.metadata == {"field": field}
-    with Client(NOBODY, environment={}) as plain, pytest.raises(InvalidField):
-        call(plain)
+        for call, field in rows:
+            with pytest.raises(InvalidField) as refused:
+                await call(pawl)
+            assert refused.value.metadata == {"field": field}
+    with Client(NOBODY, environment={}) as plain:
+        assert not_refused(InvalidField, lambda call: call(plain), [call for call, _ in rows]) == []
 
 
-async def test_a_position_before_the_first_event_is_refused() -> None:
+async def test_what_is_no_call_and_no_position_is_refused() -> None:
+    makers: list[Callable[[Any], Any]] = [approve, reject]
+    makers += [lambda call: edit(call, {}), lambda call: answer(call, "Oslo"), lambda call: result(call, 1)]
+    assert not_refused(InvalidField, lambda make: make(ANY), makers) == []
     async with AsyncClient(NOBODY, environment={}) as pawl:
         with pytest.raises(InvalidField, match="after_seq"):
             await anext(pawl.watch("run_1", -1))
-
-
-@pytest.mark.parametrize("make", [approve, reject, lambda call: edit(call, {}), lambda call: answer(call, "Oslo")])
-def test_a_decision_is_about_a_call_and_not_about_its_id(make: Callable[[Any], Any]) -> None:
-    with pytest.raises(InvalidField, match="give the call itself"):
-        make(ANY)
-    with pytest.raises(InvalidField, match="give the call itself"):
-        result(ANY, 1)
 
 
 def test_a_text_among_parts_is_a_part() -> None:
     text, picture = message_pb2.Part(text="Look"), image(b"x")
     assert parts_of(["Look", picture]) == [text, picture]
     assert parts_of("Look") == [text]
+
+
+def test_what_is_no_list_of_messages_is_said_to_be_none() -> None:
+    rows: list[Any] = [{"messages": [{"role": "user", "content": "Ahoy"}]}, "[]", b"[]"]
+    assert not_refused(InvalidHistory, history, rows) == []
+
+
+async def nothing() -> None: ...
+
+
+def waits_in_run(ident: int) -> bool:
+    """Whether a thread has come to where it waits for a call."""
+    frame: FrameType | None = sys._current_frames()[ident]
+    names = []
+    while frame is not None:
+        names.append(frame.f_code.co_qualname)
+        frame = frame.f_back
+    return names[:3] == ["Condition.wait", "Future.result", "LoopThread.run"]
+
+
+def test_an_interrupted_call_is_cancelled() -> None:
+    """Ctrl-C."""
+    thread, cancelled = LoopThread(), threading.Event()
+    main = threading.main_thread().ident
+    assert main == threading.get_ident()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    def interrupt() -> None:
+        while not waits_in_run(main):
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    # A shell that starts something in its own background has it ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(endless)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert cancelled.wait(60)
+    interrupting.join()
+    thread.close(nothing)
+
+
+def test_the_thread_does_not_wait_for_itself() -> None:
+    """An async tool that called the client it is served by would stop everything."""
+    thread = LoopThread()
+
+    async def wait_for_itself() -> None:
+        thread.run(nothing)
+
+    with pytest.raises(RuntimeError, match="must not wait for its own thread"):
+        thread.run(wait_for_itself)
+    thread.close(nothing)
+
+
+@pytest.mark.parametrize(("blocking", "original"), [(Client, AsyncClient), (SyncSession, AsyncSession)])
+def test_the_client_without_asyncio_has_every_method(blocking: type, original: type) -> None:
+    own = {name for name, value in vars(original).items() if inspect.isfunction(value) and not name.startswith("_")}
+    assert {name for name in own if not hasattr(blocking, name)} == set()
+    undocumented = {name for name in own if not getattr(blocking, name).__doc__}
+    assert undocumented == set()

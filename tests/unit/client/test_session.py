@@ -18,6 +18,7 @@ from pawl.errors import AlreadyDecided, Cancelled, PawlError, RunNotFound, TooLa
 from pawl.event.v1 import call_pb2
 from pawl.tools import Category, ProcessLimits, Tool, ToolContext, ToolDefinitionError, ToolError, tool
 from tests.fakes.session_agent import FRAME_BYTES_MAX, RUN, Book, Replica, serve
+from tests.poll import until
 
 WRONG_HOLDER = types_pb2.Receipt(
     status=types_pb2.RECEIPT_STATUS_WRONG_HOLDER, reason="CALL_NOT_PENDING", message="the client does not hold the call"
@@ -52,52 +53,35 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield Cluster([first, second], [one, two])
 
 
-async def seqs_until_end(client: AsyncSession) -> list[int]:
-    """The seqs of all events until the run ends."""
-    seqs: list[int] = []
-    async with asyncio.timeout(60):
-        async for frame in client:
-            if frame.HasField("end"):
-                return seqs
-            seqs.append(frame.event.seq)
-    raise AssertionError
-
-
-async def test_a_started_run_gives_its_events_in_order_and_its_end(cluster: Cluster) -> None:
-    await cluster.book.append(5, ended=True)
-    async with cluster.client() as client:
-        assert await client.start("go") == RUN
-        assert await seqs_until_end(client) == [1, 2, 3, 4, 5]
-
-
 async def test_a_start_whose_receipt_is_lost_takes_effect_once_and_is_receipted_by_another_replica(
     cluster: Cluster,
 ) -> None:
     cluster.first.break_before_receipt = "start"
     await cluster.book.append(3, ended=True)
-    async with cluster.client() as client:
+    async with cluster.client() as client, asyncio.timeout(60):
         assert await client.start("go") == RUN
-        assert await seqs_until_end(client) == [1, 2, 3]
+        assert [frame.event.seq async for frame in until_end(client)] == [1, 2, 3]
     assert len(cluster.book.sent("start")) == 1
     assert [len(replica.hellos) for replica in (cluster.first, cluster.second)] == [1, 1]
 
 
-@pytest.mark.parametrize("break_after", [1, 4, 9])
-async def test_a_stream_that_breaks_goes_on_after_the_last_event_seen(cluster: Cluster, break_after: int) -> None:
+async def test_a_stream_that_breaks_goes_on_after_the_last_event_seen(cluster: Cluster) -> None:
     """EVT-1: none missing, none twice."""
-    cluster.first.break_after_events = break_after
+    cluster.first.break_after_events = 4
     await cluster.book.append(10, ended=True)
-    async with cluster.client() as client:
-        await client.start("go")
-        assert await seqs_until_end(client) == list(range(1, 11))
-    assert cluster.book.sent("attach")[0].attach.after_seq == break_after
-
-
-async def test_whoever_attaches_behind_the_last_event_is_told_of_the_end(cluster: Cluster) -> None:
-    await cluster.book.append(3, ended=True)
     async with cluster.client() as client, asyncio.timeout(60):
-        await client.attach(RUN, after_seq=3)
-        assert (await client.next_frame()).end.last_seq == 3
+        assert await client.start("go") == RUN
+        seqs = [frame.event.seq async for frame in until_end(client)]
+        assert seqs == list(range(1, 11))
+    assert cluster.book.sent("attach")[0].attach.after_seq == 4
+
+
+async def until_end(client: AsyncSession) -> AsyncIterator[session_pb2.SessionResponse]:
+    """The frames of a run before its end."""
+    async for frame in client:
+        if frame.HasField("end"):
+            return
+        yield frame
 
 
 async def test_events_that_are_gone_are_a_gap_that_is_given_once(cluster: Cluster) -> None:
@@ -105,14 +89,10 @@ async def test_events_that_are_gone_are_a_gap_that_is_given_once(cluster: Cluste
     await cluster.book.append(10, ended=True)
     cluster.book.trimmed_seq = 7
     cluster.first.break_after_events = 1
-    seen: list[tuple[str, int]] = []
     async with cluster.client() as client, asyncio.timeout(60):
         await client.start("go")
-        async for frame in client:
-            if frame.HasField("end"):
-                break
-            seen.append(("gap", frame.gap.to_seq) if frame.HasField("gap") else ("event", frame.event.seq))
-    assert seen == [("gap", 7), ("event", 8), ("event", 9), ("event", 10)]
+        seen = [frame.gap.to_seq or frame.event.seq async for frame in until_end(client)]
+    assert seen == [7, 8, 9, 10]
     assert cluster.book.sent("attach")[0].attach.after_seq == 8
 
 
@@ -124,6 +104,9 @@ async def test_a_client_keeps_its_id_over_reconnects(cluster: Cluster) -> None:
     hellos = cluster.first.hellos + cluster.second.hellos
     assert [hello.client_id for hello in hellos] == ["cli_test", "cli_test"]
     assert [[tool.name for tool in hello.tools] for hello in hellos] == [["show"], ["show"]]
+    (definition,) = hellos[0].front_end_tools
+    assert (definition.name, definition.context) == ("show", call_pb2.EXECUTION_CONTEXT_FRONTEND)
+    assert b'"required":["title"]' in definition.arguments_schema_json
 
 
 async def test_a_refused_frame_raises_with_the_receipt(cluster: Cluster) -> None:
@@ -178,27 +161,26 @@ def compute(n: int) -> int:
     return n
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "is_error"),
-    [
-        ("show", b'{"shown":"Plan"}', False),
-        ("show_in_a_thread", b'{"shown":"Plan"}', False),
-        ("crash", b'"crash failed unexpectedly: RuntimeError"', True),
-        ("give_up", b'"give_up failed unexpectedly: CancelledError"', True),
-        ("boast", b'"the result of boast has 1048578 bytes, more than 1048576"', True),
-        ("fail", b'"no screen"', True),
-        ("absent", b'"there is no tool absent here"', True),
-    ],
-)
-async def test_an_offered_call_is_answered_in_any_case(
-    cluster: Cluster, name: str, content: bytes, is_error: bool
-) -> None:
+async def test_an_offered_call_is_answered_in_any_case(cluster: Cluster) -> None:
     """FE-5: an unknown tool answers with an error, never silence."""
+    answers: dict[str, tuple[str, bool]] = {
+        "show": ('{"shown":"Plan"}', False),
+        "show_in_a_thread": ('{"shown":"Plan"}', False),
+        "crash": ('"crash failed unexpectedly: RuntimeError"', True),
+        "give_up": ('"give_up failed unexpectedly: CancelledError"', True),
+        "boast": ('"the result of boast has 1048578 bytes, more than 1048576"', True),
+        "fail": ('"no screen"', True),
+        "absent": ('"there is no tool absent here"', True),
+    }
     async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast]):
-        await cluster.book.offer("call_1", name, b'{"title": "Plan"}', epoch=3)
-        await cluster.book.until(lambda book: bool(book.sent("tool_result")))
-    result = cluster.book.sent("tool_result")[0].tool_result
-    assert (result.content_json, result.is_error, result.offer_epoch) == (content, is_error, 3)
+        for name in answers:
+            await cluster.book.offer(name, name, b'{"title": "Plan"}', epoch=3)
+        await cluster.book.until(
+            lambda book: {each.tool_result.call_id for each in book.sent("tool_result")} == {*answers}
+        )
+    results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
+    assert {each.call_id: (each.content_json.decode(), each.is_error) for each in results} == answers
+    assert {each.offer_epoch for each in results} == {3}
 
 
 def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
@@ -221,70 +203,15 @@ async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_l
     slow, runs, leave = waiting_tool()
     async with cluster.client(tools=[slow]):
         await cluster.book.offer("call_1", "slow", epoch=1)
-        await wait_until(lambda: bool(runs))
+        await until(lambda: bool(runs))
         cluster.first.cut()
-        await wait_until(lambda: bool(cluster.second.hellos))
+        await until(lambda: bool(cluster.second.hellos))
         await cluster.book.offer("call_1", "slow", epoch=2)
-        await wait_until(lambda: cluster.second.hellos != [])
+        await until(lambda: cluster.second.hellos != [])
         await cluster.book.until(lambda book: book.offers[0].offer_epoch == 2)
         leave.set()
         await cluster.book.until(lambda book: bool(book.sent("tool_result")))
     assert len(runs) == 1
-
-
-async def test_a_result_that_comes_under_an_older_lease_is_kept_for_the_next_one(cluster: Cluster) -> None:
-    """FE-2: the replica went away, gave the lease back, and leases anew after the result has come."""
-    slow, runs, leave = waiting_tool()
-    cluster.book.refusals["tool_result"] = WRONG_HOLDER
-    async with cluster.client(tools=[slow]) as client:
-        await cluster.book.offer("call_1", "slow", epoch=1)
-        await wait_until(lambda: runs)
-        cluster.book.offers.clear()
-        cluster.refuse()
-        leave.set()
-        await wait_until(lambda: client._unreceipted)
-        cluster.refuse(None)
-        await wait_until(lambda: not client._tool_tasks)
-        cluster.book.refusals.clear()
-        await cluster.book.offer("call_1", "slow", epoch=2)
-        await cluster.book.until(lambda book: len(book.sent("tool_result")) == 2)
-    results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
-    assert [(result.offer_epoch, result.content_json) for result in results] == [(1, b'"done"'), (2, b'"done"')]
-    assert len(runs) == 1
-
-
-async def test_a_call_that_is_revoked_and_offered_again_while_its_function_cleans_up_is_run_anew(
-    cluster: Cluster,
-) -> None:
-    runs: list[str] = []
-    revoked, leave = asyncio.Event(), asyncio.Event()
-
-    @tool
-    async def careful(context: ToolContext) -> int:
-        """Leave in good order."""
-        runs.append(context.call_id)
-        try:
-            if len(runs) == 1:
-                await asyncio.Event().wait()
-        finally:
-            revoked.set()
-            await leave.wait()
-        return len(runs)
-
-    async with cluster.client(tools=[careful]) as client:
-        await cluster.book.offer("call_1", "careful", epoch=1)
-        await wait_until(lambda: runs)
-        client._take(session_pb2.SessionResponse(offer_revoked=session_pb2.OfferRevoked(run_id=RUN, call_id="call_1")))
-        await asyncio.wait_for(revoked.wait(), 60)
-        await cluster.book.offer("call_1", "careful", epoch=2)
-        await wait_until(lambda: [offer.offer_epoch for offer in client._offers.values()] == [2])
-        assert len(runs) == 1
-        leave.set()
-        await cluster.book.until(lambda book: bool(book.sent("tool_result")))
-        await wait_until(lambda: not client._tool_tasks)
-        assert client._offers == {}
-    (result,) = [frame.tool_result for frame in cluster.book.sent("tool_result")]
-    assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
 async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster) -> None:
@@ -301,12 +228,12 @@ async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster)
     client = cluster.client(tools=[endless])
     async with client:
         await cluster.book.offer("call_1", "endless")
-        await wait_until(lambda: "call_1" in client._tool_tasks)
+        await until(lambda: "call_1" in client._tool_tasks)
         revoked = session_pb2.OfferRevoked(run_id=RUN, call_id="call_1")
         await asyncio.sleep(0)
         client._take(session_pb2.SessionResponse(offer_revoked=revoked))
         await asyncio.wait_for(cancelled.wait(), 60)
-        await wait_until(lambda: not client._tool_tasks)
+        await until(lambda: not client._tool_tasks)
     assert cluster.book.sent("tool_result") == []
 
 
@@ -319,44 +246,15 @@ async def test_when_nobody_answers_for_long_enough_every_call_says_so() -> None:
             await client.next_frame()
 
 
-async def test_a_credential_that_is_refused_is_not_tried_again(cluster: Cluster) -> None:
-    cluster.first.refuse = cluster.second.refuse = grpc.StatusCode.UNAUTHENTICATED
-    async with cluster.client() as client:
-        with pytest.raises(Unauthenticated):
-            await asyncio.wait_for(client.start("go"), 60)
-
-
 async def test_a_frame_that_is_too_large_is_refused_and_the_session_goes_on(cluster: Cluster) -> None:
     async with cluster.client() as client, asyncio.timeout(60):
         starts = [client.start("x" * size) for size in (10, FRAME_BYTES_MAX, 20, 3 * FRAME_BYTES_MAX)]
         ends = await asyncio.gather(*starts, return_exceptions=True)
         assert [end if isinstance(end, str) else type(end) for end in ends] == [RUN, TooLarge, RUN, TooLarge]
         assert await client.start("go") == RUN
-
-
-async def test_a_hello_that_is_too_large_ends_the_session_at_once(cluster: Cluster) -> None:
     async with cluster.client(client_id="x" * FRAME_BYTES_MAX, give_up_seconds=60) as client, asyncio.timeout(60):
         with pytest.raises(TooLarge):
             await client.start("go")
-
-
-async def test_the_model_is_told_of_a_result_that_is_too_large_for_a_frame(cluster: Cluster) -> None:
-    """FE-5."""
-    runs: list[str] = []
-
-    @tool
-    async def talk(context: ToolContext) -> str:
-        """Say much."""
-        runs.append(context.call_id)
-        return "x" * FRAME_BYTES_MAX
-
-    async with cluster.client(tools=[talk]):
-        await cluster.book.offer("call_1", "talk")
-        await cluster.book.until(lambda book: bool(book.sent("tool_result")))
-    result = cluster.book.sent("tool_result")[0].tool_result
-    assert result.is_error
-    assert b"the result of talk is too large" in result.content_json
-    assert len(runs) == 1
 
 
 async def test_a_run_that_a_reconnect_may_not_attach_to_again_is_an_error_once(cluster: Cluster) -> None:
@@ -389,37 +287,7 @@ async def test_who_waits_when_the_session_is_left_is_told_so(cluster: Cluster) -
     assert [type(end) for end in ends] == [Cancelled] * 3
 
 
-async def test_a_function_told_of_connections_that_fails_ends_the_session_and_leaves_nothing(cluster: Cluster) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("mine")
-
-    async with cluster.client(on_connected=fail, give_up_seconds=0.5) as client, asyncio.timeout(60):
-        with pytest.raises(ValueError, match="mine"):
-            await client.start("go")
-        assert "session.write" not in {task.get_name() for task in asyncio.all_tasks()}
-    async with cluster.client(on_lost=fail) as client, asyncio.timeout(60):
-        await client.start("go")
-        cluster.refuse()
-        with pytest.raises(ValueError, match="mine"):
-            await client.next_frame()
-
-
-async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def test_functions_come_with_the_hello_as_tools_of_a_front_end(cluster: Cluster) -> None:
-    async with cluster.client(tools=[show]) as client:
-        await client.start("go")
-        (hello,) = cluster.first.hellos
-    (definition,) = hello.front_end_tools
-    assert (definition.name, definition.context) == ("show", call_pb2.EXECUTION_CONTEXT_FRONTEND)
-    assert b'"required":["title"]' in definition.arguments_schema_json
-
-
-async def test_a_client_id_that_another_program_has_taken_is_not_taken_back(cluster: Cluster) -> None:
+async def test_a_client_that_is_refused_or_whose_id_was_taken_does_not_try_again(cluster: Cluster) -> None:
     async with cluster.client() as client, asyncio.timeout(60):
         await client.start("go")
         cluster.first.refuse = cluster.second.refuse = Cancelled("the client opened another stream")
@@ -427,16 +295,16 @@ async def test_a_client_id_that_another_program_has_taken_is_not_taken_back(clus
         with pytest.raises(Cancelled, match="another stream"):
             await client.next_frame()
     assert len(cluster.first.hellos) == 1
+    cluster.first.refuse = cluster.second.refuse = grpc.StatusCode.UNAUTHENTICATED
+    async with cluster.client() as client, asyncio.timeout(60):
+        with pytest.raises(Unauthenticated):
+            await client.start("go")
 
 
-async def test_a_function_that_only_the_registry_can_run_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(ToolDefinitionError, match="tools that the registry runs"):
-        cluster.client(tools=[compute])
-
-
-async def test_a_plain_function_is_no_tool_and_the_error_says_what_makes_it_one(cluster: Cluster) -> None:
-    with pytest.raises(ToolDefinitionError, match="above the function"):
-        cluster.client(tools=[len])
+async def test_a_function_that_no_front_end_can_run_is_refused(cluster: Cluster) -> None:
+    for function, says in ((compute, "tools that the registry runs"), (len, "above the function")):
+        with pytest.raises(ToolDefinitionError, match=says):
+            cluster.client(tools=[function])
 
 
 async def test_a_session_outside_of_its_with_says_so_and_waits_for_nothing(cluster: Cluster) -> None:
@@ -464,18 +332,18 @@ async def test_what_a_function_says_of_its_progress_is_reported(cluster: Cluster
     assert report.message == "half of call_1".ljust(1024, ".")
 
 
-@pytest.mark.parametrize("text", ["x" * 3_000_000, "\0" * 3_000_000, "\ud800"])
-async def test_an_error_is_as_long_as_it_is_taken(text: str) -> None:
+async def test_an_error_is_as_long_as_it_is_taken() -> None:
     """Of more than a result may have the model would be told the size alone."""
 
     @tool(category=Category.SAFE)
-    async def fail() -> None:
+    async def fail(text: str) -> None:
         """Fail."""
-        raise ToolError(text)
+        raise ToolError({"x": "x" * 3_000_000, "0": "\0" * 3_000_000, "s": "\ud800"}[text])
 
-    call = call_pb2.Call(tool_name="fail", arguments_json=b"{}")
-    context = context_of(call, threading.Event(), lambda _fraction, _message: None)
-    with ThreadPoolExecutor(1) as threads:
-        content, is_error = await perform(fail, call, context, threads)
-    assert is_error
-    assert 1 < len(content) <= 1024 * 1024
+    for text in ("x", "0", "s"):
+        call = call_pb2.Call(tool_name="fail", arguments_json=b'{"text": "%s"}' % text.encode())
+        context = context_of(call, threading.Event(), lambda _fraction, _message: None)
+        with ThreadPoolExecutor(1) as threads:
+            content, is_error = await perform(fail, call, context, threads)
+        assert is_error
+        assert 1 < len(content) <= 1024 * 1024

@@ -1,4 +1,4 @@
-"""The addresses: who is let in by what, and which pages may read what they answer."""
+"""The addresses: who is let in by what, which pages may read what they answer, and webhooks as they come in."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from pawl.gateway.domain.session import Session
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire
 from tests.fakes.manual_clock import ManualClock
-
-pytestmark = pytest.mark.asyncio
+from tests.unit.gateway.test_streams import served
 
 SEAL = "s" * 32
 HOST = "pawl.example.com"
@@ -98,16 +97,20 @@ class Door:
         return cookie
 
 
-@pytest.mark.parametrize(
-    ("waits", "header", "seconds"),
-    [(None, None, 15), (20, None, 35), ("Infinity", None, 75), (-5, None, 15), ("NaN", None, 75), (20, "500", 0.5)],
-)
-async def test_who_waits_for_a_run_is_not_cut_off_before(waits: object, header: str | None, seconds: float) -> None:
-    door = Door()
-    asked = {"runId": "run"} | ({} if waits is None else {"waitSeconds": waits})
-    headers = BEARER | ({} if header is None else {"connect-timeout-ms": header})
-    await door.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
-    assert door.channel.timeouts == [seconds]
+async def test_who_waits_for_a_run_is_not_cut_off_before() -> None:
+    for waits, header, seconds in [
+        (None, None, 15),
+        (20, None, 35),
+        ("Infinity", None, 75),
+        (-5, None, 15),
+        ("NaN", None, 75),
+        (20, "500", 0.5),
+    ]:
+        door = Door()
+        asked = {"runId": "run"} | ({} if waits is None else {"waitSeconds": waits})
+        headers = BEARER | ({} if header is None else {"connect-timeout-ms": header})
+        await door.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
+        assert door.channel.timeouts == [seconds]
 
 
 def reason(answer: httpx2.Response) -> str:
@@ -120,72 +123,56 @@ def shared(answer: httpx2.Response) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
 
 
-@pytest.mark.parametrize("path", ["/agui", "/agui/cancel"])
-async def test_a_page_of_an_allowed_origin_may_use_ag_ui(path: str) -> None:
-    door = Door(origins=PAGE)
-    asked = await door.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
-    assert asked.status_code == 200
-    said = shared(asked)
-    assert said["access-control-allow-origin"] == PAGE
-    assert said["access-control-allow-methods"] == "POST"
-    assert {"authorization", "content-type", "pawl-store", "pawl-user"} <= {
-        name.strip().lower() for name in said["access-control-allow-headers"].split(",")
-    }
-    refused = await door.ask("POST", path, json=ANY, headers={"origin": PAGE})
-    assert (refused.status_code, shared(refused)) == (401, {"access-control-allow-origin": PAGE})
-    assert "access-control-allow-credentials" not in {**said, **shared(refused)}
-    assert refused.headers["vary"] == "Origin"
+async def test_a_page_of_an_allowed_origin_may_use_ag_ui() -> None:
+    for path in ["/agui", "/agui/cancel"]:
+        door = Door(origins=PAGE)
+        asked = await door.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
+        assert asked.status_code == 200
+        said = shared(asked)
+        assert said["access-control-allow-origin"] == PAGE
+        assert said["access-control-allow-methods"] == "POST"
+        assert {"authorization", "content-type", "pawl-store", "pawl-user"} <= {
+            name.strip().lower() for name in said["access-control-allow-headers"].split(",")
+        }
+        refused = await door.ask("POST", path, json=ANY, headers={"origin": PAGE})
+        assert (refused.status_code, shared(refused)) == (401, {"access-control-allow-origin": PAGE})
+        assert "access-control-allow-credentials" not in {**said, **shared(refused)}
+        assert refused.headers["vary"] == "Origin"
 
 
-@pytest.mark.parametrize("origins", ["", "https://other.example.com"])
-@pytest.mark.parametrize("origin", [PAGE, "null", "https://app.example.com.evil.com", "http://app.example.com"])
-async def test_no_other_page_may_read_an_answer(origins: str, origin: str) -> None:
-    door = Door(origins=origins)
-    asked = await door.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
-    refused = await door.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
-    assert asked.status_code in {400, 405}
-    for answer in (asked, refused):
-        assert "access-control-allow-origin" not in answer.headers
+async def test_no_other_page_may_read_an_answer() -> None:
+    for origins in ["", "https://other.example.com"]:
+        for origin in [PAGE, "null", "https://app.example.com.evil.com", "http://app.example.com"]:
+            door = Door(origins=origins)
+            asked = await door.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
+            refused = await door.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
+            assert asked.status_code in {400, 405}
+            for answer in (asked, refused):
+                assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize("path", [WHO, "/stream", "/login", "/logout", "/healthz", "/"])
-async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in(path: str) -> None:
-    door = Door(origins=PAGE)
-    for method in ("OPTIONS", "POST", "GET"):
-        answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
-        assert shared(answer) == {}
+async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in() -> None:
+    for path in [WHO, "/stream", "/login", "/logout", "/healthz", "/"]:
+        door = Door(origins=PAGE)
+        for method in ("OPTIONS", "POST", "GET"):
+            answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
+            assert shared(answer) == {}
 
 
-@pytest.mark.parametrize("path", ["/agui", "/agui/cancel"])
-async def test_ag_ui_takes_a_key_and_no_session(path: str) -> None:
-    door, at = Door(), "http://localhost:7600"
-    session = await door.cookie(at)
-    cookies = {session.key: session.value}
-    assert (await door.ask("POST", WHO, json={}, cookies=cookies, headers={"origin": at})).status_code == 200
-    body = {"threadId": "t"} | (ANY if path == "/agui" else {})
-    refused = await door.ask("POST", path, json=body, cookies=cookies, headers={"origin": at})
-    assert (refused.status_code, reason(refused)) == (401, "UNAUTHENTICATED")
-    taken = await door.ask("POST", path, json=body, headers=BEARER)
-    assert (taken.status_code, reason(taken)) == (503, "DEPENDENCY_UNAVAILABLE")
-
-
-@pytest.mark.parametrize(
-    ("at", "name", "secure"),
-    [
+async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it() -> None:
+    for at, name, secure in [
         ("http://localhost:7600", "pawl_session", False),
         ("https://localhost:7600", "__Host-pawl_session", True),
         (f"http://{HOST}", "__Host-pawl_session", True),
         (f"https://{HOST}", "__Host-pawl_session", True),
-    ],
-)
-async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it(at: str, name: str, secure: bool) -> None:
-    session = await Door().cookie(at)
-    assert session.key == name
-    assert session["httponly"]
-    assert session["samesite"] == "strict"
-    assert bool(session["secure"]) is secure
-    assert (session["path"], session["domain"]) == ("/", "")  # as __Host- wants it
-    assert session["max-age"] == "60"
+    ]:
+        session = await Door().cookie(at)
+        assert session.key == name
+        assert session["httponly"]
+        assert session["samesite"] == "strict"
+        assert bool(session["secure"]) is secure
+        assert (session["path"], session["domain"]) == ("/", "")  # as __Host- wants it
+        assert session["max-age"] == "60"
 
 
 async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -> None:
@@ -203,14 +190,14 @@ async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -
     assert await ask(session.value) == (401, "SESSION_EXPIRED")
 
 
-@pytest.mark.parametrize("name", ["authorization", "pawl-store", "pawl-user"])
-@pytest.mark.parametrize("path", [WHO, "/agui"])
-async def test_a_header_that_says_whose_a_request_is_comes_once(path: str, name: str) -> None:
+async def test_a_header_that_says_whose_a_request_is_comes_once() -> None:
     """A stranger may have sent the first of two, and a proxy added the second."""
-    headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
-    answer = await Door().ask("POST", path, json={}, headers=headers)
-    assert (answer.status_code, reason(answer)) == (400, "INVALID_FIELD")
-    assert answer.json()["message"] == f"The header {name} came twice."
+    for name in ["authorization", "pawl-store", "pawl-user"]:
+        for path in [WHO, "/agui"]:
+            headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
+            answer = await Door().ask("POST", path, json={}, headers=headers)
+            assert (answer.status_code, reason(answer)) == (400, "INVALID_FIELD")
+            assert answer.json()["message"] == f"The header {name} came twice."
 
 
 async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
@@ -232,17 +219,9 @@ async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
 
 
-@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
-async def test_healthz_tells_whether_it_can_serve(status: str) -> None:
-    page = Response(body=b'{"serving":true}', content_type="application/json", status=status)
-    answer = await Door(health=page).ask("GET", "/healthz")
-    assert (answer.status_code, answer.content) == (int(status[:3]), page.body)
-    assert answer.headers["content-type"] == "application/json"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
+async def test_an_address_that_takes_another_method_says_which() -> None:
+    """Also where the pages of the console, which take every address, would have taken that method."""
+    for method, path, allowed in [
         ("GET", WHO, "POST"),
         ("GET", "/rpc/no.such.Service/Method", "POST"),
         ("DELETE", WHO, "POST"),
@@ -250,18 +229,10 @@ async def test_healthz_tells_whether_it_can_serve(status: str) -> None:
         ("POST", "/runs/run_1/events", "GET, HEAD"),
         ("PUT", "/unsubscribe/store/token", "GET, HEAD, POST"),
         ("POST", "/a/page/of/the/console", "GET, HEAD"),
-    ],
-)
-async def test_an_address_that_takes_another_method_says_which(method: str, path: str, allowed: str) -> None:
-    """Also where the pages of the console, which take every address, would have taken that method."""
-    answer = await Door().ask(method, path, headers={"accept": "text/html"})
-    assert (answer.status_code, answer.headers["allow"], reason(answer)) == (405, allowed, "METHOD_NOT_FOUND")
-    assert answer.json()["message"] == f"{method} does not go with this address: it takes {allowed}."
-
-
-async def test_an_address_that_is_none_of_ours_is_404_to_programs_and_a_page_to_browsers() -> None:
-    assert (await Door().ask("GET", "/rpc/one")).status_code == 404
-    assert (await Door().ask("GET", "/background", headers={"accept": "text/html"})).status_code == 200
+    ]:
+        answer = await Door().ask(method, path, headers={"accept": "text/html"})
+        assert (answer.status_code, answer.headers["allow"], reason(answer)) == (405, allowed, "METHOD_NOT_FOUND")
+        assert answer.json()["message"] == f"{method} does not go with this address: it takes {allowed}."
 
 
 BAD = (
@@ -275,9 +246,8 @@ BAD = (
 )
 
 
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
+async def test_settings_that_would_open_it_to_anybody_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[dict[str, str], str]] = [
         *(({"PAWL_GATEWAY_SEAL_KEY": keys}, "PAWL_GATEWAY_SEAL_KEY") for keys in ("short", "," * 40, f"{SEAL}, short")),
         ({"PAWL_LISTEN": "0.0.0.0:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
         ({"PAWL_LISTEN": "[::]:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
@@ -286,15 +256,12 @@ BAD = (
         ({"PAWL_GATEWAY_HOSTS": HOST, "PAWL_GATEWAY_OIDC_FILE": "logins.json"}, "PAWL_PUBLIC_URL: is required"),
         *(({"PAWL_GATEWAY_ORIGINS": f"https://a.b, {origin}"}, "PAWL_GATEWAY_ORIGINS") for origin in BAD),
         ({"PAWL_GATEWAY_ORIGINS": "https://a.b:443"}, "PAWL_GATEWAY_ORIGINS"),
-    ],
-)
-async def test_settings_that_would_open_it_to_anybody_are_refused(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str
-) -> None:
-    for name, value in ({"PAWL_GATEWAY_SEAL_KEY": SEAL} | variables).items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=says):
-        read(GatewaySettings)
+    ]
+    for variables, says in rows:
+        with monkeypatch.context() as environment, pytest.raises(SettingsError, match=says):
+            for name, value in ({"PAWL_GATEWAY_SEAL_KEY": SEAL} | variables).items():
+                environment.setenv(name, value)
+            read(GatewaySettings)
 
 
 async def test_hosts_and_origins_are_names_with_commas_between(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,21 +275,119 @@ async def test_hosts_and_origins_are_names_with_commas_between(monkeypatch: pyte
     assert found.origins == {PAGE, "http://[::1]:3000"}
 
 
-@pytest.mark.parametrize("store", ["of-nobody", "no.id"])
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [("/hooks", "TRIGGER_NOT_FOUND"), ("/completions", "COMPLETION_NOT_FOUND"), ("/unsubscribe", "")],
-)
-async def test_of_a_store_without_a_key_nothing_is_found_whatever_the_door(
-    tmp_path: Path, store: str, path: str, expected: str
-) -> None:
+async def test_of_a_store_without_a_key_nothing_is_found_whatever_the_door(tmp_path: Path) -> None:
     """The services are not even asked: they would be unavailable here, as for the store that has a key."""
+    for store in ["of-nobody", "no.id"]:
+        for path, expected in [
+            ("/hooks", "TRIGGER_NOT_FOUND"),
+            ("/completions", "COMPLETION_NOT_FOUND"),
+            ("/unsubscribe", ""),
+        ]:
+            keys = tmp_path / "keys.json"
+            keys.write_text('{"of-somebody": "key"}', encoding="utf-8")
+            door = Door(gateway_webhook_keys_file=keys)
+            body = {"error": "it broke"}
+            known = await door.ask("POST", f"{path}/of-somebody/token", json=body)
+            assert known.status_code == 503
+            refused = await door.ask("POST", f"{path}/{store}/token", json=body)
+            assert refused.status_code == 404
+            assert not expected or reason(refused) == expected
+
+
+GIVEN = {
+    "Host": "localhost",
+    "Content-Type": "application/json",
+    "Content-Length": "12",
+    "Authorization": "Bearer whsec_1",
+    "Webhook-Id": "msg_1",
+    "Webhook-Timestamp": "1800000000",
+    "Webhook-Signature": "v1,a v1,b",
+}
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Door:
     keys = tmp_path / "keys.json"
-    keys.write_text('{"of-somebody": "key"}', encoding="utf-8")
-    door = Door(gateway_webhook_keys_file=keys)
-    body = {"error": "it broke"}
-    known = await door.ask("POST", f"{path}/of-somebody/token", json=body)
-    assert known.status_code == 503
-    refused = await door.ask("POST", f"{path}/{store}/token", json=body)
-    assert refused.status_code == 404
-    assert not expected or reason(refused) == expected
+    keys.write_text('{"acme": "key"}', encoding="utf-8")
+    return Door(gateway_webhook_keys_file=keys)
+
+
+@pytest.fixture
+def webhooks(door: Door) -> list[DeliverWebhookRequest]:
+    """Those that have got through."""
+    door.channel.webhooks = []
+    return door.channel.webhooks
+
+
+async def sent(door: Door, *more: tuple[str, str], order: int = 7) -> bytes:
+    """Send a webhook with headers as they are, and return the answer."""
+    head = "".join(f"{name}: {value}\r\n" for name, value in (*GIVEN.items(), *more, ("Connection", "close")))
+    async with served(door.app) as server:
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f'POST /hooks/acme/trg_1 HTTP/1.1\r\n{head}\r\n{{"order": {order}}}'.encode())
+        answer = await reader.read()
+        writer.close()
+    return answer
+
+
+async def test_the_same_body_is_the_same_event_of_a_sender_that_gives_no_id(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    for order in (7, 7, 8):
+        await sent(door, order=order)
+    first, again, other = (webhook.request_id for webhook in webhooks)
+    assert first == again != other
+
+
+async def test_what_proxies_add_is_joined_in_its_order_and_handed_on(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    added = [
+        ("X-Forwarded-For", "192.0.2.1"),
+        ("Via", "1.1 one"),
+        ("x-forwarded-for", "192.0.2.2, 192.0.2.3"),
+        ("Accept", "*/*"),
+        ("VIA", "1.1 two"),
+        ("accept", "text/html"),
+        ("Cookie", "a=1"),
+        ("Cookie", "b=2"),
+    ]
+    assert b" 200 " in (await sent(door, *added)).splitlines()[0]
+    (webhook,) = webhooks
+    assert webhook.body == b'{"order": 7}'
+    assert dict(webhook.headers) == {
+        **{name.lower(): value for name, value in GIVEN.items()},
+        "x-forwarded-for": "192.0.2.1, 192.0.2.2, 192.0.2.3",
+        "via": "1.1 one, 1.1 two",
+        "accept": "*/*, text/html",
+        "cookie": "a=1; b=2",
+        "connection": "close",
+    }
+
+
+async def test_a_header_by_which_a_webhook_is_judged_read_or_framed_comes_once(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    for name in ("Authorization", "Content-Type", "Webhook-Id", "Webhook-Signature", "webhook-timestamp"):
+        for value in ("another", GIVEN[name.title()]):
+            answer = await sent(door, (name, value))
+            assert b" 400 " in answer.splitlines()[0]
+            assert f"The header {name.lower()} came twice.".encode() in answer
+    for name, value in {"Host": "localhost", "Content-Length": "3", "Transfer-Encoding": "chunked"}.items():
+        assert b" 400 " in (await sent(door, (name, value))).splitlines()[0], name
+    assert webhooks == []
+
+
+async def test_behind_a_request_that_says_its_length_twice_no_other_one_is_read(door: Door) -> None:
+    """Something in front of the gateway may have taken what follows for its body."""
+    inner = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 5}\r\n"
+    async with served(door.app) as server, asyncio.timeout(60):
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1

@@ -1,9 +1,11 @@
-"""Streams of server-sent events: what they keep of what was sent."""
+"""Streams of server-sent events, and readers that do not read."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import socket
 import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -12,13 +14,13 @@ from typing import Any, cast
 import pytest
 
 from pawl.chassis.metrics import Metrics
+from pawl.gateway.adapters import server
 from pawl.gateway.adapters.metrics import Counters
+from pawl.gateway.adapters.server import HttpServer
 from pawl.gateway.adapters.services import Services
 from pawl.gateway.http import streams
 from pawl.gateway.http.callers import Callers
 from pawl.gateway.http.streams import Event, Streams
-
-pytestmark = pytest.mark.asyncio
 
 
 @dataclass(eq=False)
@@ -109,40 +111,21 @@ def of_a_run(source: Source, door: str) -> AsyncGenerator[Event, None]:
     return streams._messages("run", method, source.watch()) if door == "many" else streams._events(source.watch())
 
 
-@pytest.mark.parametrize("door", ["many", "run"])
-async def test_nothing_is_kept_of_what_was_sent(source: Source, door: str) -> None:
+async def test_nothing_is_kept_of_what_was_sent(source: Source) -> None:
     """The log of a run is tens of kilobytes, and a tab waits for hours after it."""
-    events = of_a_run(source, door)
-    async with asyncio.timeout(60):
-        reader = Reader(opened(), events)
-        await source.more.put("the log")
-        assert b"the log" in await reader.sent.get()
-        while list(source.there):  # it waits for the next message only after it has let go of this one
-            gc.collect()
-            await asyncio.sleep(0)
-        assert source.readers == 1
-        reader.left.set()
-        await reader.serving
-    assert source.readers == 0
-
-
-@pytest.mark.parametrize("door", ["many", "run"])
-async def test_a_stream_that_is_left_with_an_event_in_hand_ends(source: Source, door: str) -> None:
-    """A service would go on serving it for as long as the run waits."""
-    events = of_a_run(source, door)
-    await source.more.put("the log")
-    await anext(events)
-    assert source.readers == 1
-    await events.aclose()
-    assert source.readers == 0
-
-
-async def test_a_stream_whose_reader_leaves_says_so_once(source: Source) -> None:
-    async with asyncio.timeout(60):
-        reader = Reader(opened(), streams._events(source.watch()))
-        reader.left.set()
-        await reader.serving
-    assert (reader.on_leave_calls, source.readers) == (1, 0)
+    for door in ["many", "run"]:
+        events = of_a_run(source, door)
+        async with asyncio.timeout(60):
+            reader = Reader(opened(), events)
+            await source.more.put("the log")
+            assert b"the log" in await reader.sent.get()
+            while list(source.there):  # it waits for the next message only after it has let go of this one
+                gc.collect()
+                await asyncio.sleep(0)
+            assert source.readers == 1
+            reader.left.set()
+            await reader.serving
+        assert source.readers == 0
 
 
 async def test_a_stream_on_which_nothing_comes_is_kept_open_and_passed_on_at_once(
@@ -175,3 +158,44 @@ async def test_streams_end_with_the_process_also_if_their_reader_takes_nothing(s
         closing.set()
         await asyncio.gather(idle.serving, stuck.serving)
     assert (idle.on_leave_calls, stuck.on_leave_calls, source.readers) == (0, 0, 0)
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PART = b"x" * 65536
+
+
+def served(app: Any) -> HttpServer:
+    return HttpServer(app, "127.0.0.1:0", closing=asyncio.Event(), tls=None, connections_max=10, drain_seconds=1.0)
+
+
+def reader(address: str, request: bytes) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    found.connect((host, int(port)))
+    found.sendall(request)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts"), [(REQUEST, 1), (REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), 1000)]
+)
+async def test_a_reader_that_takes_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, request_: bytes, parts: int
+) -> None:
+    monkeypatch.setattr(server, "_TAKE_SECONDS", 0.2)
+    whole = PART * (16_000_000 // len(PART) // parts)
+    ended = asyncio.Event()
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(parts):
+            await send({"type": "http.response.body", "body": whole, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        ended.set()
+
+    async with served(app) as found:
+        with contextlib.closing(reader(found.address, request_)):
+            await ended.wait()
+            while found._server.server_state.connections:  # what is open is seen nowhere else
+                await asyncio.sleep(0.01)

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import jsonschema_rs
-import pytest
 
 from pawl.model_server.intents import STORY_LINES
 from pawl.model_server.reply import Reply
@@ -62,72 +61,100 @@ def answered(reply: Reply, *results: str) -> tuple[dict[str, Any], ...]:
     )
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("what is 17 * 23", [("calculate", {"expression": "17 * 23"})]),
-        ("Please calculate (3+4)*12.", [("calculate", {"expression": "(3+4)*12"})]),
-        ("what is 2 plus 3?", [("calculate", {"expression": "2 + 3"})]),
-        ("what time is it in Oslo?", [("get_current_time", {"timezone": "Europe/Oslo"})]),
-        ("what time is it in new york", [("get_current_time", {"timezone": "America/New_York"})]),
-        ("what time is it", [("get_current_time", {"timezone": "UTC"})]),
-        (
-            "e-mail ann@example.com about lunch: see you at noon",
-            [("send_email", {"to": ["ann@example.com"], "subject": "lunch", "body": "see you at noon"})],
-        ),
-        (
-            "add task Party with subtasks Cake and Music",
-            [
-                ("create_task", {"title": "Party"}),
-                ("add_subtask", {"parent": "Party", "title": "Cake"}),
-                ("add_subtask", {"parent": "Party", "title": "Music"}),
-            ],
-        ),
-        ("show me the sales", [("show_chart", {"title": "the sales", "width": 1})]),
-        (
-            "what is 2+2 and what time is it in Oslo",
-            [("calculate", {"expression": "2+2"}), ("get_current_time", {"timezone": "Europe/Oslo"})],
-        ),
-        ('call calculate with {"expression": "1"}', [("calculate", {"expression": "1"})]),
-        ("in the background: what is 6 * 7", [("calculate", {"expression": "6 * 7", "_executeAsync": True})]),
-        (
-            'call calculate with {"expression": "1", "_executeAsync": true, "_interval": 9, "_when": "value != null"}',
-            [("calculate", {"expression": "1", "_executeAsync": True, "_interval": 9, "_when": "value != null"})],
-        ),
-        (
-            "In the background, every 2 seconds 5 times for 0.5 minutes: what time is it",
-            [
-                (
-                    "get_current_time",
-                    {"timezone": "UTC", "_executeAsync": True, "_interval": 2, "_stopAfter": 5, "_duration": 0.5},
-                )
-            ],
-        ),
-        (
-            "in the background: what is 1 + 1 and what is 2 + 2",
-            [("calculate", {"expression": "1 + 1", "_executeAsync": True}), ("calculate", {"expression": "2 + 2"})],
-        ),
-        (
-            "[Written by bob:]\n> what is 1 + 1\n> \n> then what is 1 + 2\n\n[Answered to bob:]\n> 2\n\nwhat is 2 + 2",
-            [("calculate", {"expression": "2 + 2"})],
-        ),
-        (
-            'what is 2 + 2\n\n{"event":{"source":"webhook","data":"then what is 1 + 1"}}',
-            [("calculate", {"expression": "2 + 2"})],
-        ),
-    ],
-)
-def test_a_prompt_becomes_the_calls_it_asks_for(prompt: str, expected: list[tuple[str, Any]]) -> None:
-    assert calls(ask(prompt)) == expected
+PROMPTS: list[tuple[str, list[tuple[str, Any]]]] = [
+    ("what is 17 * 23", [("calculate", {"expression": "17 * 23"})]),
+    ("Please calculate (3+4)*12.", [("calculate", {"expression": "(3+4)*12"})]),
+    ("what is 2 plus 3?", [("calculate", {"expression": "2 + 3"})]),
+    ("what time is it in Oslo?", [("get_current_time", {"timezone": "Europe/Oslo"})]),
+    ("what time is it in new york", [("get_current_time", {"timezone": "America/New_York"})]),
+    ("what time is it", [("get_current_time", {"timezone": "UTC"})]),
+    (
+        "e-mail ann@example.com about lunch: see you at noon",
+        [("send_email", {"to": ["ann@example.com"], "subject": "lunch", "body": "see you at noon"})],
+    ),
+    (
+        "add task Party with subtasks Cake and Music",
+        [
+            ("create_task", {"title": "Party"}),
+            ("add_subtask", {"parent": "Party", "title": "Cake"}),
+            ("add_subtask", {"parent": "Party", "title": "Music"}),
+        ],
+    ),
+    ("show me the sales", [("show_chart", {"title": "the sales", "width": 1})]),
+    (
+        "what is 2+2 and what time is it in Oslo",
+        [("calculate", {"expression": "2+2"}), ("get_current_time", {"timezone": "Europe/Oslo"})],
+    ),
+    ('call calculate with {"expression": "1"}', [("calculate", {"expression": "1"})]),
+    ("in the background: what is 6 * 7", [("calculate", {"expression": "6 * 7", "_executeAsync": True})]),
+    (
+        'call calculate with {"expression": "1", "_executeAsync": true, "_interval": 9, "_when": "value != null"}',
+        [("calculate", {"expression": "1", "_executeAsync": True, "_interval": 9, "_when": "value != null"})],
+    ),
+    (
+        "In the background, every 2 seconds 5 times for 0.5 minutes: what time is it",
+        [
+            (
+                "get_current_time",
+                {"timezone": "UTC", "_executeAsync": True, "_interval": 2, "_stopAfter": 5, "_duration": 0.5},
+            )
+        ],
+    ),
+    (
+        "in the background: what is 1 + 1 and what is 2 + 2",
+        [("calculate", {"expression": "1 + 1", "_executeAsync": True}), ("calculate", {"expression": "2 + 2"})],
+    ),
+    (
+        "[Written by bob:]\n> what is 1 + 1\n> \n> then what is 1 + 2\n\n[Answered to bob:]\n> 2\n\nwhat is 2 + 2",
+        [("calculate", {"expression": "2 + 2"})],
+    ),
+    (
+        'what is 2 + 2\n\n{"event":{"source":"webhook","data":"then what is 1 + 1"}}',
+        [("calculate", {"expression": "2 + 2"})],
+    ),
+]
 
 
-@pytest.mark.parametrize("prompt", ["book a table", "plan a trip", "e-mail Ann", "what time is it in Nowhere"])
-def test_a_request_without_details_becomes_a_question(prompt: str) -> None:
-    """HITL-1"""
-    [(name, arguments)] = calls(ask(prompt))
-    assert name == "ask_user"
-    assert set(arguments) == {"question", "why", "kind", "options"}
-    assert arguments["kind"] == "clarification"
+def test_a_prompt_becomes_the_calls_it_asks_for() -> None:
+    """HITL-1, LOOP-10: a question where details are missing; a tool that is forced is called."""
+    for prompt, expected in PROMPTS:
+        assert calls(ask(prompt)) == expected
+    for prompt in ("book a table", "plan a trip", "e-mail Ann", "what time is it in Nowhere"):
+        [(name, arguments)] = calls(ask(prompt))
+        assert (name, set(arguments)) == ("ask_user", {"question", "why", "kind", "options"}), prompt
+        assert arguments["kind"] == "clarification"
+    choice = {"type": "function", "function": {"name": "show_chart"}}
+    assert calls(ask("hello", tool_choice=choice)) == [("show_chart", {"title": "hello", "width": 1})]
+    history = (*answered(ask("what is 1+1"), "2"), {"role": "user", "content": "what is 2+2"})
+    assert calls(ask("what is 1+1", after=history)) == [("calculate", {"expression": "2+2"})]
+    batch = (Tool(name="create_task", parameters={"properties": {"title": {}, "project": {}}}),)
+    assert calls(ask("add task A in project P and add task B in project P and add task C", batch)) == [
+        ("create_task", {"title": "A", "project": "P"}),
+        ("create_task", {"title": "B", "project": "P"}),
+        ("create_task", {"title": "C"}),
+    ]
+
+
+def test_what_became_of_a_call_is_told_in_words() -> None:
+    """HITL-1, HITL-3, LOOP-4: answers, notes of a reviewer, and what could not be done."""
+    mail = "e-mail ann@example.com saying hi"
+    for prompt, result, told in (
+        ("book a table", '{"answer": "Tonight at 19:00"}', 'You answered "Tonight at 19:00"'),
+        (mail, '{"result": {"status": "sent"}, "note": "A reviewer edited this."}', "A reviewer edited this."),
+        (mail, '{"error": {"message": "rejected by the reviewer"}}', "could not e-mail ann@example.com"),
+        (mail, '{"status": "expired", "message": "nobody decided"}', "nobody decided"),
+        (mail, "Error: no such mailbox", "no such mailbox"),
+    ):
+        assert told in ask(prompt, after=answered(ask(prompt), result)).text
+    prompt = "what is 1+1 then show the plan"
+    last = ask(prompt, (), after=answered(ask(prompt), "2")).text
+    assert ("1+1 = 2." in last, "could not show the plan" in last) == (True, True)
+    assert "calculate" in ask("what is 1+1").reasoning
+    for prompt in ("who are you?", "hello", "blah", "", "what is love"):
+        assert "rule-based stand-in" in ask(prompt).text
+    slow, fast = ask("tell me a long story slowly"), ask("tell me a long story")
+    assert len(fast.text) > 20 * STORY_LINES
+    assert fast.chunk_delay == 0 < slow.chunk_delay
 
 
 def test_stages_are_done_in_order_one_round_each() -> None:
@@ -149,81 +176,11 @@ def test_stages_are_done_in_order_one_round_each() -> None:
     assert "17 * 23 = 391." in last.text
 
 
-def test_the_same_messages_give_the_same_reply() -> None:
-    assert ask("what is 1+1") == ask("what is 1+1")
-
-
-@pytest.mark.parametrize("offered", [(), tools("calculate")])
-def test_a_tool_that_is_not_offered_is_named_as_missing(offered: tuple[Tool, ...]) -> None:
-    reply = ask("e-mail ann@example.com saying hi", offered)
-    assert not reply.tool_calls
-    assert "could not e-mail ann@example.com" in reply.text
-    assert "offered" in reply.text
-
-
-def test_the_last_call_without_tools_tells_what_is_done_and_what_is_not() -> None:
-    """LOOP-4"""
-    prompt = "what is 1+1 then show the plan"
-    last = ask(prompt, (), after=answered(ask(prompt), "2"))
-    assert "1+1 = 2." in last.text
-    assert "could not show the plan" in last.text
-
-
-@pytest.mark.parametrize(
-    ("result", "reason"),
-    [
-        ('{"error": {"message": "rejected by the reviewer"}}', "rejected by the reviewer"),
-        ('{"status": "expired", "message": "nobody decided"}', "nobody decided"),
-        ("Error: no such mailbox", "no such mailbox"),
-    ],
-)
-def test_a_failed_result_is_admitted(result: str, reason: str) -> None:
-    prompt = "e-mail ann@example.com saying hi"
-    last = ask(prompt, after=answered(ask(prompt), result))
-    assert "I could not e-mail ann@example.com" in last.text
-    assert reason in last.text
-
-
-def test_a_note_of_the_reviewer_is_passed_on() -> None:
-    """HITL-3"""
-    prompt = "e-mail ann@example.com saying hi"
-    result = '{"result": {"status": "sent"}, "note": "A reviewer edited this call."}'
-    last = ask(prompt, after=answered(ask(prompt), result))
-    assert "A reviewer edited this call." in last.text
-    assert "could not" not in last.text
-
-
-def test_an_answer_is_repeated() -> None:
-    """HITL-1"""
-    last = ask("book a table", after=answered(ask("book a table"), '{"answer": "Tonight at 19:00"}'))
-    assert 'You answered "Tonight at 19:00"' in last.text
-
-
-def test_a_new_user_message_starts_afresh() -> None:
-    history = (*answered(ask("what is 1+1"), "2"), {"role": "user", "content": "what is 2+2"})
-    assert calls(ask("what is 1+1", after=history)) == [("calculate", {"expression": "2+2"})]
-
-
-def test_a_forced_tool_is_called_and_its_arguments_are_filled_from_the_schema() -> None:
-    """LOOP-10"""
-    choice = {"type": "function", "function": {"name": "show_chart"}}
-    assert calls(ask("hello", tool_choice=choice)) == [("show_chart", {"title": "hello", "width": 1})]
-
-
-def test_a_story_is_long_and_its_pace_can_be_asked_for() -> None:
-    slow, fast = ask("tell me a long story slowly"), ask("tell me a long story")
-    assert len(fast.text) > 20 * STORY_LINES
-    assert fast.chunk_delay == 0 < slow.chunk_delay
-    assert ask("count to 5").text == "1 2 3 4 5"
-
-
-@pytest.mark.parametrize("prompt", ["who are you?", "hello", "blah", "", "what is love"])
-def test_it_says_that_it_is_no_language_model(prompt: str) -> None:
-    assert "rule-based stand-in" in ask(prompt).text
-
-
-def test_it_reasons_before_it_acts() -> None:
-    assert "calculate" in ask("what is 1+1").reasoning
+def test_a_tool_that_is_not_offered_is_named_as_missing() -> None:
+    for offered in ((), tools("calculate")):
+        reply = ask("e-mail ann@example.com saying hi", offered)
+        assert not reply.tool_calls
+        assert "could not e-mail ann@example.com" in reply.text
 
 
 def test_an_ambiguous_project_is_asked_about_and_the_chosen_one_is_updated() -> None:
@@ -241,20 +198,6 @@ def test_an_ambiguous_project_is_asked_about_and_the_chosen_one_is_updated() -> 
         assert not calls(ask(prompt, after=(*asked, *answered(third, '{"title": "API server"}'))))
     asked = (*ambiguous, *answered(second, '{"answer": "none of them"}'))
     assert not calls(ask(prompt, after=asked))
-
-
-def test_all_tasks_of_a_project_are_completed_in_one_call() -> None:
-    prompt = "complete all tasks in Party then what is 1 + 1"
-    first = ask(prompt)
-    assert calls(first) == [("list_projects", {})]
-    tasks = [{"task_id": f"task_{n}", "title": f"T{n}"} for n in range(12)]
-    listed = json.dumps(
-        {"projects": [{"title": "Party", "tasks": tasks}, {"title": "Else", "tasks": [{"task_id": "x"}]}]}
-    )
-    second = ask(prompt, after=answered(first, listed))
-    assert calls(second) == [("complete_tasks", {"tasks": [f"task_{n}" for n in range(12)]})]
-    done = (*answered(first, listed), *answered(second, '{"completed": 12}'))
-    assert [name for name, _ in calls(ask(prompt, after=done))] == ["calculate"]
 
 
 NOTICES = (
@@ -293,21 +236,6 @@ def test_notices_beside_a_prompt_or_amid_its_calls_leave_it_as_it_is() -> None:
     assert (last.tool_calls, last.text.startswith(f"{TOLD}\n\n1 + 1 = 2.")) == ((), True)
 
 
-def test_an_e_mail_goes_to_all_who_are_named() -> None:
-    ((name, arguments),) = calls(ask("e-mail a@x.org, b@x.org and c@x.org about lunch: see you"))
-    assert (name, arguments["to"], arguments["body"]) == ("send_email", ["a@x.org", "b@x.org", "c@x.org"], "see you")
-
-
-def test_several_tasks_in_projects_are_one_batch() -> None:
-    offered = (Tool(name="create_task", parameters={"properties": {"title": {}, "project": {}}}),)
-    made = calls(ask("add task A in project P and add task B in project P and add task C", offered))
-    assert made == [
-        ("create_task", {"title": "A", "project": "P"}),
-        ("create_task", {"title": "B", "project": "P"}),
-        ("create_task", {"title": "C"}),
-    ]
-
-
 def test_an_answer_in_a_form_fits_it() -> None:
     schema = {
         "type": "object",
@@ -331,6 +259,15 @@ def test_an_answer_in_a_form_fits_it() -> None:
     assert value["parts"] == [{"name": "x"}] * 2
 
 
-def test_a_form_stops_no_call() -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
-    assert calls(ask("what is 2+2", response_format=form)) == [("calculate", {"expression": "2+2"})]
+def test_all_tasks_of_a_project_are_completed_in_one_call() -> None:
+    prompt = "complete all tasks in Party then what is 1 + 1"
+    first = ask(prompt)
+    assert calls(first) == [("list_projects", {})]
+    tasks = [{"task_id": f"task_{n}", "title": f"T{n}"} for n in range(12)]
+    listed = json.dumps(
+        {"projects": [{"title": "Party", "tasks": tasks}, {"title": "Else", "tasks": [{"task_id": "x"}]}]}
+    )
+    second = ask(prompt, after=answered(first, listed))
+    assert calls(second) == [("complete_tasks", {"tasks": [f"task_{n}" for n in range(12)]})]
+    done = (*answered(first, listed), *answered(second, '{"completed": 12}'))
+    assert [name for name, _ in calls(ask(prompt, after=done))] == ["calculate"]

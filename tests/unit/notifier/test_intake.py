@@ -133,19 +133,13 @@ def scene() -> Scene:
 
 
 async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene: Scene) -> None:
+    for_nobody = [scene.delivery(change("a", "run.queued")), scene.delivery(None)]
+    await scene.intake.take(for_nobody)
+    assert [delivery.answers for delivery in for_nobody] == [["accepted"], ["accepted"]]
+    assert (scene.store.drafts, scene.woken) == ([], 0)
     delivery = scene.delivery(change("a"))
     await scene.intake.take([delivery])
-    assert delivery.answers == ["accepted"]
-    assert delivery.stored_when_answered == 1
-    assert scene.woken == 1
-
-
-async def test_an_event_that_concerns_nobody_is_accepted_and_stores_nothing(scene: Scene) -> None:
-    deliveries = [scene.delivery(change("a", "run.queued")), scene.delivery(None)]
-    await scene.intake.take(deliveries)
-    assert [delivery.answers for delivery in deliveries] == [["accepted"], ["accepted"]]
-    assert scene.store.drafts == []
-    assert scene.woken == 0
+    assert (delivery.answers, delivery.stored_when_answered, scene.woken) == (["accepted"], 1, 1)
 
 
 async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene: Scene) -> None:
@@ -156,17 +150,14 @@ async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene
     assert scene.tally.outcomes == ["rejected", "notified"]
 
 
-async def test_an_event_that_cannot_be_stored_is_tried_again_and_holds_up_no_other(scene: Scene) -> None:
+async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_up_no_other(scene: Scene) -> None:
     """I20."""
     bad, good = scene.delivery(change("bad")), scene.delivery(change("a"))
     await scene.intake.take([bad, good])
     assert (bad.answers, good.answers) == (["retry in 1"], ["accepted"])
-
-
-async def test_an_event_that_can_never_be_stored_is_given_up_in_the_end(scene: Scene) -> None:
-    bad = scene.delivery(change("bad"), attempt=ATTEMPTS_MAX)
-    await scene.intake.take([bad])
-    assert bad.answers == ["rejected"]
+    last = scene.delivery(change("bad"), attempt=ATTEMPTS_MAX)
+    await scene.intake.take([last])
+    assert last.answers == ["rejected"]
 
 
 async def test_while_the_database_is_away_every_event_comes_again_however_often_it_came(scene: Scene) -> None:
@@ -181,9 +172,10 @@ async def test_while_the_database_is_away_every_event_comes_again_however_often_
 
 async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
     scene.store.broken = True
-    deliveries = [scene.delivery(change("a"), attempt=ATTEMPTS_MAX), scene.delivery(change("b"), attempt=1000)]
+    found = [(change("a"), ATTEMPTS_MAX), (change("b"), 1000), (job_end("c", "conv_1"), 1)]
+    deliveries = [scene.delivery(content, attempt=attempt) for content, attempt in found]
     await scene.intake.take(deliveries)
-    assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"]]
+    assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"], ["retry in 1"]]
 
 
 def asked(name: str, *, escalated: bool = False) -> ApprovalAsked:
@@ -243,10 +235,3 @@ async def test_the_end_of_a_job_is_told_where_its_conversation_waits_and_nowhere
     ]
     assert deliveries[0].stored_when_answered == 3
     assert sorted(scene.tally.outcomes) == ["ignored", "notified", "notified", "notified"]
-
-
-async def test_the_end_of_a_job_comes_again_while_nobody_can_say_whether_its_conversation_waits(scene: Scene) -> None:
-    scene.store.broken = True
-    delivery = scene.delivery(job_end("a", "conv_1"))
-    await scene.intake.take([delivery])
-    assert delivery.answers == ["retry in 1"]

@@ -31,6 +31,7 @@ from pawl.notifier.domain.channel import (
 from pawl.notifier.domain.delivery import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
 from pawl.notifier.domain.mail import written
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
+from tests.tables import not_refused
 
 NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
 INBOX = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
@@ -77,7 +78,7 @@ def parts(message: EmailMessage) -> tuple[str, str]:
     return text.get_content(), html.get_content()
 
 
-def test_a_notification_is_told_as_text_and_as_html() -> None:
+def test_a_notification_is_told_as_text_and_as_html_and_every_try_has_the_same_bytes() -> None:
     message = told(DRAFT)
     assert message["From"] == "Pawl <pawl@example.com>"
     assert (message["To"], message["Subject"]) == ("ann@example.org", "Run completed")
@@ -85,8 +86,11 @@ def test_a_notification_is_told_as_text_and_as_html() -> None:
     assert message["Date"].datetime == NOW
     text, html = parts(message)
     for said in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
-        assert said in text
-        assert said in html
+        assert (said in text, said in html) == (True, True), said
+    first = attempt(body_of(DRAFT))
+    assert written(first, sender="p@example.com") == written(replace(first, tries=7), sender="p@example.com")
+    assert message["References"] == "<conv_1.acme@example.com>", "a conversation is one thread"
+    assert told(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
 
 
 @pytest.mark.parametrize(
@@ -134,15 +138,6 @@ def test_a_token_is_of_one_store_channel_address_and_secret() -> None:
     assert len(made) == 5
     assert {channel_of_token(token) for token in made} == {"mail_1", "mail_2"}
     assert [channel_of_token(token) for token in ("", ".", "a b.c", "a/b.c", "a\0.b")] == [None] * 5
-
-
-def test_every_try_has_the_same_bytes_and_a_conversation_is_one_thread() -> None:
-    first, again, other = (attempt(body_of(DRAFT), delivery_id=name) for name in ("dlv_1", "dlv_1", "dlv_2"))
-    data = written(first, sender="pawl@example.com")
-    assert data == written(replace(again, tries=7), sender="pawl@example.com")
-    following = read(written(other, sender="pawl@example.com"))
-    assert read(data)["References"] == following["References"] == "<conv_1.acme@example.com>"
-    assert told(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
 
 
 class Text(HTMLParser):
@@ -222,9 +217,8 @@ def test_a_plain_address_is_taken_and_tells_later_by_default() -> None:
     assert kind_of("https://example.com/mailto:") is ChannelKind.WEBHOOK
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
+def test_whatever_could_be_more_than_one_address_is_refused() -> None:
+    addresses = [
         "",
         "ann",
         "ann@",
@@ -248,8 +242,5 @@ def test_a_plain_address_is_taken_and_tells_later_by_default() -> None:
         f"ann@{'a.' * 130}org",
         "Ann <ann@example.org>",
         "//ann@example.org",
-    ],
-)
-def test_whatever_could_be_more_than_one_address_is_refused(address: str) -> None:
-    with pytest.raises(InvalidField):
-        checked(channel(f"mailto:{address}"))
+    ]
+    assert not_refused(InvalidField, lambda address: checked(channel(f"mailto:{address}")), addresses) == []

@@ -1,19 +1,24 @@
-"""The chat takes whatever comes, and drops nothing of it."""
+"""The chat and the commands of conversations."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncGenerator
 from typing import Any, Self
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2
 from pawl.cli.chat import Chat
+from pawl.cli.conversations import lines_of_calls
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1.conversation_pb2 import Conversation, Erasure, LeftCall
+from tests.unit.cli.test_commands import invoke
 
 
 class Session:
@@ -106,81 +111,6 @@ class HeldSession(Session):
         self.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
 
 
-async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancelled_and_holds_up_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sessions: list[HeldSession] = []
-    topped_up: list[tuple[str, int]] = []
-
-    class Agents:
-        async def TopUpRun(self, request: agent_pb2.TopUpRunRequest) -> agent_pb2.TopUpRunResponse:
-            assert request.request_id
-            topped_up.append((request.run_id, request.tokens))
-            sessions[0].frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=request.run_id)))
-            return agent_pb2.TopUpRunResponse()
-
-    def session(*_: Any, **__: Any) -> HeldSession:
-        sessions.append(HeldSession())
-        return sessions[0]
-
-    monkeypatch.setattr(AsyncClient, "session", session)
-    monkeypatch.setattr(AsyncClient, "agents", Agents())
-    output = io.StringIO()
-    console = Console(file=output, width=200)
-    keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
-    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
-    async with asyncio.timeout(60):
-        assert await talk.run() == 0
-    assert topped_up == [("run_1", 500)]
-    assert sessions[0].started == ["spend", "break", "break"]
-    shown = output.getvalue()
-    assert "/top-up TOKENS adds some" in shown
-    assert "pawl attention run_2 shows what to do" in shown
-    assert "No run waits for tokens." in shown
-
-
-async def test_what_an_earlier_chat_was_to_show_is_shown_by_the_one_that_resumes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its calls belong to the earlier client: unless that one holds the call, this one gives the result."""
-
-    def call(call_id: str, **fields: Any) -> call_pb2.Call:
-        arguments = b'{"title":"Plan","content":"Sleep"}'
-        state = call_pb2.CALL_STATE_OFFERED
-        values: dict[str, Any] = {"run_id": "run_1", "tool_name": "show_panel", "arguments_json": arguments}
-        return call_pb2.Call(call_id=call_id, state=state, **(values | fields))
-
-    left_behind = call("call_1")
-    held = call("call_2", offer=call_pb2.OfferLease(client_id="earlier"))
-    others = [call("call_3", tool_name="show_map"), call("call_4", run_id="run_2")]
-    submitted: list[types_pb2.ToolResult] = []
-
-    async def get(_: object, run_id: str) -> run_pb2.Run:
-        return run_pb2.Run(run_id=run_id, pending_calls=[left_behind, held, *others])
-
-    async def submit(_: object, result: types_pb2.ToolResult) -> run_pb2.Run:
-        submitted.append(result)
-        return run_pb2.Run()
-
-    monkeypatch.setattr(AsyncClient, "session", Session)
-    monkeypatch.setattr(AsyncClient, "get", get)
-    monkeypatch.setattr(AsyncClient, "submit", submit)
-    output = io.StringIO()
-    console = Console(file=output, width=200)
-    keyboard: Any = Keyboard()
-    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
-    session: Any = talk._session
-    talk._active["run_1"] = None
-    for resumed in (False, True):
-        talk._resumed = {"run_1"} if resumed else set()
-        changed = event_pb2.RunEvent(run_id="run_1", call_changed=event_pb2.CallChanged(call=left_behind))
-        session.frames.put_nowait(session_pb2.SessionResponse(event=changed))
-        await talk._take_next()
-        assert [result.call_id for result in submitted] == (["call_1"] if resumed else [])
-    assert submitted[0].content_json == b'{"shown":true}'
-    assert "Sleep" in output.getvalue()
-
-
 async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """ASYNC-5: also after the conversation could not be looked at; what was started here is no news."""
     attached: list[str] = []
@@ -261,52 +191,160 @@ async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str]
     return session.started, output.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("/foo", "There is no command /foo. There are /cancel, /top-up TOKENS, /runs, /jobs, "),
-        ("/etc/notes.txt is what?", "To say it: //etc/notes.txt"),
-        ("/", "There is no command /. "),
-        ("/refuse", "There is no command /refuse. "),
-        ("/stop", "It is: /stop JOB\n"),
-        ("/top-up many", "It is: /top-up TOKENS\n"),
-        ("/quit now", "It is: /quit\n"),
-        ("/help", "Type a message. "),
-    ],
-)
-async def test_a_line_that_is_no_command_is_told_so_and_not_said(
-    monkeypatch: pytest.MonkeyPatch, line: str, told: str
-) -> None:
-    started, shown = await typed(monkeypatch, line)
-    assert started == []
-    assert told in shown
-
-
-async def test_the_help_has_each_command_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, refused = await typed(monkeypatch, "/foo")
-    _, shown = await typed(monkeypatch, "/help")
-    commands = refused.partition("There are ")[2].partition(". ")[0].split(", ")
-    assert len(commands) > 5
-    assert all(f"{command} " in shown for command in commands)
-
-
-async def test_what_begins_with_a_slash_is_said_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_that_is_no_command_is_told_so_and_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, told in {
+        "/foo": "There is no command /foo. There are /cancel, ",
+        "/etc/notes.txt is what?": "To say it: //etc/notes.txt",
+        "/": "There is no command /. ",
+        "/stop": "It is: /stop JOB\n",
+        "/top-up many": "It is: /top-up TOKENS\n",
+        "/quit now": "It is: /quit\n",
+        "/help": "Type a message. ",
+    }.items():
+        started, shown = await typed(monkeypatch, line)
+        assert (started, told in shown) == ([], True), (line, shown)
     assert await typed(monkeypatch, "//etc/notes.txt is what?") == (["/etc/notes.txt is what?"], "")
 
 
-async def test_a_question_is_refused_in_the_chat_as_its_prompt_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    decided: list[types_pb2.CallDecision] = []
+MESSAGE = message_pb2.Message(run_id="run_1", call_ids=["call_1", "call_2"])
+CALLS = {
+    "call_1": call_pb2.Call(
+        tool_name="weather",
+        arguments_json=b'{"city":"Oslo"}',
+        result=call_pb2.CallResult(content_json=b'{"degrees":12}'),
+    ),
+    "call_2": call_pb2.Call(tool_name="look", arguments_json=b"{}"),
+}
 
-    class Asked(Session):
-        async def decide(self, decision: types_pb2.CallDecision) -> None:
-            decided.append(decision)
 
-    monkeypatch.setattr(AsyncClient, "session", Asked)
-    console = Console(file=io.StringIO())
-    keyboard: Any = Keyboard()
+def test_calls_are_where_the_steps_of_an_own_run_are_or_with_their_message() -> None:
+    assert lines_of_calls(MESSAGE, {}, is_mine=True) == ["  (2 calls: pawl steps run_1)"]
+    assert lines_of_calls(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of others are not theirs to see"
+    shown = ['  weather {"city": "Oslo"} → {"degrees": 12}', "  look {}"]
+    assert lines_of_calls(MESSAGE, CALLS, is_mine=True) == lines_of_calls(MESSAGE, CALLS, is_mine=False) == shown
+    assert lines_of_calls(message_pb2.Message(run_id="run_1"), CALLS, is_mine=True) == []
+
+
+class Target:
+    """A suite with a conversation of the key `k`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+
+    async def get_conversation(self, conversation_id: str = "", *, conversation_key: str = "") -> Conversation:
+        assert (conversation_id, conversation_key) == ("", "k")
+        return Conversation(conversation_id="conv_1", title="Oslo")
+
+    async def update_conversation(self, conversation_id: str, **changes: Any) -> Conversation:
+        self.asked.append((conversation_id, changes))
+        return Conversation(conversation_id=conversation_id, title=changes.get("title", ""))
+
+    async def share(self, conversation_id: str, **changes: Any) -> None:
+        self.asked.append((conversation_id, changes))
+
+    async def fork(self, conversation_id: str, number: int) -> Conversation:
+        self.asked.append((conversation_id, number))
+        return Conversation(conversation_id="conv_2", forked_number=2)
+
+    async def erase(self, conversation_id: str, **_: Any) -> Erasure:
+        self.asked.append((conversation_id, "erase"))
+        return Erasure(end_time=Timestamp(seconds=1))
+
+    async def left_calls(self, _: str) -> AsyncGenerator[LeftCall, None]:
+        for call in list[LeftCall]():
+            yield call
+
+    async def send(self, conversation_id: str, text: str, **_: Any) -> agent_pb2.SendMessageResponse:
+        self.asked.append((conversation_id, text))
+        return agent_pb2.SendMessageResponse(run=run_pb2.Run(run_id="run_1"))
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Target:
+    made = Target()
+    for name in ("get_conversation", "update_conversation", "share", "fork", "erase", "left_calls", "send"):
+        monkeypatch.setattr(AsyncClient, name, getattr(made, name))
+    return made
+
+
+COMMANDS: list[tuple[tuple[str, ...], tuple[str, ...], list[Any]]] = [
+    (("conversations", "rename"), ("Oslo",), [("conv_1", {"title": "Oslo"})]),
+    (("conversations", "rename"), ("",), [("conv_1", {"title": ""})]),
+    (("conversations", "label"), ("a=1", "b=2"), [("conv_1", {"labels": {"a": "1", "b": "2"}})]),
+    (("conversations", "label"), ("--none",), [("conv_1", {"labels": {}})]),
+    (("conversations", "archive"), (), [("conv_1", {"archived": True})]),
+    (("conversations", "unarchive"), (), [("conv_1", {"archived": False})]),
+    (("conversations", "share"), (), [("conv_1", {"shows_arguments": False, "write": False, "private": False})]),
+    (("conversations", "erase"), ("--yes",), [("conv_1", "erase")] * 2),
+    (("fork",), (), [("conv_1", 0)]),
+    (("fork",), ("go on", "--at", "2", "--detach"), [("conv_1", 2), ("conv_2", "go on")]),
+]
+
+
+def test_a_conversation_is_named_by_its_id_or_by_its_key(target: Target) -> None:
+    for command, behind, asked in COMMANDS:
+        for names_it in (("conv_1",), ("--key", "k")):
+            target.asked.clear()
+            code, output = invoke(*command, *names_it, *behind)
+            assert (code, target.asked) == (0, asked), output
+
+
+def test_neither_both_nor_none_of_the_two_names_one(target: Target) -> None:
+    for arguments in [
+        ("conversations", "show"),
+        ("conversations", "show", "conv_1", "--key", "k"),
+        ("conversations", "rename"),
+        ("conversations", "rename", "conv_1"),
+        ("conversations", "rename", "conv_1", "Oslo", "--key", "k"),
+        ("conversations", "archive", "conv_1", "--key", "k"),
+        ("conversations", "erase", "--yes"),
+        ("fork", "conv_1", "go on", "--key", "k"),
+    ]:
+        code, output = invoke(*arguments)
+        assert (code, output.startswith("Give "), target.asked) == (2, True, []), arguments
+
+
+def test_of_conversations_that_others_share_it_is_said_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Conversations:
+        async def ListConversations(self, _: conversation_pb2.ListConversationsRequest) -> Any:
+            found = Conversation(conversation_id="conv_1", user_id="ann", title="Oslo")
+            return conversation_pb2.ListConversationsResponse(conversations=[found])
+
+    monkeypatch.setattr(AsyncClient, "conversations", Conversations())
+    for arguments in (("list", "--shared"), ("search", "oslo", "--shared")):
+        code, output = invoke("conversations", *arguments)
+        assert (code, output.strip().split("\t")[2:]) == (0, ["ann", "Oslo"])
+    assert "ann" not in invoke("conversations", "list")[1]
+
+
+async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancelled_and_holds_up_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions: list[HeldSession] = []
+    topped_up: list[tuple[str, int]] = []
+
+    class Agents:
+        async def TopUpRun(self, request: agent_pb2.TopUpRunRequest) -> agent_pb2.TopUpRunResponse:
+            assert request.request_id
+            topped_up.append((request.run_id, request.tokens))
+            sessions[0].frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=request.run_id)))
+            return agent_pb2.TopUpRunResponse()
+
+    def session(*_: Any, **__: Any) -> HeldSession:
+        sessions.append(HeldSession())
+        return sessions[0]
+
+    monkeypatch.setattr(AsyncClient, "session", session)
+    monkeypatch.setattr(AsyncClient, "agents", Agents())
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
     talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
-    call = call_pb2.Call(run_id="run_1", call_id="call_1", state=call_pb2.CALL_STATE_ASKED)
-    call.question.question = "which one?"
-    talk._note_pending(call)
-    await talk._obey("/refuse not now")
-    assert [(each.kind, each.reason) for each in decided] == [(call_pb2.DECISION_KIND_REJECT, "not now")]
+    async with asyncio.timeout(60):
+        assert await talk.run() == 0
+    assert topped_up == [("run_1", 500)]
+    assert sessions[0].started == ["spend", "break", "break"]
+    shown = output.getvalue()
+    assert "/top-up TOKENS adds some" in shown
+    assert "pawl attention run_2 shows what to do" in shown
+    assert "No run waits for tokens." in shown

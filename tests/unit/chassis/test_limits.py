@@ -1,0 +1,358 @@
+"""What bounds calls and tries: logins that fail, requests on their way in, pauses between retries."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from pawl.chassis.auth import Principal, service_principal
+from pawl.chassis.ids import KeyId, StoreId, UserId
+from pawl.chassis.login_failures import (
+    REPORTS_MAX,
+    FailureKind,
+    FailureReport,
+    FailureSums,
+    LoginFailures,
+    LoginRefused,
+    Rate,
+    kind_of,
+    source_of,
+)
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.retry import ANY, TRANSIENT, Failures, Retry, pause_seconds
+from pawl.chassis.rpc_limits import Arrivals, Crowd
+from pawl.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Internal,
+    LeaseLost,
+    Overloaded,
+    PawlError,
+)
+from tests.fakes.manual_clock import ManualClock
+
+WRONG = (("authorization", "Bearer a-wrong-key-0123456789"),)
+HERE = "10.0.0.1"
+
+
+def failures(clock: ManualClock) -> tuple[LoginFailures, Metrics]:
+    metrics = Metrics("test")
+    return LoginFailures(metrics.rpc.login_failures, clock), metrics
+
+
+def test_a_source_is_an_address_without_its_port() -> None:
+    sources = {
+        "ipv4:10.0.0.1:5123": "10.0.0.1",
+        "ipv6:[2001:db8:1:2:3:4:5:6]:5123": "2001:db8:1:2::/64",
+        "ipv6:%5B2001:db8:1:2:ffff::1%5D:99": "2001:db8:1:2::/64",
+        "ipv6:%5Bfe80::1%25eth0%5D:99": "fe80::/64",
+        "unix:/run/pawl": "unix",
+        "unix:": "unix",
+        "": "",
+        "ipv4:nonsense": "ipv4",
+    }
+    assert {peer: source_of(peer) for peer in sources} == sources
+
+
+def test_failures_are_of_a_few_kinds() -> None:
+    kinds = {
+        (): FailureKind.ABSENT,
+        (("pawl-user", "me"), ("trace-bin", b"\xff")): FailureKind.ABSENT,
+        (("authorization", ""),): FailureKind.MALFORMED,
+        (("authorization", "Basic abc"),): FailureKind.MALFORMED,
+        (("authorization", f"Bearer {'x' * 9000}"),): FailureKind.MALFORMED,
+        WRONG * 2: FailureKind.REPEATED,
+        (*WRONG, ("pawl-user", "a"), ("pawl-user", "b")): FailureKind.REPEATED,
+        WRONG: FailureKind.UNKNOWN,
+    }
+    assert {metadata: kind_of(metadata) for metadata in kinds} == kinds
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from("abc"))), st.floats(1, 10), st.floats(0, 5))
+async def test_within_any_time_no_more_than_the_rate_passes(
+    steps: list[tuple[float, str]], burst: float, per_second: float
+) -> None:
+    clock = ManualClock()
+    rate = Rate(burst, per_second, clock)
+    passed: dict[str, list[float]] = {"a": [], "b": [], "c": []}
+    for seconds, name in steps:
+        await clock.advance(seconds)
+        could = rate.has(name)
+        assert rate.spend(name) is could
+        if could:
+            passed[name].append(clock.monotonic())
+    for times in passed.values():
+        for first, begin in enumerate(times):
+            for last in range(first, len(times)):
+                assert last - first + 1 <= burst + (times[last] - begin) * per_second + 1e-6
+
+
+async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minute() -> None:
+    clock = ManualClock()
+    failed, metrics = failures(clock)
+    with capture_logs() as lines:
+        for number in range(1000):
+            shown = (("authorization", f"Bearer guess-number-{number:06}"),)
+            failed.note(HERE, shown, "/m")
+        told = len(lines)
+        assert told < 50
+        assert not failed.may_look(HERE, "Bearer another")
+        assert failed.may_look("10.0.0.2", "Bearer another")
+        failed.report()
+        assert len(lines) == told
+        await clock.advance(60)
+        failed.report()
+        failed.report()
+    assert [line["event"] for line in lines] == ["login.failed"] * told + ["login.failures_throttled"]
+    assert lines[-1]["count"] == 1000 - told
+    assert failed.may_look(HERE, "Bearer another")
+    assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == 1000
+
+
+def test_why_a_key_is_refused_is_counted_and_summed_and_the_key_named() -> None:
+    clock = ManualClock()
+    metrics, sums = Metrics("test"), FailureSums(clock)
+    failed = LoginFailures(metrics.rpc.login_failures, clock, sums)
+    with capture_logs() as lines:
+        failed.note(HERE, WRONG, "/m", LoginRefused(FailureKind.REVOKED, KeyId("key_1")))
+        failed.note(HERE, (), "/m", LoginRefused(FailureKind.REVOKED, KeyId("key_1")))
+        failed.note(HERE, WRONG, "/m")
+    assert [(line["kind"], line.get("key_id")) for line in lines] == [
+        ("revoked", "key_1"),
+        ("absent", None),
+        ("unknown", None),
+    ]
+    assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "revoked"}) == 1
+    reports = sums.reports()
+    assert [(report.sum.kind.value, report.sum.source, report.key_id) for report in reports] == [
+        ("revoked", HERE, "key_1"),
+        ("absent", HERE, ""),
+        ("unknown", HERE, ""),
+    ]
+    assert "a-wrong-key" not in str(reports)
+
+
+FAILURE = st.tuples(
+    st.sampled_from(FailureKind),
+    st.integers(0, 90).map(lambda number: f"10.0.0.{number}"),
+    st.sampled_from(["", "", "", *(f"key_{number}" for number in range(30))]),
+)
+STEP = st.one_of(
+    st.lists(FAILURE, min_size=1, max_size=200),
+    st.floats(0, 1000),
+    st.sampled_from(["hand over", "fail to hand over"]),
+)
+
+
+@given(st.lists(STEP, max_size=30))
+async def test_sums_lose_nothing_count_nothing_twice_and_stay_few(steps: list[object]) -> None:
+    clock = ManualClock()
+    sums = FailureSums(clock)
+    taken: dict[str, FailureReport] = {}
+    added = dict.fromkeys(FailureKind, 0)
+    for step in steps:
+        if isinstance(step, list):
+            for kind, source, key_id in step:
+                sums.add(kind, source, key_id)
+                added[kind] += 1
+        elif isinstance(step, float):
+            await clock.advance(step)
+        else:
+            reports = sums.reports()
+            assert len(reports) <= REPORTS_MAX
+            assert list(sums.reports()) == list(reports), "the same until they are taken"
+            if step == "hand over":
+                assert not taken.keys() & {report.report_id for report in reports}
+                taken |= {report.report_id: report for report in reports}
+                sums.taken()
+        assert len(sums) <= 2 * REPORTS_MAX
+        assert len(taken) <= REPORTS_MAX + clock.monotonic() * 0.1 + 1e-6
+    while len(sums):
+        await clock.advance(1000)
+        taken |= {report.report_id: report for report in sums.reports()}
+        sums.taken()
+    for kind, count in added.items():
+        assert sum(report.sum.count for report in taken.values() if report.sum.kind is kind) == count
+    assert all(report.sum.first_time <= report.sum.last_time for report in taken.values())
+
+
+def test_guesses_from_everywhere_hide_no_use_of_a_key_that_was_revoked() -> None:
+    sums = FailureSums(ManualClock())
+    for number in range(10_000):
+        sums.add(FailureKind.UNKNOWN, f"10.0.{number // 250}.{number % 250}")
+    sums.add(FailureKind.REVOKED, HERE, KeyId("key_1"))
+    reports = sums.reports()
+    assert ("key_1", 1) in [(report.key_id, report.sum.count) for report in reports]
+    assert sum(report.sum.count for report in reports if not report.sum.source) > 9000
+
+
+class Slow:
+    """Contexts whose requests arrive when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.arrived = asyncio.Event()
+
+    async def read(self) -> bytes:
+        self.asked += 1
+        await self.arrived.wait()
+        return b"here"
+
+
+def user(name: str, store_id: str = "acme") -> Principal:
+    return Principal(store_id=StoreId(store_id), user_id=UserId(name))
+
+
+async def turn_over() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
+    arrivals, slow, others = Arrivals(), Slow(), Slow()
+    reading = [asyncio.ensure_future(arrivals.read(slow, user("ann"))) for _ in range(50)]
+    await turn_over()
+    few = slow.asked
+    assert 0 < few < 50
+    beside = [
+        asyncio.ensure_future(arrivals.read(others, who)) for who in (user("bob"), service_principal("agent-loop"))
+    ]
+    await turn_over()
+    assert (slow.asked, others.asked) == (few, 2)
+    slow.arrived.set()
+    others.arrived.set()
+    assert set(await asyncio.gather(*reading, *beside)) == {b"here"}
+
+
+async def test_many_callers_have_no_more_than_so_many_in_all_and_keep_another_store_from_nothing() -> None:
+    arrivals, slow, others = Arrivals(), Slow(), Slow()
+    reading = [asyncio.ensure_future(arrivals.read(slow, user(f"u{number}"))) for number in range(500)]
+    await turn_over()
+    assert 0 < slow.asked < 500
+    beside = asyncio.ensure_future(arrivals.read(others, user("bob", "other")))
+    await turn_over()
+    assert others.asked == 1
+    for task in reading[:400]:
+        task.cancel()
+    slow.arrived.set()
+    others.arrived.set()
+    await asyncio.gather(*reading, beside, return_exceptions=True)
+    assert await arrivals.read(slow, user("ann")) == b"here"
+
+
+class Ended:
+    """Calls that remember how they ended."""
+
+    reason: PawlError | None = None
+
+    def end(self, reason: PawlError) -> None:
+        self.reason = reason
+
+
+def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
+    crowd, alone, many, late = Crowd(10), Ended(), [Ended() for _ in range(50)], Ended()
+    crowd.enter(alone, "a")
+    for call in many:
+        crowd.enter(call, "b")
+    crowd.enter(late, "c")
+    assert len(crowd) == 10
+    assert (alone.reason, late.reason) == (None, None)
+    assert [call for call in many if call.reason is None] == many[-8:]
+    for call in (*many, alone, late):
+        crowd.leave(call)
+    assert len(crowd) == 0
+
+
+@dataclass(slots=True)
+class _Clock:
+    """A clock that is where it would be after each sleep."""
+
+    time: float = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@dataclass(slots=True)
+class _Dependency:
+    """Fails with one error after the other, then answers."""
+
+    errors: Iterator[Exception]
+    asked: int = 0
+
+    async def ask(self) -> str:
+        self.asked += 1
+        for error in self.errors:
+            raise error
+        return "answer"
+
+
+def _retry(clock: _Clock, **options: object) -> Retry:
+    return Retry(clock, chance=lambda: 1.0, **options)  # type: ignore[arg-type]
+
+
+async def test_a_dependency_may_be_away_for_any_time() -> None:
+    for error in (DependencyUnavailable(), DeadlineExceeded(), Overloaded()):
+        clock, failures_count = _Clock(), 500
+        dependency = _Dependency(iter([error] * failures_count))
+        assert await _retry(clock).until_answered(dependency.ask) == "answer"
+        assert dependency.asked == failures_count + 1
+        assert clock.time - 1000.0 > 3 * 180.0
+
+
+async def test_a_broken_dependency_is_believed_after_a_while_since_it_was_last_away() -> None:
+    for error, transient in ((Internal(), TRANSIENT), (OSError(), ANY)):
+        clock = _Clock()
+        retry = _retry(clock, transient=transient, internal_seconds_max=60.0)
+        with pytest.raises(type(error)):
+            await retry.until_answered(_Dependency(repeat(error)).ask)
+        assert 60.0 <= clock.time - 1000.0 <= 62.0
+    clock = _Clock()
+    errors = iter([*[Internal()] * 30, DependencyUnavailable(), *[Internal()] * 30])
+    assert await _retry(clock, internal_seconds_max=60.0).until_answered(_Dependency(errors).ask) == "answer"
+    assert clock.time - 1000.0 > 60.0
+
+
+async def test_what_is_no_fault_of_the_dependency_is_believed_at_once() -> None:
+    dependency = _Dependency(repeat(LeaseLost()))
+    with pytest.raises(LeaseLost):
+        await _retry(_Clock()).until_answered(dependency.ask)
+    assert dependency.asked == 1
+
+
+async def test_all_attempts_together_take_no_longer_than_asked() -> None:
+    clock = _Clock()
+    with pytest.raises(DependencyUnavailable):
+        await _retry(clock).until_answered(_Dependency(repeat(DependencyUnavailable())).ask, seconds_max=30.0)
+    assert 30.0 <= clock.time - 1000.0 <= 32.0
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 1))
+def test_pauses_grow_up_to_a_bound_and_are_never_nothing(failures: int, chance: float, other: float) -> None:
+    pause = pause_seconds(failures, chance)
+    assert 0.025 <= pause <= 2.0
+    assert pause <= 2 * pause_seconds(failures + 1, other)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=30))
+def test_it_is_broken_since_it_was_last_away(history: list[tuple[bool, float]]) -> None:
+    failures, now, expected = Failures(), 0.0, math.inf
+    for is_away, seconds in history:
+        now += seconds
+        failures = failures.then(DependencyUnavailable() if is_away else Internal(), now)
+        expected = math.inf if is_away else min(expected, now)
+    assert failures == Failures(count=len(history), broken_since=expected)

@@ -1,0 +1,328 @@
+"""Certificates, pages over HTTP, names that are looked up, and the replica that a call goes to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trustme
+import uvloop
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pawl.chassis import tls
+from pawl.chassis.http_server import HttpServer, Response
+from pawl.chassis.lookups import Lookups
+from pawl.chassis.rpc_replicas import CALLS_MAX, Standing, choose, key_of, preference
+from pawl.chassis.start import StartError
+from pawl.chassis.tasks import shield
+from pawl.chassis.tls import Tls, services_of
+from pawl.job.v1 import ledger_pb2, schedules_pb2
+from pawl.tool.v1 import execution_pb2
+from tests import certificates
+from tests.certificates import Files
+from tests.fakes.manual_clock import ManualClock
+
+SPIFFE_ID = "spiffe://example.org/pawl/job-store"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def of(files: Files, clock: ManualClock) -> Tls:
+    found = tls.of_service(files.certificate, files.key, files.authority, clock=clock)
+    assert found is not None
+    return found
+
+
+def test_a_certificate_names_services_by_dns_or_by_spiffe_id() -> None:
+    rows: list[tuple[list[bytes], list[bytes], set[str]]] = [
+        ([b"agent-loop", b"10-0-0-1.pods"], [], {"agent-loop", "10-0-0-1.pods"}),
+        ([], [b"spiffe://example.org/pawl/agent-loop"], {"agent-loop"}),
+        ([], [b"spiffe://example.org/pawl/agent-loop/2"], set()),
+        ([], [b"spiffe://example.org/ns/pawl/agent-loop"], set()),
+        ([], [b"https://example.org/pawl/agent-loop"], set()),
+        ([], [b"spiffe:///pawl/agent-loop", b"\xff", b"spiffe://[/pawl/"], set()),
+        ([], [], set()),
+    ]
+    for names, uris, services in rows:
+        found = services_of({"peer_dns": names, "peer_uri": uris, "x509_common_name": [b"job-store"]})
+        assert found == services, (names, uris)
+
+
+async def test_a_certificate_counts_once_its_key_is_there_too(
+    tmp_path: Path, authority: trustme.CA, clock: ManualClock
+) -> None:
+    """Whoever renews them cannot replace two files at once."""
+    files = certificates.write(tmp_path, "agent-loop", authority)
+    shown = of(files, clock)
+    first = shown()
+    key = files.key.read_bytes()
+    certificates.write(tmp_path, "agent-loop", authority)
+    new_key = files.key.read_bytes()
+    files.key.write_bytes(key)
+    await clock.advance(1)
+    assert shown() is first
+    files.key.write_bytes(new_key)
+    await clock.advance(1)
+    assert (shown().key, shown().certificate) == (new_key, files.certificate.read_bytes())
+
+
+def test_files_that_cannot_be_used_are_named_at_the_start(
+    tmp_path: Path, authority: trustme.CA, clock: ManualClock
+) -> None:
+    files = certificates.write(tmp_path, "agent-loop", authority)
+    other = certificates.write(tmp_path, "notifier", authority)
+    missing, nonsense = tmp_path / "missing", tmp_path / "nonsense"
+    nonsense.write_text("nonsense")
+    for certificate, key, ca, says in (
+        (missing, files.key, None, f"PAWL_TLS_CERTIFICATE_FILE: cannot read {missing}"),
+        (files.certificate, missing, None, f"cannot read {missing}"),
+        (files.certificate, files.key, missing, f"cannot read {missing}"),
+        (files.certificate, other.key, None, "PAWL_TLS_KEY_FILE are no certificate with its key"),
+        (nonsense, files.key, None, "PAWL_TLS_KEY_FILE are no certificate with its key"),
+        (files.certificate, files.key, nonsense, "PAWL_TLS_CA_FILE has no certificates"),
+    ):
+        with pytest.raises(StartError, match=says) as caught:
+            tls.of_service(certificate, key, ca, clock=clock)
+        assert "nonsense\n" not in str(caught.value)
+    with pytest.raises(StartError, match="PAWL_TLS_CA_FILE has no certificates"):
+        tls.of_client(nonsense, clock)
+    with pytest.raises(StartError, match=f"PAWL_NATS_CA_FILE: cannot use {missing}"):
+        tls.of_bus(missing, None, None)
+
+
+def test_whom_others_call_needs_its_dns_name_and_who_only_calls_either_of_two() -> None:
+    rows: list[tuple[list[tuple[str, str]], bool, str]] = [
+        ([("DNS", "job-store"), ("DNS", "localhost")], True, ""),
+        ([("DNS", "job-store")], False, ""),
+        ([("URI", SPIFFE_ID), ("DNS", "job-store")], True, ""),
+        ([("URI", SPIFFE_ID)], False, ""),
+        ([("URI", SPIFFE_ID)], True, f"has not the DNS name `job-store`, only `{SPIFFE_ID}`"),
+        ([("IP Address", "job-store")], True, "has not the DNS name `job-store`, only `job-store`"),
+        ([], True, "has not the DNS name `job-store`, only none"),
+        (
+            [("URI", f"{SPIFFE_ID}/2"), ("DNS", "a")],
+            False,
+            (
+                "has neither the DNS name `job-store` nor the URI `spiffe://ANY-DOMAIN/pawl/job-store`,"
+                f" only `a`, `{SPIFFE_ID}/2`"
+            ),
+        ),
+    ]
+    for names, is_called, says in rows:
+        assert tls.name_missing(names, "job-store", is_called=is_called) == says
+    assert tls.server_name("pawl.example:7601", "agent-loop") is None, "gRPC compares the host of the address"
+    assert tls.server_name("10.0.0.1:7601,10.0.0.2:7601", "agent-loop") == "agent-loop"
+
+
+def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
+    tmp_path: Path, authority: trustme.CA, clock: ManualClock
+) -> None:
+    """Else the others just cannot reach it, or do not know its key, and no log of its own has why."""
+    files = certificates.write(tmp_path, "job-store", authority)
+    shown = of(files, clock)()
+    for is_called in (True, False):
+        tls.check_own(shown, "job-store", is_called=is_called)
+        with pytest.raises(
+            StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*only `127.0.0.1`, `job-store`"
+        ):
+            tls.check_own(shown, "notifier", is_called=is_called)
+    files.authority.write_bytes(trustme.CA().cert_pem.bytes())
+    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not of the authority in PAWL_TLS_CA_FILE"):
+        tls.check_own(of(files, clock)(), "job-store", is_called=True)
+    files.authority.write_bytes(files.authority.read_bytes() + authority.cert_pem.bytes())
+    tls.check_own(of(files, clock)(), "job-store", is_called=True)
+
+
+def fail() -> Response:
+    raise RuntimeError("hunter2")
+
+
+PAGES = {"/metrics": lambda: Response(body=b"up 1\n"), "/fail": fail}
+
+
+async def ask(address: str, request: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_page_is_served_and_anything_else_has_its_status() -> None:
+    async with HttpServer("127.0.0.1:0", PAGES) as server:
+        answer = await ask(server.address, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (b"Content-Length: 5" in head, body) == (True, b"up 1\n")
+        for request, status in (
+            (b"GET /nothing HTTP/1.1\r\n\r\n", b"404"),
+            (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+            (b"nonsense\r\n\r\n", b"400"),
+            (b"GET /metrics SPDY/3\r\n\r\n", b"400"),
+            (b"GET /\xff HTTP/1.1\r\n\r\n", b"404"),
+            (b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 5000, b"400"),
+            (b"GET /fail HTTP/1.1\r\n\r\n", b"500"),
+        ):
+            answer = await ask(server.address, request)
+            assert answer.startswith(b"HTTP/1.1 " + status), request
+            assert b"hunter2" not in answer
+
+
+async def test_a_port_in_use_is_one_clear_sentence() -> None:
+    async with HttpServer("127.0.0.1:0", PAGES) as server:
+        with pytest.raises(StartError, match="cannot listen on 127"):
+            await HttpServer(server.address, PAGES).__aenter__()
+
+
+class HangingNames:
+    """A resolver that answers no name that begins with `hang` before it is told to."""
+
+    def __init__(self) -> None:
+        self.answered = asyncio.Event()
+        self.asked: Counter[str] = Counter()
+
+    async def __call__(self, host: str, _: int) -> Sequence[str]:
+        self.asked[host] += 1
+        if host.startswith("hang"):
+            await self.answered.wait()
+        return ["127.0.0.1"]
+
+
+async def looked_up(lookups: Lookups, store: str, host: str) -> Sequence[str]:
+    return await shield(await lookups.begin(store, host, 80))
+
+
+async def test_a_store_whose_names_hang_leaves_half_to_the_others() -> None:
+    names = HangingNames()
+    lookups = Lookups(names, at_once_max=8)
+    stores = {"acme": "hang.acme", "other": "hang.other", "third": "hang.third"}
+    waiting = [asyncio.create_task(looked_up(lookups, *each)) for each in stores.items() for _ in range(20)]
+    assert await asyncio.wait_for(looked_up(lookups, "fourth", "fine"), 60) == ["127.0.0.1"]
+    assert names.asked == {"hang.acme": 4, "hang.other": 2, "hang.third": 1, "fine": 1}
+    for each in waiting[1:]:
+        each.cancel()
+    names.answered.set()
+    assert await asyncio.wait_for(waiting[0], 60) == ["127.0.0.1"]
+    assert await asyncio.wait_for(looked_up(lookups, "acme", "fine"), 60) == ["127.0.0.1"]
+    assert names.asked.total() == 9, "who gave up before its turn takes no place"
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_the_system_is_asked_for_many_names_at_once(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own, uvloop asks for two."""
+    together = threading.Barrier(10)
+
+    def getaddrinfo(host: bytes, port: int, **_: Any) -> list[Any]:
+        assert threading.current_thread().daemon, "one that hangs keeps no process alive"
+        if host != b"none.test":
+            together.wait(timeout=60)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+        raise socket.gaierror("no such name")
+
+    async def look_up() -> None:
+        lookups = Lookups()
+        found = await asyncio.gather(*(looked_up(lookups, "acme", f"{number}.test") for number in range(10)))
+        assert found == [["127.0.0.1"]] * 10
+        with pytest.raises(OSError, match="no such name"):
+            await looked_up(lookups, "acme", "none.test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(look_up())
+
+
+names = st.integers(min_value=1, max_value=200).map("10.0.0.{}:7603".format)
+standings = st.builds(
+    Standing,
+    name=names,
+    is_connected=st.booleans(),
+    is_away=st.booleans(),
+    is_busy=st.booleans(),
+    calls=st.integers(min_value=0, max_value=2 * CALLS_MAX),
+)
+replicas = st.lists(standings, min_size=1, max_size=6, unique_by=lambda replica: replica.name)
+well = replicas.map(lambda many: [Standing(name=one.name) for one in many])
+
+
+@given(st.text(), replicas, st.randoms())
+def test_all_callers_prefer_the_same_in_whatever_order_they_know_them(
+    key: str, known: list[Standing], chance: Random
+) -> None:
+    mixed = list(known)
+    chance.shuffle(mixed)
+    found, other = (
+        [many[at].name for at in preference(key, tuple(one.name for one in many))] for many in (known, mixed)
+    )
+    assert found == other
+    assert sorted(found) == sorted(one.name for one in known)
+
+
+@given(st.text(), well, st.integers(min_value=0, max_value=5))
+def test_one_that_goes_moves_only_its_own_stores(key: str, known: list[Standing], gone: int) -> None:
+    assume(len(known) > 1)
+    at = choose(key, known)
+    left = [one for number, one in enumerate(known) if number != gone % len(known)]
+    if at != gone % len(known):
+        assert left[choose(key, left)] == known[at]
+    away = [replace(one, is_away=number == gone % len(known)) for number, one in enumerate(known)]
+    assert away[choose(key, away)].name == left[choose(key, left)].name
+
+
+@given(st.text(), replicas)
+def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[Standing]) -> None:
+    at = known[choose(key, known)]
+    reached = [one for one in known if one.is_connected and not one.is_away]
+    free = [one for one in reached if not one.is_busy and one.calls < CALLS_MAX]
+    if free:
+        assert at in free
+    elif reached:
+        assert at in reached
+        assert at.calls == min(one.calls for one in reached if one.is_busy == at.is_busy)
+        assert not at.is_busy or all(one.is_busy for one in reached)
+    else:
+        assert not at.is_away or all(one.is_away for one in known)
+        # One that is silent may be slow; one that cannot be reached serves nobody.
+        assert at.is_connected or not at.is_away or not any(one.is_connected for one in known)
+
+
+@given(st.text(), well)
+def test_a_few_calls_more_or_less_move_nothing(key: str, known: list[Standing]) -> None:
+    at = choose(key, known)
+    assert choose(key, [replace(one, calls=CALLS_MAX - 1) for one in known]) == at
+    full = [replace(one, calls=CALLS_MAX if number == at else 0) for number, one in enumerate(known)]
+    assert (choose(key, full) == at) == (len(known) == 1)
+
+
+def test_a_call_belongs_to_the_store_or_worker_that_it_names_within_what_it_is_about() -> None:
+    acme = schedules_pb2.ScheduleOwner(store_id="acme")
+    due = schedules_pb2.DueSchedule(owner=acme)
+    message = ledger_pb2.SubmitMessageRequest(store_id="acme")
+    requests: list[tuple[Any, str]] = [
+        (ledger_pb2.CommitRunRequest(store_id="acme"), "acme"),
+        (execution_pb2.CheckCallsRequest(context=execution_pb2.CallContext(store_id="acme")), "acme"),
+        (ledger_pb2.ClaimRunsRequest(worker_id="wrk_1"), "wrk_1"),
+        (execution_pb2.CheckAnswerRequest(), ""),
+        (schedules_pb2.PutScheduleRequest(owner=acme), "acme"),
+        (schedules_pb2.FireScheduleRequest(due=due, refusal="no agent"), "acme"),
+        (schedules_pb2.FireScheduleRequest(message=message), "acme"),
+        (ledger_pb2.StartRunRequest(message=message), "acme"),
+        (schedules_pb2.FireScheduleRequest(), ""),
+    ]
+    assert [key_of(request) for request, _ in requests] == [key for _, key in requests]

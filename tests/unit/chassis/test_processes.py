@@ -1,0 +1,350 @@
+"""A process of a service: its start, its loops, its tasks, its logs and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import signal
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import structlog
+
+from pawl.chassis import logs, tasks
+from pawl.chassis.lifecycle import Background
+from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.service import Service
+from pawl.chassis.settings import ServiceSettings
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal
+from tests.fakes import virtual_time
+from tests.keys import ENVIRONMENT
+
+PROGRAM = """
+import asyncio
+from pawl.chassis import logs
+from pawl.chassis.lifecycle import run_service
+from pawl.chassis.start import StartError
+
+async def main(stop):
+    logs.configure(service="test", instance_id="i-1", level="info", log_format="json")
+    print("running", flush=True)
+    {body}
+
+run_service(main)
+"""
+
+
+def start(body: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(body: str) -> tuple[int, str]:
+    """Return the exit code and the log of a process."""
+    process = start(body)
+    _, log = process.communicate(timeout=60)
+    return process.returncode, log
+
+
+def test_a_signal_asks_the_process_to_end_and_a_second_one_ends_it_at_once() -> None:
+    """OPS-5."""
+    for number, body, code in (
+        (signal.SIGINT, "await stop.wait()", 0),
+        (signal.SIGTERM, "await stop.wait(); print('waiting', flush=True); await asyncio.Event().wait()", 128 + 15),
+    ):
+        process = start(body)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(number)
+        if code:
+            assert process.stdout.readline() == "waiting\n"
+            process.send_signal(number)
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == code, log
+        assert number.name in log
+
+
+def test_a_process_that_cannot_start_says_why_in_one_sentence() -> None:
+    code, log = run('raise StartError("the port is in use")')
+    assert code == 2
+    assert "the port is in use" in log
+    assert "Traceback" not in log
+
+
+def test_a_task_that_fails_unseen_is_logged_and_told_by_the_exit_code() -> None:
+    code, log = run("""
+    async def fail():
+        raise RuntimeError("lost")
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    """)
+    assert (code, '"event":"task.failed"' in log, "RuntimeError" in log) == (1, True, True), log
+
+
+async def test_a_loop_that_fails_is_started_again_and_in_one_line_while_its_dependency_is_away() -> None:
+    again = asyncio.Event()
+    errors: list[Exception] = [DependencyUnavailable(), DeadlineExceeded(), Internal(), RuntimeError("crash")]
+    left = iter(errors)
+
+    async def loop() -> None:
+        for error in left:
+            raise error
+        again.set()
+        await asyncio.Event().wait()
+
+    with structlog.testing.capture_logs() as lines:
+        async with Background() as background:
+            background.start("loop", loop)
+            await again.wait()
+    interrupted = [line["event"] == "background.interrupted" and "exc_info" not in line for line in lines]
+    assert interrupted == [True, True, True, False]
+
+
+def test_a_loop_that_ran_well_for_long_starts_again_at_once() -> None:
+    """Also after many crashes in a row: that is over."""
+
+    async def main() -> list[float]:
+        clock = asyncio.get_running_loop()
+        pauses: list[float] = []
+        ended_at = clock.time()
+        done = asyncio.Event()
+
+        async def loop() -> None:
+            nonlocal ended_at
+            pauses.append(round(clock.time() - ended_at, 2))
+            if len(pauses) > 7:
+                done.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(31.0 if len(pauses) == 6 else 0.0)
+            ended_at = clock.time()
+            raise DependencyUnavailable
+
+        async with Background() as background:
+            background.start("loop", loop)
+            await done.wait()
+        return pauses
+
+    assert virtual_time.run(main()) == [0.0, 0.1, 0.5, 1.0, 5.0, 5.0, 0.1, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the logs of the test process as they are, and give a service its keys."""
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+class Part:
+    """Something a service holds; notes when it is left."""
+
+    def __init__(self, name: str, order: list[str]) -> None:
+        self._name = name
+        self._order = order
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, *_: object) -> None:
+        self._order.append(self._name)
+
+
+async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drain, then the loops, then what they use: a loop that calls wait for is there to the last."""
+    order: list[str] = []
+
+    async def loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            order.append("loop")
+
+    async def drained(self: RpcServer, *_: object) -> None:
+        await stop_serving(self)
+        order.append("server")
+
+    stop_serving = RpcServer.__aexit__
+    monkeypatch.setattr(RpcServer, "__aexit__", drained)
+    stop = asyncio.Event()
+    stop.set()
+    async with Service("test", ServiceSettings()) as service:
+        await service.enter(Part("database", order))
+        await service.enter(Part("bus", order))
+        service.background.start("loop", loop)
+        await service.serve(service.rpc_server(), stop)
+    assert order == ["server", "loop", "bus", "database"]
+
+
+def test_a_service_loads_no_libraries_that_only_others_need() -> None:
+    """Each would cost every process megabytes: those for tokens of issuers, and for colours."""
+    for service in ("agent_loop", "job_store", "notifier", "tool_registry"):
+        program = (
+            f"import sys, pawl.{service}.__main__; print(*{{'cryptography', 'joserfc', 'rich'}} & {{*sys.modules}})"
+        )
+        assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == [], service
+
+
+PROGRAM_OF_LOGS = """
+import asyncio, logging, warnings
+from pawl.chassis import logs
+log = logs.get_logger("early")
+logs.configure(service="test", instance_id="i-1", level="info", log_format="{log_format}")
+{body}
+"""
+
+
+def run_of_logs(body: str, log_format: str = "json") -> str:
+    program = PROGRAM_OF_LOGS.format(body=body, log_format=log_format)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    return done.stderr
+
+
+def lines(body: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run_of_logs(body).splitlines()]
+
+
+def test_each_line_is_one_json_object_with_the_process_and_the_ids_bound_in_its_task() -> None:
+    first, second, late, old = lines("""
+async def work(run):
+    logs.bind(run=run)
+    await asyncio.sleep(0)
+    log.info("run.claimed", epoch=7, what=2+1j)
+async def main():
+    await asyncio.gather(work("a"), work("b"))
+asyncio.run(main())
+logging.getLogger("lib").warning("late by %d s", 3)
+warnings.warn("old")
+logging.getLogger("httpx2").info("GET /")
+log.debug("hidden")
+logging.getLogger("asyncpg.pool").warning("Failed to restore")
+""")
+    assert first.pop("timestamp").endswith("Z")
+    process = {"service": "test", "instance": "i-1", "level": "info", "module": "early"}
+    assert first == {"event": "run.claimed", "epoch": 7, "what": "(2+1j)", "run": "a"} | process
+    assert second["run"] == "b"
+    assert (late["event"], late["logger"], late["level"]) == ("late by 3 s", "lib", "warning")
+    assert "old" in old["event"]
+
+
+def test_a_traceback_shows_no_local_variables() -> None:
+    """I22."""
+    body = """
+def sign(key):
+    raise ValueError("bad")
+try:
+    sign("hunter" + str(1 + 1))
+except ValueError:
+    log.exception("sign.failed")
+    logging.getLogger("lib").exception("failed")
+"""
+    for log_format in ("json", "console"):
+        text = run_of_logs(body, log_format)
+        assert (text.count("ValueError: bad"), "hunter2" in text) == (2, False), log_format
+
+
+ENTRIES = [
+    *(f"pawl.{name}.__main__" for name in ("agent_loop", "job_store", "notifier", "tool_registry", "cli")),
+    "pawl.launcher",
+    "pawl.worker",
+]
+# Ends where gRPC would read the variable, at its own import: what the chassis sets after that has no effect.
+PROGRAM_OF_FORK_SUPPORT = """
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "grpc":
+            print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+import {}
+"""
+
+
+def test_fork_support_is_off_before_grpc_is_imported() -> None:
+    told = {
+        entry: subprocess.check_output([sys.executable, "-c", PROGRAM_OF_FORK_SUPPORT.format(entry)], text=True).strip()
+        for entry in ENTRIES
+    }
+    assert told == dict.fromkeys(ENTRIES, "false")
+
+
+async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_AGAIN_SECONDS", 0.01)
+    losses = 3
+
+    async def stubborn() -> None:
+        nonlocal losses
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if not losses:
+                    raise
+                losses -= 1
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await tasks.end([task])
+    assert task.cancelled()
+    assert losses == 0
+
+
+@pytest.fixture
+async def unseen() -> list[Any]:
+    """What the event loop complains of: exceptions that nobody has taken."""
+    found: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    return found
+
+
+async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(unseen: list[Any]) -> None:
+    goes_on, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await goes_on.wait()
+        ended.set()
+        raise ValueError("too late")
+
+    caller = asyncio.create_task(tasks.shield(work()))
+    await asyncio.sleep(0)
+    await tasks.end([caller])
+    gc.collect()
+    goes_on.set()
+    await ended.wait()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not unseen
+
+
+async def test_what_is_shielded_gives_and_raises_what_it_does_and_keeps_nothing_of_it() -> None:
+    class Refused(Exception):
+        pass
+
+    async def give(number: int) -> int:
+        if not number:
+            raise Refused
+        return 60 // number
+
+    assert await tasks.shield(give(2)) == 30
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(Refused) as raised:
+            await tasks.shield(give(0))
+        error = weakref.ref(raised.value)
+        del raised
+        await asyncio.sleep(0)
+        assert error() is None, "something in a circle keeps it"
+    finally:
+        gc.enable()

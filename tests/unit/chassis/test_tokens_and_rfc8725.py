@@ -1,0 +1,455 @@
+"""Tokens: times, claims, the caller that they make, and the cases of RFC 8725 by section. OPS-1."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from joserfc import jwk
+
+from pawl.chassis.auth import principal_of
+from pawl.chassis.credentials import WatchedFile
+from pawl.chassis.ids import is_id
+from pawl.chassis.roles import Role
+from pawl.chassis.start import StartError
+from pawl.chassis.tokens import (
+    PublicKey,
+    TokenCredential,
+    TokenRefused,
+    check_claims,
+    credential_of,
+    fitting,
+    is_safe_url,
+    is_signed,
+    parse_keys,
+    parse_providers,
+    provider_of,
+    read_token,
+    to_id,
+)
+from pawl.errors import PermissionDenied
+from tests.fakes.issuer import AUDIENCE, CLAIMS, ISSUER, NOW, key, key_set, keys, part, provider, published, token
+from tests.fakes.manual_clock import ManualClock
+from tests.tables import not_explained, not_refused, refusal
+
+ENTRY = {"issuer": ISSUER, "audience": "pawl", "store": {"value": "acme"}, "user": {"claim": "sub"}}
+
+
+def test_a_token_holds_for_its_time_and_the_leeway_of_its_provider() -> None:
+    rows: list[tuple[dict[str, Any], bool]] = [
+        ({"exp": NOW + 1}, True),
+        ({"exp": NOW - 59}, True),
+        ({"exp": NOW - 60}, False),
+        ({"exp": None}, False),
+        ({"exp": "1800000600"}, False),
+        ({"exp": True}, False),
+        ({"exp": 0}, False),
+        ({"nbf": NOW + 60}, True),
+        ({"nbf": NOW + 61}, False),
+        ({"nbf": "now"}, False),
+        ({"iat": NOW + 60}, True),
+        ({"iat": NOW + 61}, False),
+        ({"iat": None}, True),
+    ]
+    for times, holds in rows:
+        read = read_token(token(**times))
+        refused = not_refused(TokenRefused, lambda each: check_claims(provider(), each, NOW), [read]) == []
+        assert refused is not holds, times
+    read = read_token(token(exp=NOW - 5))
+    check_claims(provider(leeway_seconds=6), read, NOW)
+    with pytest.raises(TokenRefused):
+        check_claims(provider(leeway_seconds=5), read, NOW)
+    assert credential_of(provider(leeway_seconds=6), read.claims).expires_at == NOW + 1
+
+
+@given(st.text(max_size=60), st.binary(max_size=60))
+def test_any_garbage_is_refused(text: str, content: bytes) -> None:
+    for garbage in (text, f"{text}.{text}.{text}", token(content)):
+        with pytest.raises(TokenRefused):
+            provider_of([], read_token(garbage))
+
+
+def test_one_issuer_may_have_several_audiences_each_with_rules_of_its_own() -> None:
+    first, second = provider(), provider(audience="pawl-ci", store={"value": "ci"})
+    assert provider_of([first, second], read_token(token(aud="pawl-ci"))) == second
+    assert provider_of([first, second], read_token(token(aud=["pawl-ci", "pawl"]))) == first
+
+
+def test_the_user_is_a_claim_and_the_credential_is_of_issuer_and_subject() -> None:
+    found = credential_of(provider(user={"claim": "name"}), CLAIMS | {"name": "ann-b"})
+    assert (found.store_id, found.user_id, found.roles) == ("acme", "ann-b", frozenset())
+    assert is_id(found.credential_id)
+    later = credential_of(provider(), CLAIMS | {"exp": NOW + 9000, "jti": "2"})
+    assert later.credential_id == found.credential_id
+    for other in ({"sub": "bob"}, {"iss": f"{ISSUER}/a"}):
+        assert credential_of(provider(), CLAIMS | other).credential_id != found.credential_id
+
+
+def test_a_token_without_a_store_or_user_is_refused() -> None:
+    values: list[Any] = [None, "", 5, ["acme"], {}, "x" * 1025]
+    for wanted in ({"store": {"claim": "x"}}, {"user": {"claim": "x"}}, {"user": {"claim": ["x", "y"]}}):
+        rule = provider(**wanted)
+        assert not_refused(TokenRefused, lambda x, rule=rule: credential_of(rule, CLAIMS | {"x": x}), values) == []  # type: ignore[misc]
+
+
+def test_an_email_is_a_user_only_if_the_issuer_has_verified_it() -> None:
+    claims = CLAIMS | {"email": "ann@example.com"}
+    for by_email in (provider(user={"claim": "email"}), provider(user={"claim": ["email"]})):
+        for unproven in (claims, claims | {"email_verified": False}, claims | {"email_verified": "true"}):
+            with pytest.raises(TokenRefused, match="e-mail"):
+                credential_of(by_email, unproven)
+        assert credential_of(by_email, claims | {"email_verified": True}).user_id.startswith("sha256-")
+
+
+@given(st.lists(st.text(min_size=1, max_size=80), min_size=2, max_size=20, unique=True))
+def test_two_values_never_get_the_same_id_and_nobody_can_take_the_id_that_another_was_given(values: list[str]) -> None:
+    assert to_id("auth0|123") == "sha256-QENEXq3u6ypdiFrzwTP2DvV1I6H_h7og7cxbbeOS62w"
+    ids = [to_id(value) for value in values]
+    assert len(set(ids)) == len(values)
+    assert all(is_id(made) for made in ids)
+    assert all(made == value or to_id(made) != made for made, value in zip(ids, values, strict=True))
+
+
+def test_roles_are_those_of_the_map_and_who_has_none_is_refused() -> None:
+    rule = {"claim": "groups", "map": {"staff": ["member"], "leads": ["approver", "finance"]}}
+    rows: list[tuple[Any, set[str] | None]] = [
+        (["staff"], {"member"}),
+        (["staff", "leads", "unknown", 5], {"member", "approver", "finance"}),
+        ("staff leads", {"member", "approver", "finance"}),
+        ("staff,leads", None),
+        (["admin", "deployment", "member"], None),
+        ("", None),
+        (None, None),
+        ({"staff": 1}, None),
+    ]
+    for claim, expected in rows:
+        claims = CLAIMS | {"groups": claim}
+        if expected is None:
+            with pytest.raises(TokenRefused, match="role"):
+                credential_of(provider(roles=rule), claims)
+        found = credential_of(provider(roles=rule | {"default": ["viewer"]}), claims).roles
+        assert found == (expected or {"viewer"}), claim
+
+
+def test_who_calls_with_a_token_is_of_its_store_with_its_rights_until_it_expires() -> None:
+    caller = principal_of(credential_of(provider(), CLAIMS), {})
+    assert (caller.store_id, caller.user_id) == ("acme", "ann")
+    assert caller.rights == {Role.MEMBER}
+    assert caller.expires_at == NOW + 660
+    for metadata in ({"pawl-user": "bob"}, {"pawl-store": "other"}):
+        with pytest.raises(PermissionDenied):
+            principal_of(credential_of(provider(), CLAIMS), metadata)
+    rule = {"claim": "sub", "map": {"ann": ["delegate", "member"]}}
+    acting = principal_of(credential_of(provider(roles=rule), CLAIMS), {"pawl-user": "bob"})
+    assert (acting.user_id, acting.decides) == ("bob", False)
+    assert acting.expires_at == NOW + 660
+
+
+def test_a_wrong_file_of_providers_is_one_clear_sentence(tmp_path: Path) -> None:
+    def start(entries: list[Any]) -> None:
+        (tmp_path / "oidc.json").write_text(json.dumps(entries))
+        WatchedFile(tmp_path / "oidc.json", "PAWL_OIDC_FILE", parse_providers, ManualClock())
+
+    rows: list[tuple[dict[str, Any], str]] = [
+        (ENTRY | {"issuer": "http://id.example.com"}, "https"),
+        (ENTRY | {"issuer": "https://user@id.example.com"}, "https"),
+        (ENTRY | {"issuer": "https://id.example.com/?x=1"}, "https"),
+        (ENTRY | {"jwks_url": "http://id.example.com/keys"}, "jwks_url"),
+        (ENTRY | {"jwks_url": "file:///etc/passwd"}, "jwks_url"),
+        (ENTRY | {"audience": ""}, "audience"),
+        (ENTRY | {"leeway_seconds": 301}, "leeway_seconds"),
+        (ENTRY | {"store": {}}, "store"),
+        (ENTRY | {"store": {"claim": "a", "value": "b"}}, "store"),
+        (ENTRY | {"store": {"value": "a.b"}}, "value"),
+        (ENTRY | {"users": {}}, "unknown field"),
+        (ENTRY | {"roles": {"claim": "r", "map": {"root": ["deployment"]}}}, "deployment"),
+        (ENTRY | {"roles": {"claim": "r", "map": {}, "default": ["deployment"]}}, "deployment"),
+        (ENTRY | {"roles": {"claim": "r"}}, "map"),
+        (ENTRY | {"roles": {"claim": "r", "map": {"guests": []}}}, "length >= 1"),
+        (ENTRY | {"roles": {"claim": "r", "map": {}, "default": []}}, "length >= 1"),
+        (ENTRY | {"roles": {"claim": "r", "map": {"guests": ["veiwer"]}}}, "beside one of viewer, member"),
+        (ENTRY | {"roles": {"claim": "r", "map": {}, "default": ["veiwer"]}}, "beside one of viewer, member"),
+        ({"issuer": ISSUER}, "audience"),
+    ]
+    wrong = [([entry], f"^PAWL_OIDC_FILE: .*{says}") for entry, says in rows]
+    assert not_explained(StartError, start, [*wrong, ([ENTRY, ENTRY], "twice")]) == []
+    start([ENTRY, ENTRY | {"audience": "other"}])
+
+
+def test_keys_come_over_https_or_from_this_machine() -> None:
+    urls = {
+        "https://id.example.com/realms/a": True,
+        "https://10.0.0.1:8443": True,
+        "http://127.0.0.1:8080/realms/a": True,
+        "http://localhost": True,
+        "http://[::1]:1": True,
+        "http://127.0.0.1.example.com": False,
+        "http://localhost@example.com": False,
+        "https://": False,
+        "https://a:b@c": False,
+        "https://[": False,
+        "https://a:99999999": False,
+        "ftp://a": False,
+        "": False,
+    }
+    assert {url: is_safe_url(url) for url in urls} == urls
+
+
+def test_what_is_no_set_of_keys_is_an_outage() -> None:
+    contents = [b"", b"[]", b'{"keys": {}}', b"{}", b'{"keys": [], "keys": []}', b"x" * 600_000, key_set(*[{}] * 101)]
+    assert not_refused(ValueError, parse_keys, contents) == []
+
+
+def test_a_key_that_cannot_be_used_spoils_no_others_and_few_are_tried() -> None:
+    entries: list[dict[str, Any]] = [
+        {},
+        {"kty": ["RSA"]},
+        {"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"},
+        {"kty": "RSA"},
+        {"kty": "RSA", "n": 5, "e": "AQAB"},
+        {"kty": "RSA", "n": "", "e": "AQAB"},
+        {"kty": "EC", "crv": "P-999", "x": "AA", "y": "AA"},
+        {"kty": "OKP", "crv": "X25519", "x": "A" * 43, "use": "sig", "alg": "ECDH-ES"},
+        published(key(), use="tls"),
+        published(key(), kid=5),
+    ]
+    for entry in entries:
+        found = keys(entry, key(), published(key("RSA", 2048), x5c=["not base64!"], x5u=5))
+        assert [each.key_id for each in found] == ["k1", "k1"], entry
+    many = keys(*(published(key(), kid="k") for _ in range(9)))
+    assert len(fitting(many, read_token(token(header={"kid": "k"})))) == 4
+
+
+ANYTHING = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
+
+
+def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **more: Any) -> TokenCredential:
+    """Return the credential of a token for an issuer with these keys, the usual one if not said, at NOW."""
+    known = keys(key()) if published_keys is None else published_keys
+    read = read_token(text)
+    found = provider_of([provider(**{"algorithms": ANYTHING} | more)], read)
+    check_claims(found, read, NOW)
+    if not is_signed(read, fitting(known, read)):
+        raise TokenRefused("signature")
+    return credential_of(found, read.claims)
+
+
+def refused(text: str, match: str = ".", **more: Any) -> None:
+    __tracebackhide__ = True
+    said = refusal(TokenRefused, lambda: accept(text, **more))
+    assert said is not None, f"accepted {text}"
+    assert re.search(match, said), f"{said!r} for {text}"
+
+
+def test_a_good_token_is_accepted() -> None:
+    """Else all that is refused below might be refused for another reason."""
+    assert (accept(token()).store_id, accept(token()).user_id) == ("acme", "ann")
+    assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: it may be for others too"
+    for kind in ("JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", None):
+        assert accept(token(header={"typ": kind})).user_id == "ann", f"RFC 8725, 3.11: {kind}"
+
+
+def test_rfc8725_2_1_and_3_2_no_token_without_a_signature() -> None:
+    for alg in ("none", "None", "nOnE", "NONE", ""):
+        for signature in ("", "AA"):
+            refused(f"{part({'alg': alg})}.{part(CLAIMS)}.{signature}", "algorithm")
+
+
+def test_rfc8725_2_1_and_3_1_a_public_key_is_no_secret_of_an_hmac() -> None:
+    """The attack by which RS256 becomes HS256, signed with what everybody knows."""
+    for kind, form in (("RSA", 2048), ("EC", "P-256")):
+        private = key(kind, form)
+        for secret in (private.as_pem(), private.as_der(), json.dumps(published(private)).encode()):  # type: ignore[union-attr]
+            signed = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part(CLAIMS)}"
+            signature = part(hmac.digest(secret, signed.encode(), "sha256"))
+            refused(f"{signed}.{signature}", "algorithm", published_keys=keys(private))
+
+
+def test_rfc8725_3_1_no_provider_can_be_given_other_than_asymmetric_algorithms() -> None:
+    rows = [["HS256"], ["none"], [], ["RS256", "HS512"], ["RSA1_5"], ["dir"], ["ES256K"]]
+    assert not_refused(ValueError, lambda row: provider(algorithms=row), rows) == []
+
+
+def test_rfc8725_3_1_the_algorithm_is_one_of_the_providers() -> None:
+    for alg, kind, form in (
+        *((f"{family}{bits}", "RSA", 2048) for family in ("RS", "PS") for bits in (256, 384, 512)),
+        ("ES256", "EC", "P-256"),
+        ("ES384", "EC", "P-384"),
+        ("ES512", "EC", "P-521"),
+        ("EdDSA", "OKP", "Ed25519"),
+        ("Ed25519", "OKP", "Ed25519"),
+        ("Ed448", "OKP", "Ed448"),
+    ):
+        private = key(kind, form)
+        text = token(private=private, alg=alg)
+        assert accept(text, algorithms=[alg], published_keys=keys(private)).user_id == "ann"
+        others = [each for each in ANYTHING if each != alg]
+        refused(text, "algorithm", algorithms=others, published_keys=keys(private))
+
+
+def test_rfc8725_3_1_a_key_is_for_the_algorithm_that_it_names() -> None:
+    private = key("RSA", 2048)
+    for_ps = keys(published(private, alg="PS256"))
+    assert accept(token(private=private, alg="PS256"), published_keys=for_ps).user_id == "ann"
+    refused(token(private=private, alg="RS256"), published_keys=for_ps)
+
+
+def test_rfc8725_3_1_a_key_is_for_algorithms_of_its_own_kind() -> None:
+    """A signature of one kind, said to be of another, for a set in which both keys have the same id."""
+    both = keys(key(), key("RSA", 2048), key("EC", "P-384"))
+    good = token(private=key("RSA", 2048), alg="RS256")
+    assert accept(good, published_keys=both).user_id == "ann"
+    for alg in ("ES256", "ES384", "PS256", "EdDSA"):
+        _, claims, signature = good.split(".")
+        refused(f"{part({'alg': alg, 'kid': 'k1'})}.{claims}.{signature}", published_keys=both)
+
+
+def test_rfc8725_3_1_a_key_for_something_else_checks_no_signature() -> None:
+    rows: list[dict[str, Any]] = [{"use": "enc"}, {"key_ops": ["encrypt"]}, {"key_ops": []}, {"alg": "RSA-OAEP-256"}]
+    for more in rows:
+        private = key("RSA", 2048)
+        refused(token(private=private, alg="RS256"), published_keys=keys(published(private, **more)))
+        good = keys(published(private, use="sig", key_ops=["verify"], alg="RS256"))
+        assert accept(token(private=private, alg="RS256"), published_keys=good).user_id == "ann"
+
+
+def test_rfc8725_3_2_weak_rsa_keys_do_not_count() -> None:
+    with pytest.warns(UserWarning, match="2048"):
+        weak = jwk.generate_key("RSA", 1024, {"kid": "k1"})
+    assert keys(weak) == ()
+
+
+def test_rfc8725_2_3_and_3_3_every_part_of_a_token_is_under_its_signature() -> None:
+    header, claims, signature = token().split(".")
+    other = part(CLAIMS | {"sub": "root"})
+    refused(f"{header}.{other}.{signature}", "signature")
+    refused(f"{part({'alg': 'ES256', 'kid': 'k1', 'typ': 'JWT'})}.{claims}.{signature}", "signature")
+    for broken in ("", part(b"\1" * 63), part(b"\1" * 65), part(b"\0" * 64), part(b"\xff" * 64)):
+        refused(f"{header}.{claims}.{broken}", "signature")
+
+
+def test_rfc8725_2_3_and_3_3_nested_and_encrypted_tokens_are_refused() -> None:
+    """There is one operation, which is always checked."""
+    refused(token(token().encode(), header={"cty": "JWT"}), "strict JSON")
+    refused(token(header={"cty": "JWT"}), "cty")
+    refused(token(header={"enc": "A256GCM"}), "enc")
+    refused(token(header={"zip": "DEF"}), "zip")
+
+
+def test_rfc8725_2_2_3_4_and_3_5_keys_that_nobody_may_trust_do_not_count() -> None:
+    off_the_curve = published(key())
+    off_the_curve["y"] = off_the_curve["x"]
+    shared = {"kty": "oct", "k": part(b"0" * 32), "kid": "k1", "alg": "HS256"}
+    assert keys(off_the_curve, shared, key().as_dict(private=True)) == ()
+    assert len(keys(off_the_curve, key())) == 1, "the other keys of the set do"
+
+
+def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8() -> None:
+    for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"):
+        text = json.dumps(CLAIMS | {"sub": "änn"}, ensure_ascii=False)
+        assert accept(token(text.encode())).user_id.startswith("sha256-")
+        refused(token(text.encode(encoding)), "strict JSON")
+        _, claims, signature = token().split(".")
+        header = '{"alg": "ES256", "kid": "kä"}'.encode(encoding)
+        refused(f"{part(header)}.{claims}.{signature}", "strict JSON")
+
+
+def test_rfc8725_2_6_what_readers_of_json_may_read_in_two_ways_is_refused() -> None:
+    for text in (
+        b'{"iss": "https://id.example.com", "sub": "ann", "sub": "root"}',
+        b"[]",
+        b"null",
+        b"{} {}",
+        b'{"exp": NaN}',
+        b'{"exp": 1e999}',
+        b"",
+    ):
+        refused(token(text))
+
+
+def test_rfc8725_2_6_a_token_has_one_encoding() -> None:
+    good = token()
+    header, claims, signature = good.split(".")
+    final = {"A": "B", "Q": "R", "g": "h", "w": "x"}[signature[-1]]
+    for text in (
+        f"{header}=.{claims}.{signature}",
+        f"{header}.{claims}.{signature}==",
+        f"{header}.{claims}.{signature[:-1]}{final}",
+        f"{header}.{claims}\n.{signature}",
+        f" {good}",
+        json.dumps({"payload": claims, "protected": header, "signature": signature}).replace(":", "."),
+    ):
+        refused(text)
+
+
+def test_rfc8725_2_7_and_3_8_the_issuer_is_exactly_the_providers() -> None:
+    for issuer in (
+        f"{ISSUER}/",
+        "https://ID.example.com",
+        f"{ISSUER}.evil.com",
+        "http://id.example.com",
+        "",
+        None,
+        [ISSUER],
+    ):
+        refused(token(iss=issuer), "issuer")
+
+
+def test_rfc8725_3_8_the_keys_of_an_issuer_are_for_its_own_tokens() -> None:
+    """A token that another issuer has signed with a key of the same id."""
+    refused(token(private=key(name="k1", form="P-384"), alg="ES384"))
+    refused(token(private=jwk.generate_key("EC", "P-256", {"kid": "k1"})), "signature")
+
+
+def test_rfc8725_3_8_a_token_has_a_subject() -> None:
+    rows: list[Any] = [None, "", 5, ["ann"], {}]
+    for subject in rows:
+        refused(token(sub=subject), "sub")
+
+
+def test_rfc8725_2_7_and_3_9_a_token_for_somebody_else_is_refused() -> None:
+    for audience in (None, "", "pawl2", "paw", "Pawl", ["other"], [], {"pawl": 1}, 5, [["pawl"]]):
+        refused(token(aud=audience))
+
+
+def test_rfc8725_2_9_and_3_10_a_key_id_is_only_compared() -> None:
+    for key_id in ("../../etc/passwd", "k1' OR '1'='1", "http://127.0.0.1/", "k1\x00", "K1"):
+        refused(token(header={"kid": key_id}))
+    for odd in (5, ["k1"], {"kid": "k1"}, True):
+        refused(token(header={"kid": odd}), "kid")
+
+
+def test_rfc8725_2_9_and_3_10_no_key_comes_with_a_token() -> None:
+    mine = jwk.generate_key("EC", "P-256", {"kid": "mine"})
+    certificate = base64.b64encode(mine.as_der()).decode()
+    for header in (
+        {"jwk": published(mine)},
+        {"jwk": published(mine), "kid": None},
+        {"x5c": [certificate]},
+        {"jku": "https://evil.example.com/keys", "x5u": "https://evil.example.com/certificate"},
+    ):
+        refused(token(private=mine, header=header))
+        assert accept(token(header=header)).user_id == "ann", "by the key of the issuer it is a good one"
+
+
+def test_rfc8725_2_8_and_3_11_tokens_of_other_types_are_refused() -> None:
+    for kind in ("secevent+jwt", "logout+jwt", "dpop+jwt", "JOSE", "rt+jwt", "token-introspection+jwt", "", 5, ["JWT"]):
+        refused(token(header={"typ": kind}), "typ")
+
+
+def test_rfc8725_2_8_and_3_12_a_logout_token_logs_nobody_in() -> None:
+    event: dict[str, Any] = {"http://schemas.openid.net/event/backchannel-logout": {}}
+    refused(token(header={"typ": "JWT"}, events=event), "event")
+
+
+def test_rfc7515_4_1_11_what_must_be_understood_and_is_not_is_refused() -> None:
+    rows: list[dict[str, Any]] = [{"crit": ["exp"], "exp": NOW + 9}, {"crit": []}, {"b64": False}, {"b64": True}]
+    for header in rows:
+        refused(token(header=header), "header has")

@@ -1,0 +1,316 @@
+"""Ids, labels, JSON, errors, and what is shared out: values that every process reads and writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.chassis.ids import (
+    IdSource,
+    StoreId,
+    UserId,
+    check_id,
+    is_id,
+)
+from pawl.chassis.labels import LABELS_MAX, check_labels, has_all
+from pawl.chassis.parts import in_parts
+from pawl.chassis.shares import Places, Shares
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.errors import InvalidField, InvalidId, InvalidJson, Kind, NotFound, RunNotFound, TooLarge, by_kind, by_reason
+from pawl.job_store.domain import labels as kept
+from tests.fakes.manual_clock import ManualClock
+from tests.tables import not_explained, not_refused
+
+
+def test_what_could_mean_something_in_a_subject_path_or_key_is_no_id() -> None:
+    assert [check_id(value, "run_id") for value in ("a", "A-Z_09", "x" * 64)] == ["a", "A-Z_09", "x" * 64]
+    for value in ("x" * 65, "a.b", "a b", "a\n", "é", "a/b", "*", ">", "a\0"):
+        for optional in (True, False):
+            with pytest.raises(InvalidId) as caught:
+                check_id(value, "run_id", optional=optional)
+            assert caught.value.metadata == {"field": "run_id"}
+    assert check_id("", "run_id", optional=True) == ""
+    with pytest.raises(InvalidId):
+        check_id("", "run_id")
+
+
+def test_a_new_id_is_a_prefix_and_26_digits(ids: IdSource) -> None:
+    new = ids.new("run")
+    assert re.fullmatch(r"run_[0-9a-hjkmnp-tv-z]{26}", new)
+    assert is_id(new)
+
+
+async def test_ids_sort_in_the_order_they_were_made(ids: IdSource, clock: ManualClock) -> None:
+    made = []
+    for step in (0, 0, 0.0005, 0.001, 5, 0, -3, 0, 3600):
+        if step > 0:
+            await clock.advance(step)
+        else:
+            clock.step_back(-step)
+        made.append(ids.new("evt"))
+    assert made == sorted(set(made))
+
+
+def test_the_same_clock_and_randomness_give_the_same_ids_and_other_sources_others(clock: ManualClock) -> None:
+    same = [IdSource(clock, random.Random(7).getrandbits) for _ in range(2)]
+    assert len({source.new("a") for source in same}) == 1
+    assert len({IdSource(clock).new("a") for _ in range(200)}) == 200
+
+
+ANN, BOB = (StoreId("acme"), UserId("ann")), (StoreId("acme"), UserId("bob"))
+
+keys = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,62}", fullmatch=True).filter(lambda key: not key.startswith("pawl."))
+values = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=64)
+labelled = st.dictionaries(keys, values, max_size=LABELS_MAX)
+
+
+@given(labelled, labelled)
+def test_the_lines_of_a_thing_hold_those_that_are_sought_if_it_has_all_labels(
+    labels: dict[str, str], wanted: dict[str, str]
+) -> None:
+    """As the index compares them, and for nobody else."""
+    for sought in (wanted, dict(list(labels.items())[::2])):
+        lines = set(kept.lines(*ANN, sought))
+        assert (lines <= set(kept.lines(*ANN, labels))) == has_all(labels, sought)
+        assert not sought or not lines <= set(kept.lines(*BOB, labels))
+
+
+@given(st.dictionaries(st.text(max_size=70), st.text(max_size=300), max_size=20))
+def test_what_passes_is_stored_whole_and_what_does_not_is_named(labels: dict[str, str]) -> None:
+    try:
+        assert kept.read(kept.written(*ANN, check_labels(labels, "here"))) == labels
+    except InvalidField:
+        with pytest.raises(InvalidField, match=r"^here: "):
+            check_labels(labels, "here")
+
+
+def test_a_label_that_cannot_be_is_refused_with_the_reason() -> None:
+    rows = [(({key: "x"}), "another key") for key in ("", "Env", "-env", "a" * 64)]
+    rows += [({"pawl.run": "x"}, "Pawl's own"), ({"env": "é" * 129}, "256 bytes")]
+    rows += [({"env": "a\nb"}, "control character"), ({"env": "a\0b"}, "control character")]
+    rows += [({"env": "a\u2028b"}, "line break")]
+    assert not_explained(InvalidField, check_labels, rows) == []
+
+
+def test_there_are_at_most_sixteen() -> None:
+    most = {f"k{number}": "" for number in range(LABELS_MAX)}
+    assert check_labels(most) == most
+    with pytest.raises(InvalidField, match="at most 16 labels, and there are 17"):
+        check_labels(most | {"k": ""})
+
+
+@given(items=st.lists(st.binary(max_size=12)), size_max=st.integers(0, 20), items_max=st.integers(1, 5))
+def test_parts_hold_all_in_order_and_only_one_that_is_alone_is_larger(
+    items: list[bytes], size_max: int, items_max: int
+) -> None:
+    parts = list(in_parts(items, len, size_max=size_max, items_max=items_max))
+    assert [item for part in parts for item in part] == items
+    for part in parts:
+        assert 1 <= len(part) <= items_max
+        assert len(part) == 1 or sum(map(len, part)) <= size_max
+
+
+def test_an_error_carries_what_programs_branch_on() -> None:
+    error = InvalidField("must be positive", field="limit", got=-1)
+    assert (error.kind, error.reason, error.message) == (Kind.INVALID_ARGUMENT, "INVALID_FIELD", "must be positive")
+    assert error.metadata == {"field": "limit", "got": "-1"}
+
+
+def test_errors_are_caught_by_kind() -> None:
+    assert issubclass(RunNotFound, NotFound)
+    assert set(by_kind) == set(Kind)
+    for error in by_reason.values():
+        assert issubclass(error, by_kind[error.kind])
+
+
+LIMIT = 100_000
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts
+)
+values_of_strict_json = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=30
+)
+
+
+def same(left: JsonValue, right: JsonValue) -> bool:
+    """Equality that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    return repr(left) == repr(right) if not isinstance(left, dict | list) else _same_container(left, right)
+
+
+def _same_container(left: JsonValue, right: JsonValue) -> bool:
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(same(one, other) for one, other in zip(left, right, strict=True))
+    return False
+
+
+@given(values_of_strict_json)
+def test_what_is_written_reads_back_the_same(value: JsonValue) -> None:
+    assert same(loads(dumps_canonical(value), bytes_max=LIMIT), value)
+
+
+@given(values_of_strict_json)
+def test_the_canonical_text_does_not_depend_on_how_the_value_was_written(value: JsonValue) -> None:
+    loosely = json.dumps(value, indent=3, ensure_ascii=True).encode()
+    assert dumps_canonical(loads(loosely, bytes_max=LIMIT)) == dumps_canonical(value)
+    if isinstance(value, dict):
+        assert dumps_canonical(dict(reversed(value.items()))) == dumps_canonical(value), "nor on the order of keys"
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_value_or_invalid_and_never_another_error(data: bytes) -> None:
+    try:
+        value = loads(data, bytes_max=LIMIT)
+    except InvalidJson:
+        return
+    assert same(json.loads(data), value)
+
+
+@given(st.lists(st.tuples(texts, values_of_strict_json), min_size=1, max_size=4), st.integers(0, 3))
+def test_a_duplicate_key_is_found_wherever_it_stands(members: list[tuple[str, JsonValue]], at: int) -> None:
+    members.insert(at, (members[-1][0], ":"))
+    text = "{" + ",".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in members) + "}"
+    with pytest.raises(InvalidJson, match="same key twice"):
+        loads(f'{{"outer": [{text}]}}'.encode(), bytes_max=LIMIT)
+
+
+ODD: list[tuple[bytes, str]] = [
+    (b"", "truncated"),
+    (b"NaN", "byte 0"),
+    (b"[Infinity]", "byte 1"),
+    (b"-Infinity", "byte"),
+    (b"1e400", "range of a double"),
+    (b'{"a":1,"a":1}', "same key twice"),
+    (b'{"a":1,"\\u0061":2}', "same key twice"),
+    (b'{"a":":","a":":"}', "same key twice"),
+    (b'"a\\u0000b"', "NUL"),
+    (b'{"\\u0000":1}', "NUL"),
+    (b'"\\ud800"', "truncated"),
+    (b'"\\udc00x"', "surrogate"),
+    (b'"\xed\xa0\x80"', "UTF-8"),
+    (b'"\xff"', "UTF-8"),
+    (b"18446744073709551616", "64 bits"),
+    (b"[-9223372036854775809]", "64 bits"),
+    (b"1 2", "trailing characters"),
+    (b"{} x", "trailing characters"),
+    (b"[" * 33 + b"]" * 33, "deeper than 32"),
+    (b'{"a":' * 33 + b"1" + b"}" * 33, "deeper than 32"),
+    (b"[" * 20_000, "deeper than 32"),
+    (b"01", "byte"),
+    (b"[1,]", "byte"),
+    (b"'a'", "byte"),
+    (b"\xef\xbb\xbf1", "byte 0"),
+]
+
+
+def test_what_parsers_disagree_about_is_refused() -> None:
+    """C14: malformed arguments are never silently turned into something else."""
+    assert not_explained(InvalidJson, lambda data: loads(data, bytes_max=LIMIT), ODD) == []
+    with pytest.raises(TooLarge, match="limit of 3"):
+        loads(b"NaN!", bytes_max=3)
+
+
+def test_strict_json_is_accepted_and_numbers_keep_their_kind() -> None:
+    rows: list[tuple[bytes, JsonValue]] = [
+        (b" [1, 1.0, 1e2] \n", [1, 1.0, 100.0]),
+        (b"18446744073709551615", 2**64 - 1),
+        (b"-9223372036854775808", -(2**63)),
+        (b'"\\ud83d\\ude00 \\\\u0000 :"', "😀 \\u0000 :"),
+        (b'{"a":"x:y","b":{"c":":"}}', {"a": "x:y", "b": {"c": ":"}}),
+    ]
+    assert [data for data, value in rows if not same(loads(data, bytes_max=LIMIT), value)] == []
+    assert loads(b"[" * 32 + b"]" * 32, bytes_max=LIMIT)
+    assert dumps_canonical([1, 1.0, -0.0, 1e22, 2**64 - 1]) == b"[1,1.0,-0.0,1e22,18446744073709551615]"
+    assert dumps_canonical({"é\u2028/": '"\\\n'}) == '{"é\u2028/":"\\"\\\\\\n"}'.encode(), (
+        "no escapes but those of JSON"
+    )
+
+
+def test_what_could_not_be_read_back_is_not_written() -> None:
+    deep: JsonValue = json.loads("[" * 33 + "]" * 33)
+    rows: list[Any] = [
+        math.nan,
+        [math.inf],
+        {"a": 2**64},
+        "\0",
+        "\ud800",
+        {1: "a"},
+        (1, 2),
+        {"a": object()},
+        b"x",
+        deep,
+    ]
+    assert not_refused(InvalidJson, dumps_canonical, rows) == []
+
+
+ITEMS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers()))
+
+
+def filled(items: list[tuple[str, int]]) -> Shares[str, tuple[str, int]]:
+    shares = Shares[str, tuple[str, int]]()
+    for item in items:
+        shares.put(item[0], item)
+    return shares
+
+
+@given(items=ITEMS)
+def test_all_come_once_and_those_of_one_key_in_their_order(items: list[tuple[str, int]]) -> None:
+    shares = filled(items)
+    assert len(shares) == len(items)
+    taken = [shares.take() for _ in items]
+    for key in "abcd":
+        assert [item for item in taken if item[0] == key] == [item for item in items if item[0] == key]
+    assert not shares
+    with pytest.raises(LookupError):
+        shares.take()
+
+
+@given(items=ITEMS)
+def test_between_two_of_a_key_each_other_key_that_waits_has_its_turn(items: list[tuple[str, int]]) -> None:
+    shares = filled(items)
+    taken = [shares.take()[0] for _ in items]
+    for place, key in enumerate(taken):
+        later = taken[place + 1 :]
+        if key in later:
+            between = later[: later.index(key)]
+            assert sorted(between) == sorted(set(later) - {key})
+
+
+async def test_a_key_has_half_of_the_places_that_others_leave_and_each_is_free_when_its_work_has_ended() -> None:
+    places = Places(8)
+    works = {key: [asyncio.get_running_loop().create_future() for _ in range(9)] for key in "abcd"}
+    entering = []
+    for key, started in works.items():
+
+        async def enter(key: str, work: asyncio.Future[None]) -> str:
+            await places.enter(key)
+            places.leave_after(work, key)
+            return key
+
+        entering += [asyncio.create_task(enter(key, work)) for work in started]
+        await asyncio.sleep(0)
+    assert [each.result() for each in entering if each.done()] == [*"aaaa", "b", "b", "c", "d"]
+    assert (places.free, places.has_room("e")) == (0, False)
+    works["d"][0].set_exception(OSError())
+    works["c"][0].cancel()
+    await asyncio.sleep(0)
+    assert places.has_room("e")
+    for work in (work for started in works.values() for work in started if not work.done()):
+        work.set_result(None)
+    await asyncio.gather(*entering)
+    assert places.free == 8

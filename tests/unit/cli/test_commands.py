@@ -1,0 +1,306 @@
+"""Commands as they are typed: flags, addresses, keys, tokens, and what is sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from typer.testing import CliRunner
+
+from pawl.chassis.endpoints import Endpoints, Replica
+from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
+from pawl.cli.__main__ import app, flags_first
+from pawl.cli.command import time_of
+from pawl.cli.failure import CommandError
+from pawl.client import AsyncClient, StartError
+from pawl.errors import (
+    InvalidField,
+)
+from pawl.event.v1 import trigger_pb2
+from pawl.launcher.endpoints import write_endpoints
+from pawl.launcher.secrets import SecretFiles
+from pawl.notify.v1 import channel_pb2 as pb
+from tests.tables import not_explained, not_refused
+
+NOBODY = "127.0.0.1:1"
+
+
+def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
+    result = CliRunner().invoke(app, arguments, input=input_text, env={"PAWL_ADDRESS": NOBODY, "COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pawl.client.streams.GIVE_UP_SECONDS", 0.0)
+    for command in (
+        "run hello",
+        "watch run_1",
+        "runs --since 365000000d",
+        "inbox",
+        "approve run_1 call_1",
+        "attention",
+    ):
+        code, output = invoke(*command.split())
+        assert (code, f"No Pawl suite answers at {NOBODY}" in output.splitlines()[-1]) == (2, True), command
+        assert "Traceback" not in output
+    monkeypatch.setenv("PAWL_TOOL_REGISTRY_ADDRESS", NOBODY)
+    code, output = invoke("tools")
+    assert (code, output.startswith(f"tool-registry does not answer at {NOBODY}.")) == (2, True)
+
+
+def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", NOBODY)
+    for command, told in {
+        ("run",): "Missing argument",
+        ("approve", "run_1"): "Missing argument",
+        ("watch", "run_1", "--after", "-1"): "--after",
+        ("invented",): "No such command",
+        ("top-up", "run_1", "0"): "tokens",
+        ("top-up", "run_1", str(2**64)): "tokens",
+        ("up", "--port", "nothing=1"): "nothing",
+        ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "only one of",
+        ("events", "--subject", "pawl.>.run"): "is no subject of NATS",
+        ("complete", "token"): "--result JSON or --error TEXT",
+        ("complete", "token", "--result", "{"): "--result is not JSON",
+        ("resolve", "run_1", "call_1"): "--happened JSON, --run-again and --tell-model",
+        ("resolve", "run_1", "call_1", "--run-again", "--tell-model"): "Give one of",
+        ("resolve", "run_1", "call_1", "--happened", "sent"): "is not JSON",
+        ("notify", "update", "hook_1"): "--url",
+        ("notify", "update", "hook_1", "--kind", "run-failed", "--all-kinds"): "not both",
+        ("notify", "update", "hook_1", "--kind", "foo"): "'foo' is not one of run-completed, run-failed",
+        ("notify", "update", "hook_1", "--kind", "run.failed"): "notifier does not answer",
+        ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
+        ("notify", "preferences", "--quiet", "22:00"): "'22:00'",
+        ("notify", "preferences", "--quiet", "mon- 22:00-07:00"): "'mon-'",
+        ("notify", "preferences", "--quiet", "22:00-07:00", "--no-quiet"): "not both",
+        ("run", "caf\udce9"): "UTF-8",
+        ("--address", "https://pawl.example", "runs"): "without a scheme",
+        ("conversations", "import", "/absent.json"): "cannot be read: No such file",
+    }.items():
+        code, output = invoke(*command)
+        assert (code, told in output, "Traceback" in output) == (2, True, False), (command, output)
+
+
+def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_it(tmp_path: Path) -> None:
+    def client(address: str) -> AsyncClient:
+        return AsyncClient(address=address, data=tmp_path, environment={})
+
+    target = client("10.0.0.1:9, 10.0.0.2:9")
+    assert target.agent == ("10.0.0.1:9", "10.0.0.2:9")
+    assert target.tools == ("10.0.0.1:7602", "10.0.0.2:7602")
+    assert target.notifications == ("10.0.0.1:7604", "10.0.0.2:7604")
+    assert not_refused(StartError, client, ["localhost", ":7601", "a:b", ",", "127.0.0.1:99999"]) == []
+    with pytest.raises(StartError, match=f"No Pawl suite runs on {tmp_path}"):
+        AsyncClient(data=tmp_path, environment={})
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:7601", "pawl.example:7601", "127.0.0.1:7601,10.0.0.1:7601"])
+def test_a_key_goes_beyond_this_machine_over_tls_only(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: and the answer says what to do."""
+    for name in ("open_channel", "connect"):
+        monkeypatch.setattr(f"pawl.client.target.{name}", lambda *_, **__: MagicMock())
+
+    def found(key: str = "the-key-of-ann", **more: Any) -> AsyncClient:
+        environment = {"PAWL_API_KEY": key} if key else {}
+        return AsyncClient(address=address, data=tmp_path, environment=environment, **more)
+
+    asks: list[Callable[[AsyncClient], object]] = [
+        lambda target: target.agents,
+        lambda target: target.key_register,
+        lambda target: target.connect("10.0.0.1:7601"),
+    ]
+    for ask in asks:
+        with pytest.raises(KeyInClear, match=r"unencrypted.*--ca FILE or PAWL_TLS_CA_FILE.*--key-in-clear") as caught:
+            ask(found())
+        assert "the-key-of-ann" not in str(caught.value)
+        assert ask(found(key_in_clear=True))
+        assert ask(found(key="")), "there is nothing to hide"
+
+
+def test_a_key_that_was_meant_to_be_given_is_not_made_up_for_by_the_local_one(tmp_path: Path) -> None:
+    """What `$(cat ann.key)` gives of a file that is empty, or not there, must not call as the owner of the machine."""
+
+    def client(key: str) -> AsyncClient:
+        environment = {"PAWL_API_KEY": key}
+        return AsyncClient(address="127.0.0.1:1", data=tmp_path, store="acme", user="ann", environment=environment)
+
+    keys = ("", " \n", "pawl_secret\r", "Made key_1\npawl_secret", "Bearer pawl_secret", "schlüssel")
+    assert not_explained(StartError, client, dict.fromkeys(keys, "^(?!.*secret)")) == []
+    assert client("k").metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
+
+
+def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    def replica(address: str) -> Replica:
+        return Replica(grpc=address, metrics="", pid=1, ready=True)
+
+    def shown(address: str | None, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        return dict(AsyncClient(address=address, data=tmp_path, environment=environment).metadata)
+
+    SecretFiles(tmp_path / "secrets").put(LOCAL_KEY, "the-key-of-the-folder")
+    services = {
+        "agent-loop": [replica("127.0.0.1:1"), replica("127.0.0.1:2")],
+        "tool-registry": [replica("127.0.0.1:3")],
+        "notifier": [replica("127.0.0.1:4")],
+        "job-store": [replica("127.0.0.1:6")],
+    }
+    write_endpoints(Endpoints(launcher_pid=os.getpid(), data=str(tmp_path), secrets="", services=services))
+    bearer = {"authorization": "Bearer the-key-of-the-folder"}
+    assert shown(None) == shown("127.0.0.1:2") == bearer
+    assert shown(None, {"PAWL_API_KEY": "mine"}) == {"authorization": "Bearer mine"}
+    for elsewhere in ("127.0.0.1:5", "127.0.0.1:1,127.0.0.1:5", "10.0.0.1:1"):
+        assert shown(elsewhere) == {}
+    services = {"agent-loop": [replica("192.0.2.1:7601")]}
+    write_endpoints(Endpoints(launcher_pid=os.getpid(), data=str(tmp_path), secrets="", services=services))
+    assert shown("192.0.2.1:7601") == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "option"),
+    [
+        (("jobs", "start", "clock"), "iterations_max", "--stop-after"),
+        (("schedules", "create", "news"), "definition.catch_up_seconds", "--catch-up"),
+        (("triggers", "create", "mails"), "definition.mailbox.poll_seconds", "--poll"),
+        (("run", "hello"), "options.limits.total_tokens_max", "--tokens-max"),
+        (("runs",), "parent_run_id", "--parent"),
+        (("watch", "run_1"), "run_id", "run_id"),
+    ],
+)
+def test_every_command_tells_its_options_by_the_fields_that_they_fill(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], field: str, option: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise InvalidField(f"{field} is wrong", field=field)
+
+    monkeypatch.setattr(AsyncClient, "__init__", refuse)
+    assert invoke(*command) == (2, f"{option} is wrong.\n")
+
+
+def test_a_folder_that_somebody_else_made_does_not_send_the_key_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(".pawl").mkdir()
+    environment = {"PAWL_API_KEY": "key"}
+    for elsewhere in ("203.0.113.9:7601", "example.com:7601", "nonsense"):
+        services = {"agent-loop": [Replica(grpc=elsewhere, metrics="", pid=1, ready=True)]}
+        write_endpoints(Endpoints(launcher_pid=os.getpid(), data=".pawl", secrets="", services=services))
+        assert AsyncClient(data=None, environment=environment).agent == ("127.0.0.1:7601",), elsewhere
+        with pytest.raises(StartError, match="No Pawl suite"):
+            AsyncClient(data=Path(".pawl"), environment=environment)
+
+
+def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    for content, said in (
+        (b"nothing", "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
+        (b'{"model": "m"}', "no list of messages"),
+        (b" " * (4 * 1024 * 1024 + 1), "bytes"),
+        (b'[{"role": "user", "content": 7}, 8]', "message 2"),
+        (b'[{"role": "user", "content": "\\ud800"}]', "surrogate"),
+        (b'[{"role": "user", "content": "hello"}]', "No Pawl suite answers"),
+    ):
+        file.write_bytes(content)
+        code, output = invoke("conversations", "import", str(file))
+        assert (code, said in output, "Traceback" in output) == (2, True, False), output
+
+
+def test_a_moment_is_one_of_the_zone_that_it_says_or_that_the_option_has() -> None:
+    moments = {
+        "2026-01-31": "2026-01-31T00:00:00Z",
+        "2026-01-31 09:00:00+01:00": "2026-01-31T08:00:00Z",
+        "2026-01-31T09:00Z": "2026-01-31T09:00:00Z",
+    }
+    assert {said: time_of(said, "since", UTC).ToJsonString() for said in moments} == moments
+    none = ["", "soon", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00", "2026-02-30"]
+    assert not_refused(CommandError, lambda said: time_of(said, "since", UTC), none) == []
+
+
+def test_flags_may_stand_before_or_behind_the_command() -> None:
+    for given, read in [
+        (["tools"], ["tools"]),
+        (["tools", "--data", "folder"], ["--data", "folder", "tools"]),
+        (["--data", "folder", "tools"], ["--data", "folder", "tools"]),
+        (["run", "--store=one", "hello", "--user", "ann"], ["--store=one", "--user", "ann", "run", "hello"]),
+        (["run", "--key-in-clear", "hello"], ["--key-in-clear", "run", "hello"]),
+        (["run", "--", "--data"], ["run", "--", "--data"]),
+        (["run", "--json", "hello"], ["run", "--json", "hello"]),
+    ]:
+        assert flags_first(given) == read
+
+
+TOKEN = "cmp_abc"
+
+
+@pytest.fixture
+def completed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tokens that came to a suite."""
+    tokens: list[str] = []
+
+    async def complete_call(_: AsyncClient, token: str, *_result: Any, error: str) -> bool:
+        tokens.append(token)
+        return False
+
+    monkeypatch.setattr(AsyncClient, "complete_call", complete_call)
+    return tokens
+
+
+def complete(token: str, standard_input: str = "") -> tuple[int, str]:
+    return invoke("--address", "127.0.0.1:1", "complete", token, "--result", "1", input_text=standard_input)
+
+
+def test_a_token_is_read_from_standard_input_or_a_file_or_stands_there(completed: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "order.token"
+    file.write_text(f"{TOKEN}\n")
+    for given, standard_input in (("-", f" {TOKEN}\r\nmore\n"), (f"@{file}", ""), (TOKEN, "")):
+        assert complete(given, standard_input) == (0, "Completed.\n")
+    assert completed == [TOKEN] * 3
+
+
+def test_a_token_that_cannot_be_read_is_said_so(completed: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "empty"
+    file.touch()
+    assert complete("-") == (2, "There is nothing in standard input.\n")
+    assert complete(f"@{file}") == (2, f"There is nothing in {file}.\n")
+    code, output = complete(f"@{tmp_path}/absent")
+    assert (code, "absent cannot be read: No such file or directory" in output) == (2, True)
+    assert completed == []
+
+
+def test_of_all_that_is_dead_a_code_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that it is asked for the service sends all or nothing: a mistyped address would leave the rest dead."""
+    sent: list[str] = []
+
+    async def pages(_client: AsyncClient, _call: object, _request: object) -> AsyncIterator[Any]:
+        types = ("run.completed", "channel.code", "channel.test")
+        yield pb.ListDeliveriesResponse(deliveries=[pb.ChannelDelivery(delivery_id=f"dlv_{n}", type=n) for n in types])
+
+    async def resend(request: pb.ResendDeliveriesRequest) -> None:
+        sent.extend(request.delivery_ids)
+
+    monkeypatch.setattr(AsyncClient, "pages", pages)
+    monkeypatch.setattr(AsyncClient, "notify_channels", MagicMock(ResendDeliveries=resend))
+    assert invoke("notify", "resend", "--dead") == (0, "Sending 2 deliveries again.\n")
+    assert sent == ["dlv_run.completed", "dlv_channel.test"]
+
+
+def test_all_that_is_given_of_a_mailbox_can_be_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
+    kept = trigger_pb2.Trigger(definition=trigger_pb2.TriggerDefinition(name="mails", mailbox=source))
+    monkeypatch.setattr(AsyncClient, "get_trigger", AsyncMock(return_value=kept))
+    update = AsyncMock(return_value=kept)
+    monkeypatch.setattr(AsyncClient, "update_trigger", update)
+    options = ("--poll", "", "--folder", "", "--sender", "")
+    assert invoke("triggers", "update", "mails", *options)[0] == 0
+    assert update.await_args_list[0].args[0].mailbox == trigger_pb2.MailboxSource(host="mx.example")

@@ -1,0 +1,363 @@
+"""The inbox, jobs, schedules, undos and events as their commands show them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console
+
+from pawl.agent.v1 import agent_pb2, jobs_pb2, steps_pb2, types_pb2, undo_pb2
+from pawl.cli import steps, wording
+from pawl.cli.events import line
+from pawl.cli.failure import CommandError
+from pawl.cli.inbox import Desk
+from pawl.cli.jobs import job_lines, last_progress, paused_text, reports_of, show_jobs
+from pawl.cli.lines import LineReader
+from pawl.cli.status import standing
+from pawl.cli.undoing import undo_line
+from pawl.client import AsyncClient
+from pawl.errors import AlreadyDecided, PermissionDenied
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2
+from pawl.tool.v1 import rule_pb2
+from tests.unit.cli.test_commands import invoke
+
+AWAITING, OFFERED, ASKED = (
+    call_pb2.CALL_STATE_AWAITING_APPROVAL,
+    call_pb2.CALL_STATE_OFFERED,
+    call_pb2.CALL_STATE_ASKED,
+)
+
+
+class Agents:
+    """An AgentService that takes everything but what concerns `late`; its runs are the caller's."""
+
+    def __init__(self, late: str = "") -> None:
+        self.asked: list[Any] = []
+        self._late = late
+
+    async def GetRun(self, request: agent_pb2.GetRunRequest) -> agent_pb2.GetRunResponse:
+        return agent_pb2.GetRunResponse()
+
+    def _receipt(self, call_id: str) -> types_pb2.Receipt:
+        if call_id == self._late:
+            return types_pb2.Receipt(
+                call_id=call_id,
+                status=types_pb2.RECEIPT_STATUS_LATE,
+                reason="ALREADY_DECIDED",
+                message="it was decided",
+            )
+        return types_pb2.Receipt(call_id=call_id, status=types_pb2.RECEIPT_STATUS_ACCEPTED)
+
+    async def Decide(self, request: agent_pb2.DecideRequest) -> agent_pb2.DecideResponse:
+        self.asked.append(request.decision)
+        if request.decision.call_id == self._late:
+            raise AlreadyDecided("it was decided")
+        return agent_pb2.DecideResponse(receipt=self._receipt(request.decision.call_id))
+
+    async def DecideCalls(self, request: agent_pb2.DecideCallsRequest) -> agent_pb2.DecideCallsResponse:
+        self.asked.append(list(request.decisions))
+        receipts = [self._receipt(decision.call_id) for decision in request.decisions]
+        return agent_pb2.DecideCallsResponse(receipts=receipts)
+
+    async def SubmitToolResults(
+        self, request: agent_pb2.SubmitToolResultsRequest
+    ) -> agent_pb2.SubmitToolResultsResponse:
+        self.asked.append(request.results[0])
+        receipts = [self._receipt(result.call_id) for result in request.results]
+        return agent_pb2.SubmitToolResultsResponse(receipts=receipts)
+
+
+def call(call_id: str, state: call_pb2.CallState.ValueType = AWAITING, **fields: Any) -> call_pb2.Call:
+    made = call_pb2.Call(run_id="run_1", call_id=call_id, state=state, tool_name=f"tool_of_{call_id}", **fields)
+    if state == AWAITING:
+        made.approval.digest = f"digest of {call_id}"
+        made.approval.approvals_required = max(1, made.approval.approvals_required)
+    if state == ASKED:
+        made.question.question = "When?"
+    return made
+
+
+class Rules:
+    """A RuleService."""
+
+    def __init__(self) -> None:
+        self.made: list[rule_pb2.Rule] = []
+        self.revoked: list[str] = []
+        self.refuses_to: set[str] = set()
+
+    async def CreateRule(self, request: rule_pb2.CreateRuleRequest) -> rule_pb2.CreateRuleResponse:
+        if "make" in self.refuses_to:
+            raise PermissionDenied("that needs the role approver")
+        self.made.append(request.rule)
+        request.rule.rule_id = "rule_1"
+        return rule_pb2.CreateRuleResponse(rule=request.rule)
+
+    async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest) -> rule_pb2.RevokeRuleResponse:
+        if "revoke" in self.refuses_to:
+            raise PermissionDenied("not now")
+        self.revoked.append(request.rule_id)
+        return rule_pb2.RevokeRuleResponse()
+
+
+async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, rules: Rules | None = None) -> str:
+    """Go through calls with these lines typed; return what was shown."""
+    shown = io.StringIO()
+    target = AsyncClient("127.0.0.1:1", environment={})
+    vars(target).update(agents=agents, rules=rules or Rules())
+    console = Console(file=shown, width=200, highlight=False)
+    await Desk(target, console, LineReader(io.StringIO(text))).go_through(calls)
+    return shown.getvalue()
+
+
+async def test_all_are_approved_together_after_all_were_shown() -> None:
+    agents = Agents(late="c")
+    shown = await typed(agents, "all\ny\n", call("a"), call("b", ASKED), call("c"))
+    ((first, second),) = agents.asked
+    assert [(first.call_id, first.digest), (second.call_id, second.digest)] == [
+        ("a", "digest of a"),
+        ("c", "digest of c"),
+    ]
+    assert "tool_of_c" in shown
+    assert "a: Approved." in shown
+    assert "c: Not approved: it was decided." in shown
+
+
+async def test_all_are_not_approved_without_a_yes() -> None:
+    for answer in ("", "n", "no", "perhaps"):
+        agents = Agents()
+        await typed(agents, f"all\n{answer}\n\n\n", call("a"), call("b"))
+        assert not agents.asked
+
+
+async def test_each_line_is_about_the_call_that_was_shown() -> None:
+    """HITL-1: a question can be refused; an empty line skips, and the end of the input leaves the rest."""
+    agents, rules = Agents(), Rules()
+    two = call("d", approval=call_pb2.ApprovalRequest(approvals_required=2))
+    text = "\na\n/refuse not now\nalways\na\n"
+    shown = await typed(agents, text, call("a"), call("b"), call("c", ASKED), two, call("e"), rules=rules)
+    approved, refused, also = agents.asked
+    assert [each.call_id for each in agents.asked] == ["b", "c", "d"]
+    assert (refused.kind, refused.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
+    assert approved.kind == also.kind == call_pb2.DECISION_KIND_APPROVE
+    assert ("needs two people" in shown, rules.made) == (True, []), "what two people decide is not remembered"
+
+
+async def test_a_front_end_call_takes_its_result_as_json_or_an_error() -> None:
+    """FE-3, FE-5: what is no JSON is asked for again."""
+    agents = Agents()
+    shown = await typed(agents, 'hello\n{"x": 1}\n! no such panel\n', call("a", OFFERED), call("b", OFFERED))
+    first, second = agents.asked
+    assert (first.call_id, first.content_json, first.is_error) == ("a", b'{"x": 1}', False)
+    assert (second.call_id, second.content_json, second.is_error) == ("b", b'"no such panel"', True)
+    assert "is not JSON" in shown
+
+
+async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None:
+    """HITL-5: one answer, both done, and how to end it."""
+    agents, rules = Agents(), Rules()
+    shown = await typed(agents, "always\n", call("a", conversation_id="conv_1"), rules=rules)
+    (rule,) = rules.made
+    assert (rule.effect, rule.tool_name) == (rule_pb2.RULE_EFFECT_ALLOW, "tool_of_a")
+    assert (rule.scope, rule.scope_id) == (rule_pb2.RULE_SCOPE_CONVERSATION, "conv_1")
+    (decision,) = agents.asked
+    assert (decision.kind, decision.digest) == (call_pb2.DECISION_KIND_APPROVE, "digest of a")
+    assert "Approved. From now on: allow tool_of_a, in conv_1." in shown
+    assert "pawl rules revoke rule_1" in shown
+    assert not rules.revoked
+
+
+async def test_a_rule_and_its_approval_are_both_made_or_it_is_said_which_was() -> None:
+    agents, rules = Agents(), Rules()
+    rules.refuses_to.add("make")
+    shown = await typed(agents, "always\n", call("a"), rules=rules)
+    assert (agents.asked, "needs the role approver" in shown) == ([], True)
+    agents, rules = Agents(late="a"), Rules()
+    shown = await typed(agents, "always\n", call("a"), rules=rules)
+    assert (rules.revoked, "From now on" in shown) == (["rule_1"], False)
+    rules.refuses_to.add("revoke")
+    shown = await typed(agents, "always\n", call("a"), rules=rules)
+    assert "still in force: Not now" in shown
+    assert "`pawl rules revoke rule_1`" in shown
+
+
+def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
+    """ASYNC-7"""
+    definition = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=60, iterations_max=5)
+    definition.end_time.CopyFrom(Timestamp(seconds=1_900_000_000))
+    job = jobs_pb2.BackgroundJob(
+        job_id="run_2",
+        conversation_id="conv_1",
+        parent_run_id="run_1",
+        definition=definition,
+        state=run_pb2.RUN_STATE_WAITING,
+        iterations=3,
+        failures=1,
+        last_result='{"up":\x1btrue}',
+        waiting=waiting_pb2.Waiting(sentence="It waits for an approval of probe."),
+        pending_calls=[
+            call_pb2.Call(run_id="run_2", call_id="call_4", state=call_pb2.CALL_STATE_AWAITING_APPROVAL),
+            call_pb2.Call(run_id="run_2", call_id="call_5", state=call_pb2.CALL_STATE_OFFERED),
+        ],
+    )
+    said = "\n".join(job_lines(job))
+    for part in (
+        "run_2: waiting",
+        "done: 3 of 5 (1 failed)",
+        "each: 60 s, until 2030-",
+        "It waits for an approval of probe.",
+        "by run run_1",
+        "tells: conversation conv_1",
+        "decide with: pawl approve run_2 call_4",
+    ):
+        assert part in said
+    for part in ("\x1b", "call_5", "next:", "ended:", "failed:", "stopped by", "kept:"):
+        assert part not in said
+    job.waiting.reason = waiting_pb2.WAIT_REASON_PAUSED
+    assert "run_2: paused" in job_lines(job)
+    assert paused_text(job) == "run_2 (probe) is paused; it goes on with: pawl jobs resume run_2"
+    job.ClearField("waiting")
+    job.state, job.stop_cause = run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_USER
+    job.iterations, job.trimmed_iterations = 5_101, 5_000
+    assert {"run_2: cancelled by its user", "kept: those from iteration 5001 on"} <= set(job_lines(job))
+
+
+def test_reports_are_said_in_short_or_as_the_model_writes_them_or_refused() -> None:
+    read = {"": "", "change": "change", "every=2": {"every": 2.0}, '{"every": 2}': {"every": 2}}
+    assert {said: reports_of(said) for said in read} == read
+    for said in ("sometimes", "every=x", "every=", "every=2.5", '{"each": 2}', "digest", "change=2"):
+        with pytest.raises(CommandError) as caught:
+            reports_of(said)
+        (example,) = re.findall(r"\{.*\}", str(caught.value))
+        assert reports_of("every=10") == reports_of(example) == {"every": 10}
+
+
+class Suite:
+    """A suite with one job, at work, and its log."""
+
+    def __init__(self, *events: event_pb2.RunEvent) -> None:
+        self.log = [*events]
+        self.asked_after: list[int] = []
+
+    async def get(self, run_id: str) -> run_pb2.Run:
+        return run_pb2.Run(run_id=run_id, last_seq=self.log[-1].seq)
+
+    async def watch(self, _: str, after_seq: int) -> AsyncGenerator[event_pb2.RunEvent, None]:
+        self.asked_after.append(after_seq)
+        for event in self.log:
+            if event.seq > after_seq:
+                yield event
+        await asyncio.Event().wait()  # The run goes on.
+
+
+def progressed(seq: int, fraction: float, message: str) -> event_pb2.RunEvent:
+    progress = event_pb2.ToolProgress(call_id="call_1", tool_name="dig", fraction=fraction, message=message)
+    return event_pb2.RunEvent(seq=seq, tool_progress=progress)
+
+
+async def test_a_job_at_work_is_shown_with_what_its_tool_has_said_last(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = Suite(progressed(98, 0.1, "one"), progressed(99, 0.4, "two of\x1b five"), event_pb2.RunEvent(seq=100))
+    job = jobs_pb2.BackgroundJob(job_id="run_2", state=run_pb2.RUN_STATE_RUNNING, last_result="before")
+    target = cast("AsyncClient", suite)
+    found = await last_progress(target, job)
+    assert "now: 40% two of<U+001B> five" in job_lines(job, found)
+    await show_jobs(target, Console(), [job])
+    assert capsys.readouterr().out.rstrip().endswith("\t… 40% two of<U+001B> five")
+    assert suite.asked_after == [50, 50], "a long log is not read whole"
+
+
+def shown(kind: str, event: event_pb2.RunEvent) -> str:
+    message = SimpleNamespace(subject=f"pawl.v1.acme.lifecycle.{kind}", data=event.SerializeToString(), headers=None)
+    return line(message, as_json=False)
+
+
+def test_a_line_says_what_became_of_a_fire() -> None:
+    fire = schedule_pb2.ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED, run_id="run_1")
+    event = event_pb2.RunEvent(type="schedule.fired")
+    event.starter_fired.CopyFrom(event_pb2.StarterFired(name="report", user_id="ann", fire=fire))
+    assert shown("schedule_fired", event) == "pawl.v1.acme.lifecycle.schedule_fired schedule.fired report started run_1"
+    event.starter_fired.fire.outcome = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
+    event.starter_fired.fire.run_id = ""
+    assert shown("schedule_fired", event).endswith("schedule.fired report skipped")
+
+
+def test_a_line_of_another_event_has_its_type() -> None:
+    event = event_pb2.RunEvent(type="run.queued")
+    assert shown("queued", event) == "pawl.v1.acme.lifecycle.queued run.queued"
+
+
+def test_a_run_says_what_drives_it_what_it_may_use_and_what_was_granted_and_nothing_else() -> None:
+    grant = call_pb2.Grant(uses=3, approvals=[call_pb2.Decision(user_id="cyd")])
+    grant.series.interval_seconds, grant.series.iterations_max = 60, 20
+    run = run_pb2.Run(
+        agent=run_pb2.PinnedAgent(name="clerk", version=2),
+        labels={"case": "42"},
+        token_budget=20,
+        usage=run_pb2.Usage(input_tokens=3, output_tokens=4),
+        grant=grant,
+    )
+    assert {
+        "driven by the agent clerk, version 2",
+        "labels: case=42",
+        "may use 20 tokens; it has used 7",
+        "granted by cyd: every 60 s, at most 20 times; 3 of 20 begun",
+    } <= set(standing(run))
+    run.grant.ended = True
+    assert not any("granted" in line for line in standing(run))
+    assert not any(word in line for word in ("agent", "tokens") for line in standing(run_pb2.Run()))
+
+
+def shown_of_undo_and_steps(step: steps_pb2.Step, *, full: bool = False) -> str:
+    output = io.StringIO()
+    steps.show(Console(file=output, width=60, highlight=False, color_system=None), step, full=full)
+    return output.getvalue()
+
+
+def test_a_step_is_folded_to_a_line_and_opened_whole_and_steers_no_terminal() -> None:
+    """ASYNC-3: what is not kept of a series is said before its steps."""
+    reasoning = "First I look at the files.\n" * 20
+    step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, round=2, content=reasoning)
+    assert (shown_of_undo_and_steps(step).count("\n"), "…" in shown_of_undo_and_steps(step)) == (1, True)
+    assert shown_of_undo_and_steps(step, full=True).count("First I look at the files.") == 20
+    step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_ANSWER, content="a\x1b[2Jb", tool_name="\x1b]0;x")
+    assert "\x1b" not in shown_of_undo_and_steps(step) + shown_of_undo_and_steps(step, full=True)
+    step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_RESULT, tool_name="read", content_omitted_bytes=70_000)
+    assert shown_of_undo_and_steps(step) == "  0 result read: 70000 bytes\n"
+    assert steps.trimmed_text(run_pb2.Run(trimmed_rounds=4900)).startswith("… the first 4900 iterations")
+    assert steps.trimmed_text(run_pb2.Run()) == ""
+
+
+def test_of_a_run_that_was_imported_it_is_said_that_nothing_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = run_pb2.Run(run_id="run_1", conversation_id="conv_1", state=run_pb2.RUN_STATE_COMPLETED)
+    imported.end_time.GetCurrentTime()
+
+    async def nothing(*_: object) -> AsyncGenerator[None, None]:
+        for each in list[None]():
+            yield each
+
+    for name in ("pages", "watch"):
+        monkeypatch.setattr(AsyncClient, name, nothing)
+    monkeypatch.setattr(AsyncClient, "get", AsyncMock(return_value=imported))
+    said = "run_1 stands for messages that were imported: nothing ran. `pawl conversations show conv_1` shows them."
+    for command in ("steps", "watch"):
+        imported.last_seq = 0
+        assert invoke(command, "run_1") == (0, f"{said}\n")
+        imported.last_seq = 9
+        assert invoke(command, "run_1") == (0, "")
+
+
+def test_each_state_of_an_undo_has_words_and_an_inverse_says_what_it_takes_back() -> None:
+    for state in undo_pb2.UndoState.values()[1:]:
+        undo = undo_pb2.CallUndo(call_id="call_1", tool_name="write", state=state, summary="Take it back", reason="why")
+        line, _ = undo_line(undo)
+        assert ("does not know" in line, "call_1  write" in line) == (False, True), state
+    call = call_pb2.Call(call_id="undo_1", undoes_call_id="call_1", arguments_json=b"{}")
+    assert "takes back: call call_1" in wording.call_lines(call, datetime.now(tz=UTC))

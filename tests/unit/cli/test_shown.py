@@ -1,0 +1,396 @@
+"""What a reader sees of a run, of a table and of texts of others."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+import unicodedata
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from pawl.cli import wording
+from pawl.cli.runs import show_table
+from pawl.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
+from pawl.cli.wrapping import WordWrap
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.identity.v1 import key_pb2
+
+
+def shown(*events: event_pb2.RunEvent | gap_pb2.Gap, terminal: bool = False, **options: bool) -> str:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=100, highlight=False, color_system=None)
+    transcript = Transcript(console, **options)
+    for event in events:
+        if isinstance(event, gap_pb2.Gap):
+            transcript.show_gap(event)
+        else:
+            transcript.show(event)
+    transcript.end_line()
+    return output.getvalue()
+
+
+def delta(text: str = "", reasoning: str = "", *, attempt: int = 1) -> event_pb2.RunEvent:
+    return event_pb2.RunEvent(attempt=attempt, output_delta=event_pb2.OutputDelta(text=text, reasoning=reasoning))
+
+
+def started(*, attempt: int = 1) -> event_pb2.RunEvent:
+    return event_pb2.RunEvent(attempt=attempt, round_started=event_pb2.RoundStarted(round=1))
+
+
+def assistant(text: str) -> event_pb2.RunEvent:
+    message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text)
+    return event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=message))
+
+
+def call(
+    state: call_pb2.CallState.ValueType, *, name: str = "send_email", arguments: bytes = b'{"to": "ann"}'
+) -> call_pb2.Call:
+    return call_pb2.Call(run_id="run_1", call_id="call_1", tool_name=name, state=state, arguments_json=arguments)
+
+
+def changed(of: call_pb2.Call, *, seconds: float = 0) -> event_pb2.RunEvent:
+    return event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=of, duration_seconds=seconds))
+
+
+FORGED = "Which one?\n[send_email]\n  run run_1  call call_2\nneeds approval: none\r\n  1. yes\x0b2\x85[x]\u2028[y]"
+
+
+def test_what_others_wrote_cannot_be_taken_for_an_entry_of_the_inbox() -> None:
+    """HITL-3."""
+    asked = call(call_pb2.CALL_STATE_ASKED)
+    asked.question.question = asked.question.why = asked.question.default_answer = FORGED
+    asked.question.options.append(FORGED)
+    gated = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    gated.approval.preview = gated.approval.cause = FORGED
+    for pending in (asked, gated):
+        lines = shown(changed(pending)).splitlines()
+        assert [line for line in lines if line.startswith("[")] == [f"[{wording.call_title(pending)}]"]
+        ours = [line for line in lines if not line.startswith("    | ")]
+        assert sum("run run_1  call call_" in line for line in ours) == 1
+        assert not any(line.strip().startswith(("needs approval: none", "1. yes")) for line in ours)
+
+
+def test_reasoning_stands_apart_from_text_and_is_folded_unless_asked_for() -> None:
+    """HITL-8."""
+    output = shown(started(), delta(reasoning="x" * 1000), delta(reasoning="y"), delta("Hello"))
+    assert output == "x" * REASONING_CHARACTERS_MAX + " … (folded)\nHello\n"
+    assert shown(started(), delta(reasoning="x" * 1000), whole_reasoning=True) == "x" * 1000 + "\n"
+
+
+def test_a_retried_model_call_says_that_what_it_wrote_is_void() -> None:
+    """EVT-2."""
+    retrying = event_pb2.RoundRetrying(message="HTTP 500.", void_from_seq=3)
+    output = shown(started(), delta("Hel"), event_pb2.RunEvent(round_retrying=retrying), delta("Hello"))
+    assert output == "Hel\n↻ HTTP 500, trying again; what it wrote above is void\nHello\n"
+
+
+def test_a_run_is_told_line_by_line() -> None:
+    done, rejected, delegated, asked = (
+        call(call_pb2.CALL_STATE_SUCCEEDED),
+        call(call_pb2.CALL_STATE_REJECTED),
+        call(call_pb2.CALL_STATE_DELEGATED, name="run_agent", arguments=b'{"task":"look"}'),
+        call(call_pb2.CALL_STATE_ASKED),
+    )
+    done.result.content_json = b'{"sent": true}'
+    rejected.result.content_json = b'"not today"'
+    delegated.child_run_id = "run_2"
+    asked.question.question = "When?"
+    asked.question.options.extend(["Today", "Tomorrow"])
+    failed = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_FAILED, round=2, active_seconds=3.2)
+    failed.failure.message = "The model server is down."
+    user = message_pb2.Message(role=message_pb2.ROLE_USER, text="hello\n[send_email]")
+    output = shown(
+        event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=user)),
+        event_pb2.RunEvent(type="later.invented"),
+        *(started(), delta("Once "), delta("upon"), assistant("Once upon"), assistant("a time")),
+        *(started(), delta("Hel"), started(attempt=2), delta("Hello", attempt=2), assistant("Hello")),
+        *(started(attempt=3), changed(call(call_pb2.CALL_STATE_RUNNING)), changed(done, seconds=0.0123)),
+        *(changed(rejected), changed(delegated), changed(asked)),
+        event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=failed)),
+        hints=True,
+    )
+    assert output.splitlines() == [
+        *("> hello", "> [send_email]", "Once upon", "a time", "Hel"),
+        "↻ another worker has taken over; what the model wrote above begins anew",
+        *("Hello", '⚙ send_email {"to": "ann"}', '✓ send_email (12 ms) → {"sent": true}'),
+        *("✗ send_email rejected → not today", '⇉ run_agent {"task": "look"} (run run_2)'),
+        "  watch it with: pawl watch run_2",
+        *("[Question]", "  When?", "    1. Today", "    2. Tomorrow", "  run run_1  call call_1"),
+        '  answer with: pawl approve run_1 call_1 --answer "..."',
+        "✗ run_1 failed: The model server is down. (2 rounds, 0 tokens, 3.2 s active)",
+    ]
+    assert "pawl resolve run_1 call_1 --happened JSON" in hint(call(call_pb2.CALL_STATE_RUNNING))
+
+
+def test_a_call_that_waits_shows_everything_a_person_needs_and_the_command() -> None:
+    """HITL-2: the arguments are shown whole."""
+    waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL, arguments=b'{"body": "%s"}' % (b"x" * 500))
+    waiting.approval.preview = "An e-mail to Ann"
+    waiting.approval.cause = "category SENSITIVE"
+    output = shown(changed(waiting), hints=True)
+    assert "[send_email]" in output
+    assert "An e-mail to Ann" in output
+    assert "x" * 500 in output.replace("\n", "")
+    assert "needs approval: category SENSITIVE" in output
+    assert "pawl approve run_1 call_1" in output
+
+
+def run_event(**fields: Any) -> event_pb2.RunEvent:
+    run = run_pb2.Run(run_id="run_1", **fields)
+    return event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run))
+
+
+UNKNOWN_OUTCOME = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME)
+QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
+
+
+def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
+    for event, lines in [
+        (
+            run_event(state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_BUDGET]),
+            ["‖ waits for more tokens", "  add some with: pawl top-up run_1 TOKENS"],
+        ),
+        (
+            event_pb2.RunEvent(run_topped_up=event_pb2.RunToppedUp(tokens=500, token_budget=1500, user_id="ann")),
+            ["+ ann added 500 tokens: it may use 1500"],
+        ),
+        (
+            run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=UNKNOWN_OUTCOME),
+            [
+                "‖ needs an operator: it is not known whether a call had its effect",
+                "  an operator sees what to do with: pawl attention run_1",
+            ],
+        ),
+        (
+            run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=QUARANTINED, crash_count=3),
+            [
+                "‖ needs an operator: quarantined: 3 workers died while they drove it, without any progress in between",
+                "  an operator sees what to do with: pawl attention run_1",
+            ],
+        ),
+        (
+            event_pb2.RunEvent(
+                operator_acted=event_pb2.OperatorActed(
+                    user_id="bob", act=event_pb2.OPERATOR_ACT_REDRIVEN, reason="the tool is\nmended"
+                )
+            ),
+            ["⚑ operator bob let the run go on: the tool is mended"],
+        ),
+        (
+            event_pb2.RunEvent(
+                operator_acted=event_pb2.OperatorActed(
+                    user_id="bob", act=event_pb2.OPERATOR_ACT_RESOLVED, call_id="call_1"
+                )
+            ),
+            ["⚑ operator bob said what became of a call (call_1)"],
+        ),
+        (
+            event_pb2.RunEvent(operator_acted=event_pb2.OperatorActed(user_id="bob", act=99)),  # type: ignore[arg-type]
+            ["⚑ operator bob did something about the run"],
+        ),
+        (
+            run_event(
+                state=run_pb2.RUN_STATE_CANCELLED,
+                stop_cause=run_pb2.STOP_CAUSE_OPERATOR,
+                unstopped_call_ids=["call_1", "call_2"],
+            ),
+            [
+                "✗ run_1 cancelled by an operator (0 rounds, 0 tokens, 0 ms active)",
+                "! could not be stopped and may go on: call_1, call_2",
+            ],
+        ),
+    ]:
+        assert shown(event, hints=True).splitlines() == lines
+
+
+def test_nothing_that_a_model_or_a_tool_says_steers_the_terminal() -> None:
+    """I22 for the reader: escape sequences and overrides of direction are shown and not carried out."""
+    evil = "\x1b]0;title\x07\x1b[2J\u202ered\rx"
+    done = call(call_pb2.CALL_STATE_SUCCEEDED, name=f"t{evil}")
+    done.result.content_json = f'"{evil}"'.encode()
+    output = shown(started(), delta(evil, evil), changed(done), assistant(evil), terminal=True)
+    assert not any(character in output for character in "\x1b\x07\u202e\r")
+
+
+def test_a_gap_is_a_sentence_and_what_the_events_had_led_to() -> None:
+    """EVT-1."""
+    done = call(call_pb2.CALL_STATE_SUCCEEDED)
+    done.result.content_json = b'"sent"'
+    snapshot = gap_pb2.RunSnapshot(
+        messages=[
+            message_pb2.Message(role=message_pb2.ROLE_USER, text="Tell ann"),
+            message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="I will.", call_ids=["call_0", "call_1"]),
+            message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="Done."),
+        ],
+        calls=[done],
+        omitted_call_count=1,
+    )
+    ended = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_COMPLETED)
+    lines = shown(
+        gap_pb2.Gap(from_seq=3, to_seq=40, snapshot=snapshot),
+        event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=ended)),
+    ).splitlines()
+    assert lines[:-1] == [
+        "… events 3 to 40 are not kept any more; they came to this, without 1 earlier call:",
+        "> Tell ann",
+        "I will.",
+        "✓ send_email → sent",
+        "Done.",
+    ]
+    assert "completed" in lines[-1]
+
+
+def test_who_may_not_decide_is_told_who_does() -> None:
+    for roles, approvals, approved, told in (
+        ([], 1, [], "decide with: pawl approve"),
+        (["approver"], 1, [], "decide with: pawl approve"),
+        (["member"], 1, [], "waits for somebody with the role approver or admin"),
+        ([], 2, [], "waits for 2 other people"),
+        ([], 2, ["ann"], "waits for 1 other person with"),
+    ):
+        waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
+        waiting.approval.approvals_required = approvals
+        waiting.approval.approvals.extend(call_pb2.Decision(user_id=user) for user in approved)
+        assert told in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
+
+
+def wrapped(*pieces: str, width: int = 10) -> str:
+    wrap = WordWrap(width)
+    return "".join([*map(wrap.take, pieces), wrap.flush()])
+
+
+def test_no_word_crosses_the_edge() -> None:
+    for pieces, lines in [
+        (("one two three",), ["one two", "three"]),
+        (("one tw", "o th", "ree"), ["one two", "three"]),
+        (("exactly 10", " more"), ["exactly 10", "more"]),
+        (("a\n  indented", " b"), ["a", "  indented", "b"]),
+        (("one\n\ntwo",), ["one", "", "two"]),
+        (("日本 語の文章 x",), ["日本", "語の文章 x"]),
+    ]:
+        assert wrapped(*pieces).split("\n") == lines
+
+
+@given(st.lists(st.text(alphabet="ab \n日", max_size=12), max_size=8), st.integers(4, 30))
+def test_nothing_is_lost_and_lines_fit(pieces: list[str], width: int) -> None:
+    """Only blanks before a break are dropped, and only a word that is too long for a line makes one too long."""
+    text, shown = "".join(pieces), wrapped(*pieces, width=width)
+    assert shown.split() == text.split() or max(map(cell_len, text.split())) >= 30
+    assert "".join(shown.split()) == "".join(text.split())
+    for line in shown.split("\n"):
+        first = line[: len(line) - len(line.lstrip())] + "".join(line.split()[:1])
+        assert cell_len(line) <= width or cell_len(first) > width
+
+
+HIDDEN = {
+    "override": "\u202e",
+    "isolate": "\u2066",
+    "mark of direction": "\u200e",
+    "zero-width space": "\u200b",
+    "zero-width joiner": "\u200d",
+    "word joiner": "\u2060",
+    "byte order mark": "\ufeff",
+    "tag": "\U000e0041",
+    "variation selector": "\ufe01",
+    "far variation selector": "\U000e0100",
+    "soft hyphen": "\u00ad",
+    "blank letter": "\u3164",
+    "escape": "\x1b",
+    "carriage return": "\r",
+}
+
+
+def test_what_cannot_be_seen_is_shown_where_somebody_decides_and_still_means_the_same() -> None:
+    """HITL-3: who approves approves what is there, and not what it looks like."""
+    for name, hidden in HIDDEN.items():
+        value = {"to": f"ann{hidden}@example.com"}
+        call = call_pb2.Call(
+            state=call_pb2.CALL_STATE_AWAITING_APPROVAL,
+            tool_name="send_email",
+            arguments_json=json.dumps(value, ensure_ascii=False).encode(),
+            approval=call_pb2.ApprovalRequest(digest="d", preview=f"To ann{hidden}@example.com"),
+        )
+        lines = wording.call_lines(call, datetime.now(UTC))
+        assert not any(hidden in line for line in lines), name
+        assert f"To ann<U+{ord(hidden):04X}>@example.com" in lines
+        assert [line for line in lines if '"to"' in line and "ann\\" in line], name
+        block = wording.json_block(call.arguments_json)
+        assert (hidden in block, json.loads(block)) == (False, value), name
+
+
+def test_a_document_line_has_all_of_a_message() -> None:
+    event = key_pb2.KeyEvent(event_id=2**53, kind=key_pb2.KEY_EVENT_KIND_KEY_CREATED, roles=["member"], key_name='"x')
+    event.time.FromSeconds(1_700_000_000)
+    line = json.loads(wording.document_line(event))
+    assert set(line) == set(event.DESCRIPTOR.fields_by_name)
+    told = {"event_id": 2**53, "kind": "key_created", "roles": ["member"], "key_name": '"x', "user_id": ""}
+    told |= {"time": "2023-11-14T22:13:20Z", "failures": None}
+    assert {name: line[name] for name in told} == told
+    event.failures.kind, event.failures.count = 99, 3  # type: ignore[assignment]  # one of a later version
+    assert json.loads(wording.document_line(event))["failures"] == {
+        "kind": "99",
+        "source": "",
+        "count": 3,
+        "first_time": None,
+        "last_time": None,
+    }
+
+
+def test_no_format_character_of_unicode_is_left_out() -> None:
+    formats = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in {"Cc", "Cf", "Zl", "Zp"}]
+    assert [text for text in formats if text not in "\t\n" and wording.clean(text) == text] == []
+
+
+def test_pictures_and_letters_stay_as_they_are() -> None:
+    text = "Grüße, \u2764\ufe0f \U0001f469\u200d\U0001f4bb \u65e5\u672c\t\u05e2\u05d1\nline"
+    assert wording.clean(text) == text
+    assert wording.clean("a\r\nb") == "a\nb"
+
+
+def test_a_time_is_told_with_its_zone_as_options_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment, told = Timestamp(seconds=1_795_525_200), []
+    try:
+        for zone in ("UTC", "Europe/Berlin"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            told.append(wording.time_text(moment))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert told == ["2026-11-24 13:00:00Z", "2026-11-24 14:00:00+01:00"]
+    assert {datetime.fromisoformat(each).timestamp() for each in told} == {moment.seconds}
+
+
+RUN = "run_83e30c686bd31f67a7daaca35a2ce881"
+HEADINGS = ("run", "state", "next", "what")
+ROWS = [(RUN, "waiting", "", "[bold] a long text " * 20), (RUN, "completed", "2026-11-24 14:00:00Z", "")]
+
+
+def shown_of_tables(width: int) -> list[str]:
+    output = io.StringIO()
+    show_table(Console(file=output, width=width, force_terminal=True, no_color=True, color_system=None), HEADINGS, ROWS)
+    return [line.rstrip() for line in output.getvalue().splitlines()]
+
+
+def test_no_id_and_no_time_is_cut_on_a_narrow_terminal() -> None:
+    for width in (20, 40, 78):
+        lines = shown_of_tables(width)
+        assert lines.count(RUN) == 2
+        assert lines[-2:] == ["  state: completed", "  next: 2026-11-24 14:00:00Z"]
+        assert lines[1] == "  state: waiting"
+
+
+def test_a_wide_terminal_has_a_line_for_each_row() -> None:
+    heading, first, second = shown_of_tables(120)
+    assert heading.split() == [*HEADINGS]
+    assert first.startswith(f"{RUN}  waiting")
+    assert "[bold] a long text" in first
+    assert second == f"{RUN}  completed  2026-11-24 14:00:00Z"

@@ -1,0 +1,312 @@
+"""Words that are typed, and the refusals of those that mean nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pawl.cli import answers, decisions, wording
+from pawl.cli.__main__ import app
+from pawl.cli.failure import CommandError, explain
+from pawl.cli.source_policies import policy_of
+from pawl.errors import (
+    AlreadyDecided,
+    AttentionNotNeeded,
+    ConversationExists,
+    ConversationNotFound,
+    Internal,
+    InvalidField,
+    InvalidId,
+    InvalidJson,
+    PawlError,
+    RunNotFound,
+    ToolNotFound,
+    Unauthenticated,
+)
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1.source_pb2 import SourceToolPolicy
+from tests.tables import not_explained, not_refused
+
+NOBODY = "127.0.0.1:1"
+
+EVERY = {"cron": "--cron", "interval_seconds": "--every", "text": "--text", "name": "name"}
+JOB = {"interval": "--interval", "stop_after": "--stop-after", "duration": "--duration", "tool": "tool"}
+
+
+REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
+    (
+        JOB,
+        InvalidField("interval_seconds needs an end: iterations_max (times)", field="interval_seconds"),
+        "--interval needs an end: --stop-after (times).",
+    ),
+    (JOB, InvalidField("a tool's name is printable", field="tool_name"), "A tool's name is printable."),
+    (
+        EVERY,
+        InvalidField("intervals have none", field="definition.cron"),
+        "--cron: intervals have none.",
+    ),
+    (EVERY, InvalidField("definition.text is empty", field="definition.text"), "--text is empty."),
+    (
+        EVERY,
+        InvalidField("give either `cron` or `interval_seconds`", field="definition.cron"),
+        "Give either --cron or --every.",
+    ),
+    (
+        EVERY,
+        InvalidField("cron 'text interval_seconds' is like text", field="definition.cron"),
+        "--cron 'text interval_seconds' is like text.",
+    ),
+    (
+        EVERY,
+        InvalidId("definition.name must match ^[A-Za-z0-9_-]{1,64}$", field="definition.name"),
+        "Name must have 1 to 64 letters, digits, _ and -, and nothing else.",
+    ),
+    (
+        {"quiet": "--quiet", "zone": "--zone"},
+        InvalidField("time_zone 'Mars' is none", field="quiet_hours.time_zone"),
+        "--zone 'Mars' is none.",
+    ),
+    (
+        {"schema": "--schema"},
+        InvalidJson("response_format.schema_json is not strict JSON"),
+        "--schema is not strict JSON.",
+    ),
+    ({}, InvalidField("interval_seconds is wrong", field="interval_seconds"), "interval_seconds is wrong."),
+    (EVERY, ToolNotFound("the text of cron"), "The text of cron. `pawl tools` lists those that there are."),
+]
+
+
+def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone() -> None:
+    for typed, error, sentence in REFUSALS:
+        assert explain(error, [NOBODY], typed=typed) == sentence
+
+
+def test_an_error_says_what_to_do_next() -> None:
+    for error, advice in (
+        (RunNotFound("where is it?"), "Where is it? `pawl runs` lists yours."),
+        (ConversationNotFound(), "`pawl conversations list`"),
+        (ConversationExists("there is one"), "`pawl conversations show --key`"),
+        (Unauthenticated("the key is not known"), "PAWL_API_KEY"),
+        (Internal("internal error err_1"), "The log of the service"),
+        (AlreadyDecided("decided by bob"), "`pawl inbox`"),
+        (AttentionNotNeeded("it is well"), "`pawl attention`"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ):
+        assert advice in explain(error, [NOBODY])
+
+
+def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed() -> None:
+    for command, option in [
+        (("runs", "--since", "5x"), "--since"),
+        (("rules", "allow", "*", "--for", "5x"), "--for"),
+        (("rules", "allow", "*", "--like", "5x"), "--like"),
+        (("keys", "create", "ann", "--for", "5x"), "--for"),
+        (("notify", "create", "https://example.com", "--after", "5x"), "--after"),
+        (("notify", "preferences", "--quiet", "5x"), "--quiet"),
+        (("schedules", "create", "tea", "--every", "5x"), "--every"),
+        (("schedules", "create", "tea", "--catch-up", "5x"), "--catch-up"),
+        (("schedules", "create", "tea", "--start", "5x"), "--start"),
+        (("schedules", "create", "tea", "--label", "5x"), "--label"),
+        (("schedules", "backfill", "tea", "--from", "2026-01-31", "--to", "5x"), "--to"),
+        (("triggers", "create", "tea", "--webhook", "bearer", "--debounce", "5x"), "--debounce"),
+        (("triggers", "create", "tea", "--mailbox", "a@b", "--poll", "5x"), "--poll"),
+        (("triggers", "create", "tea", "--mailbox", "5x"), "--mailbox"),
+        (("audit", "list", "--before", "5x"), "--before"),
+        (("audit", "verify", "--known-head", "5x"), "--known-head"),
+    ]:
+        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
+        assert (refused.exit_code, refused.output.startswith(f"{option}: '5x' ")) == (2, True), command
+
+
+def test_what_narrows_a_command_down_never_means_everything_when_it_is_empty() -> None:
+    for command in [
+        ("memory", "erase", "--yes", ""),
+        ("memory", "erase", "--yes", "--agent", ""),
+        ("memory", "list", "--agent", ""),
+        ("notify", "resend", "--dead", "--channel", ""),
+        ("notify", "deliveries", ""),
+        ("attention", ""),
+        ("tools", "stats", ""),
+        ("tools", "stats", "--agent", ""),
+        ("runs", "--conversation", ""),
+        ("runs", "--parent", ""),
+        ("jobs", "list", "--conversation", ""),
+        ("audit", "list", "--run", ""),
+        ("keys", "events", "--key", ""),
+        ("rules", "allow", "*", "--run", ""),
+    ]:
+        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
+        assert (refused.exit_code, "it is empty. Leave it out for all." in refused.output) == (2, True), command
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_the_same_words_everywhere(tmp_path: Path) -> None:
+    none = tmp_path / "none.yaml"
+    for command in [
+        ("run", "look", "--image"),
+        ("run", "look", "--schema"),
+        ("documents", "add"),
+        ("conversations", "import"),
+        ("apply", "--file"),
+    ]:
+        refused = CliRunner().invoke(app, [*command, str(none)], env={"PAWL_ADDRESS": NOBODY})
+        assert (refused.exit_code, refused.output) == (2, f"{none} cannot be read: No such file or directory.\n")
+
+
+POLICIES: list[tuple[str, dict[str, Any]]] = [
+    ("Safe, READ_ONLY", {"category": call_pb2.TOOL_CATEGORY_SAFE, "effect_class": call_pb2.EFFECT_CLASS_READ_ONLY}),
+    ("excluded", {"excluded": True}),
+    ("bulk=$.body.Orders[*].lines", {"bulk_count": "$.body.Orders[*].lines"}),
+    ("without_background", {"without_background": True}),
+    ("permits_grants", {"permits_grants": True}),
+    ("timeout_seconds=0.5,async_timeout_seconds=7200", {"timeout_seconds": 0.5, "async_timeout_seconds": 7200}),
+    ("reports=end", {"reports": run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_END)}),
+    ("reports=None", {"reports": run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_NONE)}),
+    (
+        "reports=every=10",
+        {"reports": run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_EVERY, report_iterations=10)},
+    ),
+    (
+        "reports=digest=600",
+        {"reports": run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds=600)},
+    ),
+]
+
+
+def test_each_word_is_a_field_of_the_policy() -> None:
+    for words, fields in POLICIES:
+        assert policy_of(f"look={words}") == SourceToolPolicy(tool_name="look", **fields)
+
+
+def test_every_field_of_a_policy_has_a_word() -> None:
+    words = "safe,idempotent,excluded,without_background,permits_grants,bulk=$.a,timeout_seconds=1"
+    policy = policy_of(f"*={words},async_timeout_seconds=2,reports=change")
+    assert {field.name for field, _ in policy.ListFields()} == set(SourceToolPolicy.DESCRIPTOR.fields_by_name)
+
+
+def test_what_is_no_policy_is_said_in_a_sentence() -> None:
+    rows = [
+        ("look", "of the form TOOL=WORD,WORD"),
+        ("=safe", "of the form TOOL=WORD,WORD"),
+        ("look=nice", "'nice' is none of safe, sensitive, "),
+        ("look=timeout_seconds", "'timeout_seconds' is none of"),
+        ("look=excluded=yes", "'excluded=yes' is none of"),
+        ("look=timeout_seconds=soon", "it must be a number of seconds"),
+        ("look=reports=now", "reports is every, every=10"),
+        ("look=reports=every=ten", "reports is every, every=10"),
+        ("look=reports=", 'reports is "every", "change"'),
+    ]
+    assert not_explained(CommandError, policy_of, [(given, re.escape(told)) for given, told in rows]) == []
+
+
+GATED = call_pb2.Call(
+    run_id="run_1",
+    call_id="call_1",
+    state=call_pb2.CALL_STATE_AWAITING_APPROVAL,
+    arguments_json=b'{"to":"ann@example.com"}',
+    approval=call_pb2.ApprovalRequest(digest="d" * 64),
+)
+ASKED = call_pb2.Call(
+    run_id="run_1",
+    call_id="call_2",
+    state=call_pb2.CALL_STATE_ASKED,
+    question=call_pb2.Question(question="When?", options=["Today", "Tomorrow"]),
+)
+
+
+def test_what_is_typed_decides_about_the_call_that_was_shown() -> None:
+    """HITL-1, HITL-3: an approval carries the digest of what was shown."""
+    for line in ("a", "A", " yes ", "approve"):
+        decision = answers.decision_of(line, GATED)
+        assert (decision.kind, decision.digest) == (call_pb2.DECISION_KIND_APPROVE, "d" * 64), line
+        assert (decision.run_id, decision.call_id) == ("run_1", "call_1")
+    edited = answers.decision_of('e {"to": "bob@example.com"}', GATED)
+    assert (edited.kind, edited.arguments_json) == (call_pb2.DECISION_KIND_EDIT, b'{"to": "bob@example.com"}')
+    rejected = answers.decision_of("r not before noon", GATED)
+    assert (rejected.kind, rejected.reason) == (call_pb2.DECISION_KIND_REJECT, "not before noon")
+    told = answers.decision_of("t I wrote to her myself", GATED)
+    assert (told.kind, told.answer) == (call_pb2.DECISION_KIND_ANSWER, "I wrote to her myself")
+    for line, answer in {"2": "Tomorrow", "3": "3", "0": "0", "next week": "next week"}.items():
+        decision = answers.decision_of(line, ASKED)
+        assert (decision.kind, decision.answer) == (call_pb2.DECISION_KIND_ANSWER, answer)
+        assert answers.chosen(line, ASKED) == answer
+
+
+def test_what_decides_nothing_is_refused_with_what_would() -> None:
+    lines = ("e {", 'e {"a": 1, "a": 2}', "e [1]", "e 1", "", "x", "t", "maybe")
+    assert not_refused(answers.Unclear, lambda line: answers.decision_of(line, GATED), lines) == []
+
+
+def test_the_editor_gets_the_arguments_and_gives_the_new_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nsed -i s/ann/bob/ $1\n")
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    decision = answers.decision_of("e", GATED)
+    assert b"bob@example.com" in decision.arguments_json
+
+
+def test_an_editor_that_does_not_work_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", "/no/such/editor")
+    with pytest.raises(answers.Unclear, match="set EDITOR"):
+        answers.decision_of("e", GATED)
+
+
+def gated(**series: Any) -> call_pb2.Call:
+    call = call_pb2.Call(
+        run_id="run_1",
+        call_id="call_1",
+        state=call_pb2.CALL_STATE_AWAITING_APPROVAL,
+        tool_name="pay",
+        arguments_json=b'{"amount":1}',
+        approval=call_pb2.ApprovalRequest(digest="of the call"),
+    )
+    if series:
+        call.approval.series.CopyFrom(call_pb2.Series(digest="of the series", **series))
+    return call
+
+
+def test_it_is_said_how_often_how_far_apart_and_until_when() -> None:
+    call = gated(interval_seconds=60, iterations_max=20)
+    end = datetime(2026, 11, 24, 14, tzinfo=UTC)
+    lines = wording.call_lines(call, datetime.now(UTC))
+    assert "one of a series: every 60 s, at most 20 times (to grant all of it: series)" in lines
+    call.approval.series.end_time.FromDatetime(end)
+    assert f", until {end.astimezone():%Y-%m-%d %H:%M:%S}" in wording.series_text(call.approval.series)
+    assert not any("series" in line for line in wording.call_lines(gated(), datetime.now(UTC)))
+
+
+def test_only_who_says_so_grants_it() -> None:
+    call = gated(interval_seconds=60, iterations_max=20)
+    once, series = answers.decision_of("a", call), answers.decision_of("series", call)
+    assert (once.for_series, once.digest) == (False, "of the call")
+    assert (series.for_series, series.digest) == (True, "of the series")
+    with pytest.raises(answers.Unclear, match="decide about the call alone"):
+        answers.decision_of("s", gated())
+
+
+def test_what_is_given_is_changed_and_the_rest_stays() -> None:
+    call = gated(interval_seconds=60, iterations_max=20)
+    edited = decisions._for_series(call, None, 5.0, None, 10.0)
+    assert (edited.kind, edited.for_series, edited.digest) == (call_pb2.DECISION_KIND_EDIT, True, "of the series")
+    assert edited.arguments_json == call.arguments_json
+    assert (edited.edited_series.interval_seconds, edited.edited_series.iterations_max) == (5.0, 20)
+    left = edited.edited_series.end_time.ToDatetime(tzinfo=UTC) - datetime.now(UTC)
+    assert timedelta(minutes=9) < left <= timedelta(minutes=10)
+    other = decisions._for_series(call, '{"amount": 2}', None, None, None)
+    assert (other.arguments_json, other.HasField("edited_series")) == (b'{"amount": 2}', False)
+
+
+def test_what_no_series_can_be_is_refused() -> None:
+    call = gated(interval_seconds=60, iterations_max=20)
+    terms: list[tuple[int | None, float | None]] = [(2**32, None), *((None, float(n)) for n in ("1e12", "inf", "nan"))]
+    assert not_refused(CommandError, lambda each: decisions._for_series(call, None, None, *each), terms) == []
+    with pytest.raises(CommandError, match="go with --series"):
+        decisions._check_series(series=False, others=(), terms=(1.0, None, None))
+    with pytest.raises(CommandError, match="goes with an approval"):
+        decisions._check_series(series=True, others=("no",), terms=(None, None, None))
