@@ -6,14 +6,15 @@ of the product; where one line of defence stands before another, or the promise 
 
 from __future__ import annotations
 
-import os
-import subprocess
+import importlib
+import multiprocessing
+import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.simulation.chance import fix_hashes
 from tests.simulation.planted import OF_THE_LEDGER, REFERENCE_MODEL, Mutant
-from tests.simulation.planted_channels import OF_CHANNELS
 from tests.simulation.planted_jobs import OF_JOBS
 from tests.simulation.planted_outages import OF_OUTAGES
 from tests.simulation.planted_starters import OF_STARTERS
@@ -172,7 +173,6 @@ MUTANTS = (
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker="one_front_end_result",
-        first=200,
     ),
     Mutant(
         name="stopped_runs_go_on",
@@ -399,46 +399,50 @@ MUTANTS = (
     *OF_THE_LEDGER,
     *OF_OUTAGES,
     *OF_JOBS,
-    *OF_CHANNELS,
     *OF_STARTERS,
 )
 
 
-def play(name: str) -> str:
-    """Play seeds with a mutant; return what its checker said, empty if nothing."""
-    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+def play(mutant: Mutant) -> str:
+    """Plant a mutant in this process and play seeds; return what its checker reports, empty if nothing."""
+    for name in [name for name in sys.modules if name.startswith(("pawl.", "tests.")) and "_pb2" not in name]:
+        del sys.modules[name]
     sys.meta_path.insert(0, Finder(mutant))
-    # No import of the product before the mutant is planted.
+    seeds = dict.fromkeys((mutant.seed, *range(mutant.seeds)))
     if mutant.checker == REFERENCE_MODEL:
-        from tests.ledger.game import first_difference  # noqa: PLC0415
-
-        return first_difference(range(mutant.seeds))
-    from tests.simulation.simulate import simulate  # noqa: PLC0415
-
-    # What goes on outside costs most of the time of a seed, and most mutants do not need it.
-    has_outside = mutant in (*OF_CHANNELS, *OF_STARTERS)
-    for seed in range(mutant.first, mutant.first + mutant.seeds):
-        for violation in simulate(seed, has_outside=has_outside).violations:
+        return importlib.import_module("tests.ledger.game").first_difference(seeds)
+    simulate = importlib.import_module("tests.simulation.simulate").simulate
+    # Triggers cost time, and most mutants do not need them.
+    has_triggers = mutant in OF_STARTERS
+    for seed in seeds:
+        for violation in simulate(seed, has_triggers=has_triggers).violations:
             if violation.startswith(f"{mutant.checker}:"):
                 return f"seed {seed}: {violation}"
     return ""
 
 
-def hunt(name: str) -> str:
-    """Play a mutant in a process of its own; return what was found, empty if nothing."""
-    command = [sys.executable, "-m", "tests.simulation.mutants", name]
-    environment = os.environ | {"PYTHONHASHSEED": "0"}
+def hunt(mutants: Sequence[Mutant], processes: int = 1) -> Iterator[tuple[Mutant, str]]:
+    """Play each mutant in a process of its own; yield it with what was found, empty if nothing.
+
+    The processes are forks of this one, which has imported everything, so that only what may be mutated is imported
+    again.
+    """
+    for module in ("tests.ledger.game", "tests.simulation.simulate"):
+        importlib.import_module(module)
+    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+        hunts = [(mutant, pool.apply_async(_attempt, (mutant,))) for mutant in mutants]
+        yield from ((mutant, hunted.get()) for mutant, hunted in hunts)
+
+
+def _attempt(mutant: Mutant) -> str:
+    """Play a mutant; an error is no miss of the checker: it could not be planted, or the game broke."""
+    # One that never ends is ended.
+    signal.alarm(_SECONDS_MAX)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS_MAX, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired:
-        print(f"{name}: no answer within {_SECONDS_MAX} s", file=sys.stderr)  # noqa: T201
+        return play(mutant)
+    except BaseException as error:  # noqa: BLE001  # reported as a miss
+        print(f"{mutant.name}: {error!r}", file=sys.stderr)  # noqa: T201
         return ""
-    if done.stderr:
-        # It is no miss of the checker: the mutant could not be planted, or the game broke.
-        print(f"{name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)  # noqa: T201
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def misplaced() -> list[str]:
@@ -458,19 +462,17 @@ def _source(module: str) -> str:
 
 
 def main() -> int:
-    """Hunt all mutants, two at a time, or play the one that is named; 1 if a checker missed one."""
-    if len(sys.argv) > 1:
-        found = play(sys.argv[1])
-        print(found)  # noqa: T201
-        return 0 if found else 1
+    """Hunt all mutants, two at a time, or those that are named; 1 if a checker missed one."""
+    chosen = [mutant for mutant in MUTANTS if mutant.name in sys.argv[1:]] or MUTANTS
     missed = 0
-    with ThreadPoolExecutor(2) as pool:
-        names = [mutant.name for mutant in MUTANTS]
-        for name, found in zip(names, pool.map(hunt, names), strict=True):
-            missed += not found
-            print(f"{name}: {found or 'MISSED'}", flush=True)  # noqa: T201
+    for mutant, found in hunt(chosen, processes=2):
+        missed += not found
+        print(f"{mutant.name}: {found or 'MISSED'}", flush=True)  # noqa: T201
+        if found and not found.startswith(f"seed {mutant.seed}:"):
+            print(f"{mutant.name}: write down this seed, to find it at once", file=sys.stderr)  # noqa: T201
     return 1 if missed else 0
 
 
 if __name__ == "__main__":
+    fix_hashes("tests.simulation.mutants")
     sys.exit(main())

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """In `module`, `text` becomes `instead`; `checker` must see it within `seeds`, counted from the `first`."""
+    """In `module`, `text` becomes `instead`, and `checker` must find it.
+
+    `seed` found it last time and is tried first, then as many others as `seeds` says.
+    """
 
     name: str
     module: str
     text: str
     instead: str
     checker: str
+    seed: int = 0
     seeds: int = 200
-    first: int = 0
     also: tuple[tuple[str, str, str], ...] = ()
 
     @property

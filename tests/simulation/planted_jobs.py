@@ -176,7 +176,6 @@ OF_JOBS = (
         text="if any(command.name == inbox.PAUSE for command in unit.inbox(run)):",
         instead="if False:",
         checker="paused_jobs_begin_nothing",
-        first=400,
     ),
     Mutant(
         name="silent_jobs_tell_of_their_end",
