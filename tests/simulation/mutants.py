@@ -410,7 +410,7 @@ def play(mutant: Mutant) -> str:
     sys.meta_path.insert(0, Finder(mutant))
     seeds = dict.fromkeys((mutant.seed, *range(mutant.seeds)))
     if mutant.checker == REFERENCE_MODEL:
-        return importlib.import_module("tests.ledger.game").first_difference(seeds)
+        return str(importlib.import_module("tests.ledger.game").first_difference(seeds))
     simulate = importlib.import_module("tests.simulation.simulate").simulate
     # Triggers cost time, and most mutants do not need them.
     has_triggers = mutant in OF_STARTERS
