@@ -75,6 +75,7 @@ MUTANTS = (
         text="for given in (*call.approval.earlier_approvals, *call.approval.approvals)",
         instead="for given in ()",
         checker="decisions_are_audited",
+        seed=1,
     ),
     Mutant(
         name="held_calls_are_not_audited",
@@ -89,6 +90,7 @@ MUTANTS = (
         text="outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome",
         instead="outcome = earlier.outcome",
         checker="commands_are_accepted_once",
+        seed=1,
     ),
     Mutant(
         name="anybody_may_decide",
@@ -96,6 +98,7 @@ MUTANTS = (
         text="if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):",
         instead="if run is None:",
         checker="strangers_are_refused",
+        seed=1,
     ),
     Mutant(
         name="leases_are_not_fenced",
@@ -117,6 +120,7 @@ MUTANTS = (
         text="run = replace(run, queued_message=None, claim_at=claim_at or unit.now)\n    return",
         instead="run = replace(run, queued_message=None, claim_at=None if before == () else unit.now)\n    return",
         checker="runs_end",
+        seed=6,
     ),
     Mutant(
         name="the_journal_runs_the_unknown_again",
@@ -230,6 +234,7 @@ MUTANTS = (
         text="if taken >= limits.per_store or",
         instead="if taken > limits.per_store or",
         checker="limits_hold",
+        seed=2,
     ),
     Mutant(
         name="budgets_are_not_looked_at",
@@ -258,6 +263,7 @@ MUTANTS = (
         text="if run.epoch != self.epoch or run.worker_id is None:",
         instead="if run.worker_id is None:",
         checker=REFERENCE_MODEL,
+        seed=4,
     ),
     Mutant(
         name="steps_begin_at_another_seq",
@@ -280,6 +286,7 @@ MUTANTS = (
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker=REFERENCE_MODEL,
+        seed=5,
     ),
     Mutant(
         name="refusals_are_not_kept",
@@ -287,6 +294,7 @@ MUTANTS = (
         text="run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)",
         instead="pass",
         checker=REFERENCE_MODEL,
+        seed=1,
     ),
     Mutant(
         name="clients_need_no_lease",
@@ -330,6 +338,7 @@ MUTANTS = (
         text="if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):",
         instead="if False:",
         checker=REFERENCE_MODEL,
+        seed=7,
     ),
     Mutant(
         name="edits_keep_the_approvals",
@@ -345,6 +354,7 @@ MUTANTS = (
         text="elif call.reserved_by or call.escalated or not change.escalated:",
         instead="elif call.reserved_by or not change.escalated:",
         checker=REFERENCE_MODEL,
+        seed=7,
     ),
     Mutant(
         name="approvers_see_questions",
@@ -388,6 +398,7 @@ MUTANTS = (
         text="RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING",
         instead="RunState.QUEUED",
         checker=REFERENCE_MODEL,
+        seed=6,
     ),
     Mutant(
         name="quarantined_runs_keep_their_epoch",
@@ -395,6 +406,7 @@ MUTANTS = (
         text="epoch=run.epoch + 1, claim_at=None",
         instead="epoch=run.epoch, claim_at=None",
         checker=REFERENCE_MODEL,
+        seed=1,
     ),
     *OF_THE_LEDGER,
     *OF_OUTAGES,

@@ -50,6 +50,7 @@ OF_OUTAGES = (
         text=_TRANSIENT[1],
         instead=_TRANSIENT[2],
         checker="no_crash",
+        seed=2,
     ),
     Mutant(
         name="active_time_goes_by_the_clock_of_the_database",

@@ -20,7 +20,6 @@ from tests.simulation import (
     agents,
     budgets,
     database_trouble,
-    days,
     grants,
     jobs,
     own_tools,
@@ -126,8 +125,6 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):
             history.violation(checker.__name__, text)
-    for text in await days.what_is_old_goes(world.tables, chance):
-        history.violation(days.what_is_old_goes.__name__, text)
     verdict = Verdict(
         seed=seed,
         violations=tuple(history.violations),
