@@ -159,4 +159,12 @@ async def _register_panel(address: str, store_id: str) -> None:
     async with keyed_channel(address) as channel:
         stub = tool_pb2_grpc.ToolServiceStub(channel)
         request = tool_pb2.RegisterToolRequest(definition=definition, replace=True)
-        await stub.RegisterTool(request, metadata=(("pawl-store", store_id),))
+        while True:
+            try:
+                await stub.RegisterTool(request, metadata=(("pawl-store", store_id),))
+            except grpc.aio.AioRpcError as error:
+                # On a machine that is busy with other things a registry may give up compiling the schema.
+                if "takes too long" not in str(error.details()):
+                    raise
+            else:
+                return

@@ -94,6 +94,7 @@ OF_JOBS = (
         text="    if conversation.active_run_id is None:\n        _begin_turn",
         instead="    if True:\n        _begin_turn",
         checker="one_run_at_a_time",
+        seed=1,
     ),
     Mutant(
         name="messages_wait_for_turns",
