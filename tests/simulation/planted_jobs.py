@@ -180,6 +180,7 @@ OF_JOBS = (
         text="if any(command.name == inbox.PAUSE for command in unit.inbox(run)):",
         instead="if False:",
         checker="paused_jobs_begin_nothing",
+        seeds=600,
     ),
     Mutant(
         name="silent_jobs_tell_of_their_end",

@@ -35,6 +35,7 @@ OF_RUNS = (
         text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",
         instead="    inbox.accept(unit, parent, incoming)",
         checker="runs_end",
+        seed=9,
     ),
     Mutant(
         name="agents_outlive_their_callers",
@@ -42,6 +43,7 @@ OF_RUNS = (
         text="        stop.command(unit, run, StopCause.PARENT, cancel)",
         instead="        pass",
         checker="callers_wait_for_their_agents",
+        seed=22,
     ),
     Mutant(
         name="agents_are_free",
@@ -88,6 +90,7 @@ OF_RUNS = (
         text="if run.epoch != self.epoch or run.worker_id is None:",
         instead="if False:",
         checker="stale_epochs_change_nothing",
+        seed=26,
     ),
     Mutant(
         name="parked_runs_sleep_on",
@@ -95,6 +98,7 @@ OF_RUNS = (
         text="claim_at = unit.now if unread else self.wake_time",
         instead="claim_at = None",
         checker="runs_end",
+        seed=9,
     ),
     Mutant(
         name="the_next_run_gets_no_turn",
@@ -151,6 +155,7 @@ OF_RUNS = (
         text="arguments_json=call.arguments_json,",
         instead="arguments_json=call.proposed_arguments.encode(),",
         checker="gated_calls_run_as_approved",
+        seed=10,
         also=(("tests.simulation.registry", "if verdict.disposition is Disposition.APPROVE and", "if False and"),),
     ),
     Mutant(
@@ -159,6 +164,8 @@ OF_RUNS = (
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker="one_front_end_result",
+        seed=207,
+        seeds=400,
     ),
     Mutant(
         name="stopped_runs_go_on",
@@ -202,6 +209,7 @@ OF_RUNS = (
         text="if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:",
         instead="if False:",
         checker=REFERENCE_MODEL,
+        seed=33,
     ),
     Mutant(
         name="rounds_are_left_out",
@@ -284,6 +292,7 @@ OF_RUNS = (
         text="if offer is None or (offer.client_id, offer.epoch) != (command.client_id, command.offer_epoch):",
         instead="if offer is None:",
         checker=REFERENCE_MODEL,
+        seed=18,
     ),
     Mutant(
         name="replaced_streams_bring_results",
@@ -305,6 +314,7 @@ OF_RUNS = (
         text="return approvers(run, of_it) >= call.approvals_required",
         instead="return True",
         checker=REFERENCE_MODEL,
+        seed=20,
         also=(("pawl.job_store.domain.decisions", "len(approvals) >= call.approvals_required", "True"),),
     ),
     Mutant(
@@ -313,6 +323,7 @@ OF_RUNS = (
         text="if any(approval.user_id == self.user_id for approval in call.approvals):",
         instead="if False:",
         checker=REFERENCE_MODEL,
+        seed=8,
     ),
     Mutant(
         name="who_started_it_approves_it",
@@ -344,6 +355,7 @@ OF_RUNS = (
         text='call.digest != "" and call.state is not CallState.ASKED',
         instead="True",
         checker=REFERENCE_MODEL,
+        seed=13,
     ),
     Mutant(
         name="top_ups_pass_the_ceiling",
@@ -359,6 +371,7 @@ OF_RUNS = (
         text="of_store.waiting < self.store_queue_max:",
         instead="of_store.waiting <= self.store_queue_max:",
         checker=REFERENCE_MODEL,
+        seed=16,
     ),
     Mutant(
         name="users_have_one_run_too_many",
@@ -366,6 +379,7 @@ OF_RUNS = (
         text="taken_by_user[run.user_id] >= limits.per_user:",
         instead="taken_by_user[run.user_id] > limits.per_user:",
         checker=REFERENCE_MODEL,
+        seed=45,
     ),
     Mutant(
         name="workers_have_two_last_chances",
@@ -373,6 +387,7 @@ OF_RUNS = (
         text="if last_chances == last_chances_max:",
         instead="if last_chances > last_chances_max:",
         checker=REFERENCE_MODEL,
+        seed=15,
     ),
     Mutant(
         name="stopped_runs_are_let_go_on",
