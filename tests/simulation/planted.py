@@ -84,6 +84,7 @@ OF_THE_LEDGER = (
         text="    if count == len(commands):",
         instead="    if True:",
         checker="no_crash",
+        seed=14,
         seeds=800,
     ),
     Mutant(
@@ -92,6 +93,7 @@ OF_THE_LEDGER = (
         text="if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):",
         instead="if False:",
         checker=REFERENCE_MODEL,
+        seed=8,
     ),
     Mutant(
         name="who_made_the_key_approves_too",
@@ -122,6 +124,7 @@ OF_THE_LEDGER = (
         text="if several > 1 and is_same_credential(self.credential_id, run.credential_id):",
         instead="if False:",
         checker=REFERENCE_MODEL,
+        seed=8,
     ),
     Mutant(
         name="calls_of_own_tools_are_looked_up_in_the_register",
@@ -129,6 +132,7 @@ OF_THE_LEDGER = (
         text="return call if own is None else replace(call, own_tool=own)",
         instead="return call",
         checker="own_tools_stay_with_their_run",
+        seed=22,
     ),
     Mutant(
         name="calls_of_own_tools_go_to_anybody",
@@ -136,6 +140,7 @@ OF_THE_LEDGER = (
         text="own.client_id == client_id",
         instead="True",
         checker="own_calls_stay_with_their_client",
+        seed=37,
         also=(("pawl.agent_loop.app.offers", "return own.client_id == self._client.client_id", "return True"),),
     ),
     Mutant(
@@ -144,6 +149,7 @@ OF_THE_LEDGER = (
         text="if row.generation != self.generation or not is_due:",
         instead="if False:",
         checker="each_due_time_fires_once",
+        seed=13,
     ),
     Mutant(
         name="triggers_are_forgotten",
@@ -151,6 +157,7 @@ OF_THE_LEDGER = (
         text="for fire in row.fires if self.request_id else ():",
         instead="for fire in ():",
         checker="each_due_time_fires_once",
+        seed=35,
         also=(("pawl.job_store.domain.submit", "if earlier is not None:", "if False:"),),
     ),
     Mutant(
@@ -175,6 +182,7 @@ OF_THE_LEDGER = (
         text="    if timing.same_times(asked, row.definition):",
         instead="    if False:",
         checker="no_due_time_is_lost",
+        seed=13,
     ),
     Mutant(
         name="nothing_is_made_up_for",
@@ -182,6 +190,7 @@ OF_THE_LEDGER = (
         text="    first = max(due, caught_up_from(timing, now))",
         instead="    first = max(due, now)",
         checker="no_due_time_is_lost",
+        seed=17,
     ),
     Mutant(
         name="one_fire_a_second_is_enough",

@@ -58,6 +58,7 @@ OF_OUTAGES = (
         text="        return self._dependencies.clock.monotonic() - self._active_from\n",
         instead="        return self._now() - self._active_from\n",
         checker="time_limits_are_of_real_time",
+        seed=26,
         also=(
             (
                 _DRIVE,

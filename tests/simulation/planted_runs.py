@@ -67,6 +67,7 @@ OF_RUNS = (
         text="and call.state in {CallState.EXPIRED, CallState.CANCELLED}",
         instead="and call.state is CallState.EXPIRED",
         checker="held_calls_are_audited",
+        seed=42,
     ),
     Mutant(
         name="commands_come_again",
@@ -114,6 +115,7 @@ OF_RUNS = (
         text="Step.RECONCILE if entry.effect is EffectClass.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
         instead="Step.RUN",
         checker="effects_happen_once",
+        seed=46,
         seeds=600,
     ),
     Mutant(
