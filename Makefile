@@ -52,7 +52,7 @@ test-all: check test test-long mutants ## Run everything: before a release
 simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both cores (ARGS="--seed 7 --trace" plays one)
 	@$(BIN)/python -m tests.simulation $(or $(ARGS),--count 20000 --jobs 2)
 
-chaos: $(VENV)/.installed ## Do everything bad to real processes for ten minutes (ARGS="recovery" kills all and takes the time)
+chaos: $(VENV)/.installed ## Do everything bad to real processes for ten minutes (ARGS="--seed 7" plays a seed)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 leaks: $(VENV)/.installed ## Start and stop the services 15 times in one process, then 10,000 runs: nothing may grow

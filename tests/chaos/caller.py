@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
 from pawl.agent.v1 import agent_pb2_grpc, types_pb2
 from pawl.chassis.status import from_rpc_error
-from pawl.event.v1 import run_pb2
 from tests.chaos.history import History, Kind, Operation, Outcome
 from tests.simulation.record import run_state
 
@@ -64,20 +63,19 @@ class Caller:
         self._count += 1
         return f"{word}-{self.store_id}-{self.user_id}-{self._count}"
 
-    async def ask(
-        self,
-        operation: Operation,
-        send: Callable[[Stub], Awaitable[T]],
-        shown: Callable[[T], tuple[str, run_pb2.Run]],
-    ) -> T:
-        """Send a request until it is answered; each attempt is noted. `shown` takes status and run from an answer.
+    async def send(self, method: str, request: Any, *, seconds: float = ATTEMPT_SECONDS) -> Any:
+        """Send a request to some replica of agent-loop, once."""
+        return await getattr(self.draw.choice(self.stubs), method)(request, metadata=self.metadata, timeout=seconds)
+
+    async def ask(self, operation: Operation, method: str, request: Any) -> Any:
+        """Send a request until it is answered; each attempt is noted.
 
         Raises:
             Refused: the answer is an error that is final.
         """
         while True:
             try:
-                answer = await send(self.draw.choice(self.stubs))
+                answer = await self.send(method, request)
             except grpc.aio.AioRpcError as error:
                 again = await self._failed(error)
                 self.history.answer(operation, Outcome.UNKNOWN if again else Outcome.REFUSED, _reason(error))
@@ -87,18 +85,18 @@ class Caller:
             except asyncio.CancelledError:
                 self.history.answer(operation, Outcome.UNKNOWN, "CANCELLED")
                 raise
-            status, run = shown(answer)
+            receipts = getattr(answer, "receipts", None) or [getattr(answer, "receipt", None)]
             self.history.answer(
                 operation,
                 Outcome.OK,
-                status,
-                run_id=run.run_id,
-                conversation_id=run.conversation_id,
-                run_state=run_state(run.state),
+                status_name(receipts[0]) if receipts[0] else "",
+                run_id=answer.run.run_id,
+                conversation_id=answer.run.conversation_id,
+                run_state=run_state(answer.run.state),
             )
             return answer
 
-    async def read(self, send: Callable[[Stub], Awaitable[T]]) -> T:
+    async def read(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send a request that changes nothing until it is answered.
 
         Raises:
@@ -106,7 +104,7 @@ class Caller:
         """
         while True:
             try:
-                return await send(self.draw.choice(self.stubs))
+                return await send()
             except grpc.aio.AioRpcError as error:
                 if not await self._failed(error):
                     raise Refused(_reason(error)) from None
@@ -120,6 +118,17 @@ class Caller:
         if again:
             await asyncio.sleep(_AGAIN_SECONDS)
         return again
+
+
+async def pages(send: Callable[[Any], Awaitable[Any]], request: Any, field: str) -> list[Any]:
+    """Return the items of all pages."""
+    found: list[Any] = []
+    while True:
+        answer = await send(request)
+        found += getattr(answer, field)
+        request.page_token = answer.next_page_token
+        if not request.page_token:
+            return found
 
 
 async def settled(*asks: Awaitable[object]) -> None:

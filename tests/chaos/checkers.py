@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, PROGRESS_TURNS_MAX
 from pawl.notify.v1 import notify_pb2
-from tests.chaos import starter_checkers
 from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest
 from tests.chaos.history import MESSAGES, Kind, Operation, Outcome
@@ -371,7 +370,6 @@ CHECKERS: tuple[Checker, ...] = (
     ends_of_jobs_are_told,
     *LEDGER_CHECKERS,
     *jobs.LEDGER_CHECKERS,
-    *starter_checkers.CHECKERS,
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Stub, settled, status_name
+from tests.chaos.caller import Caller, settled
 from tests.chaos.effects import EffectFile
 from tests.chaos.front_ends import FrontEnd
 from tests.chaos.history import Kind, Operation
@@ -54,11 +54,7 @@ class Desk:
         """Stop a run, or try to stop that of somebody else."""
         operation = self._caller.invoke(kind, self._caller.next_id("cancel"), run_id=run_id)
         request = agent_pb2.CancelRunRequest(request_id=operation.request_id, run_id=run_id, reason="changed my mind")
-
-        async def send(stub: Stub) -> run_pb2.Run:
-            return (await stub.CancelRun(request, metadata=self._caller.metadata, timeout=ATTEMPT_SECONDS)).run
-
-        await self._perhaps_twice(lambda: self._caller.ask(operation, send, lambda run: ("", run)))
+        await self._perhaps_twice(lambda: self._caller.ask(operation, "CancelRun", request))
 
     async def _decide(self, call: call_pb2.Call) -> None:
         operation, decision = self._answer(call) if call_state(call.state) == "ASKED" else self._verdict(call)
@@ -66,13 +62,7 @@ class Desk:
             await settled(self._front_end.ask(operation, decision=decision))
             return
         request = agent_pb2.DecideRequest(request_id=operation.request_id, run_id=call.run_id, decision=decision)
-
-        async def send(stub: Stub) -> agent_pb2.DecideResponse:
-            return await stub.Decide(request, metadata=self._caller.metadata, timeout=ATTEMPT_SECONDS)
-
-        await self._perhaps_twice(
-            lambda: self._caller.ask(operation, send, lambda answer: (status_name(answer.receipt), answer.run))
-        )
+        await self._perhaps_twice(lambda: self._caller.ask(operation, "Decide", request))
 
     def _answer(self, call: call_pb2.Call) -> tuple[Operation, types_pb2.CallDecision]:
         answer = self._caller.next_id("answer")
@@ -117,13 +107,7 @@ class Desk:
             resolution=agent_pb2.RESOLUTION_HAPPENED if happened else agent_pb2.RESOLUTION_TELL_MODEL,
             content_json=content.encode(),
         )
-
-        async def send(stub: Stub) -> agent_pb2.ResolveCallResponse:
-            return await stub.ResolveCall(request, metadata=self._caller.metadata, timeout=ATTEMPT_SECONDS)
-
-        await self._perhaps_twice(
-            lambda: self._caller.ask(operation, send, lambda answer: (status_name(answer.receipt), answer.run))
-        )
+        await self._perhaps_twice(lambda: self._caller.ask(operation, "ResolveCall", request))
 
     def _operation(self, kind: Kind, call: call_pb2.Call, content: str, **about: str) -> Operation:
         about |= {"run_id": call.run_id, "call_id": call.call_id, "content": content}

@@ -1,19 +1,25 @@
-"""What the nemesis does, one phase at a time. A phase leaves everything as it found it, only later."""
+"""What the nemesis does: phases with quiet between them. After each, everything is up again and users get answers."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import random
 import signal
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.chaos import clocks, disk, model_faults
+from tests.chaos import clocks, model_faults
+from tests.chaos.history import Fault, Outcome
 from tests.chaos.world import LEASE_SECONDS, REPLICAS, SERVICES, World
+from tests.poll import until
 
 WIPE = "wipe nats"
 DEMOTE = "demote postgres"
 _DEMOTED_SECONDS = 5.0
+_ANSWERED_MIN = 5
 
 Play = Callable[[World], Awaitable[None]]
 
@@ -133,7 +139,6 @@ PHASES: tuple[Phase, ...] = (
     Phase(name=WIPE, kind="nats", play=wipe_nats),
     Phase(name="kill model", kind="model", play=signal_all((), signal.SIGKILL, embedded=("model",))),
     *(Phase(name=f"model {name}", kind="model", play=play) for name, play in model_faults.FAULTS.items()),
-    Phase(name="disk full", kind="disk", play=disk.fill, why_not=disk.why_not),
     Phase(name="shift clock", kind="clock", play=clocks.shift, why_not=clocks.why_not),
 )
 
@@ -141,11 +146,53 @@ SHORT: tuple[str, ...] = (
     "kill everything",
     "model garble",
     "freeze agent-loop",
-    "kill tool-registry",
-    "crash postgres",
     DEMOTE,
     "terminate both agent-loop",
     "miss nats",
     "kill both job-store",
 )
-"""What `make test` plays: one of each kind that is quick."""
+"""What `make test-long` plays: one of each kind that is quick."""
+
+
+def named(names: Sequence[str]) -> list[Phase]:
+    """Return the phases of these names, in this order."""
+    known = {phase.name: phase for phase in PHASES}
+    if missing := [name for name in names if name not in known]:
+        raise SystemExit(f"there is no phase {', '.join(missing)}; there are: {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def forever(seed: int) -> Iterator[Phase]:
+    """Give all phases in an order by chance, and then again in another."""
+    draw = random.Random(seed)
+    for _ in itertools.count():
+        yield from draw.sample(PHASES, len(PHASES))
+
+
+async def trouble(world: World, phase: Phase, quiet_seconds: float) -> Fault:
+    """Play one phase and wait until all is well again."""
+    begin_time = time.time()
+    skipped = phase.why_not(world)
+    if not skipped:
+        await phase.play(world)
+    fault = Fault(name=phase.name, kind=phase.kind, begin_time=begin_time, end_time=time.time(), skipped=skipped)
+    world.history.suffer(fault)
+    if not skipped:
+        await _quiet(world, quiet_seconds)
+    return fault
+
+
+async def _quiet(world: World, seconds: float) -> None:
+    for name, replica in (*itertools.product(SERVICES, range(REPLICAS)), ("postgres", 0), ("nats", 0), ("model", 0)):
+        await world.suite.wait_ready(name, replica)
+    await asyncio.sleep(seconds)
+    answered = _answered(world)
+
+    async def goes_on() -> bool:
+        return _answered(world) >= answered + _ANSWERED_MIN
+
+    await until(goes_on)
+
+
+def _answered(world: World) -> int:
+    return sum(answer.outcome is Outcome.OK for answers in world.history.answers.values() for answer in answers)

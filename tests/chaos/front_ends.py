@@ -13,8 +13,8 @@ from typing import TypeAlias
 import grpc
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
-from pawl.event.v1 import event_pb2, run_pb2
-from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Refused, Stub, settled, status_name
+from pawl.event.v1 import event_pb2
+from tests.chaos.caller import Caller, Refused, settled, status_name
 from tests.chaos.history import Kind, Operation, Outcome, Seen
 from tests.chaos.prompts import PANEL
 
@@ -84,14 +84,7 @@ class FrontEnd:
         request = agent_pb2.SubmitToolResultsRequest(
             request_id=operation.request_id, run_id=operation.run_id, results=[result]
         )
-
-        async def send(stub: Stub) -> agent_pb2.SubmitToolResultsResponse:
-            return await stub.SubmitToolResults(request, metadata=self._caller.metadata, timeout=ATTEMPT_SECONDS)
-
-        def shown(answer: agent_pb2.SubmitToolResultsResponse) -> tuple[str, run_pb2.Run]:
-            return status_name(answer.receipts[0]), answer.run
-
-        await self._caller.ask(operation, send, shown)
+        await self._caller.ask(operation, "SubmitToolResults", request)
 
     async def _session(self) -> None:
         """Talk until one side has enough."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
+
+from google.protobuf.message import Message
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import run_pb2
-from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Stub, settled
+from tests.chaos.caller import Caller, settled
 from tests.chaos.desk import Desk
 from tests.chaos.effects import EffectFile
 from tests.chaos.front_ends import FrontEnd
@@ -91,25 +94,13 @@ class Person:
         self._know((await self._front_end.ask(operation, start=start)).run_id, "")
 
     async def _submit(self, operation: Operation, options: run_pb2.RunOptions) -> None:
-        def shown(run: run_pb2.Run) -> tuple[str, run_pb2.Run]:
-            return "", run
-
-        run = await self.caller.ask(operation, lambda stub: self._send(stub, operation, options), shown)
+        about: dict[str, Any] = {"request_id": operation.request_id, "text": operation.content, "options": options}
+        method, request = "StartRun", cast("type[Message]", agent_pb2.StartRunRequest)
+        if operation.kind is not Kind.START:
+            about |= {"conversation_id": operation.conversation_id, "policy": _POLICIES[operation.kind]}
+            method, request = "SendMessage", agent_pb2.SendMessageRequest
+        run = (await self.caller.ask(operation, method, request(**about))).run
         self._know(run.run_id, run.conversation_id)
-
-    async def _send(self, stub: Stub, operation: Operation, options: run_pb2.RunOptions) -> run_pb2.Run:
-        metadata = self.caller.metadata
-        if operation.kind is Kind.START:
-            start = agent_pb2.StartRunRequest(request_id=operation.request_id, text=operation.content, options=options)
-            return (await stub.StartRun(start, metadata=metadata, timeout=ATTEMPT_SECONDS)).run
-        message = agent_pb2.SendMessageRequest(
-            request_id=operation.request_id,
-            conversation_id=operation.conversation_id,
-            text=operation.content,
-            policy=_POLICIES[operation.kind],
-            options=options,
-        )
-        return (await stub.SendMessage(message, metadata=metadata, timeout=ATTEMPT_SECONDS)).run
 
     def _know(self, run_id: str, conversation_id: str) -> None:
         if run_id not in self._ended_runs:
@@ -119,13 +110,9 @@ class Person:
 
     async def _find(self) -> bool:
         """Look for runs that nobody has brought a message for: jobs, and the turns that tell of them."""
-
-        async def listed(stub: Stub) -> list[run_pb2.Run]:
-            request = agent_pb2.ListRunsRequest(page_size=200, states=_OPEN)
-            return list((await stub.ListRuns(request, metadata=self.caller.metadata, timeout=ATTEMPT_SECONDS)).runs)
-
-        runs = await self.caller.read(listed)
-        new = {run.run_id for run in runs} - self.open_runs.keys() - self._ended_runs
+        request = agent_pb2.ListRunsRequest(page_size=200, states=_OPEN)
+        listed = await self.caller.read(lambda: self.caller.send("ListRuns", request))
+        new = {run.run_id for run in listed.runs} - self.open_runs.keys() - self._ended_runs
         self._found |= new
         self.open_runs.update(dict.fromkeys(new))
         return bool(new)
@@ -135,11 +122,8 @@ class Person:
         await asyncio.gather(*(self._look(run_id) for run_id in list(self.open_runs)))
 
     async def _look(self, run_id: str) -> None:
-        async def get(stub: Stub) -> run_pb2.Run:
-            request = agent_pb2.GetRunRequest(run_id=run_id)
-            return (await stub.GetRun(request, metadata=self.caller.metadata, timeout=ATTEMPT_SECONDS)).run
-
-        run = await self.caller.read(get)
+        request = agent_pb2.GetRunRequest(run_id=run_id)
+        run = (await self.caller.read(lambda: self.caller.send("GetRun", request))).run
         if run_state(run.state) in ENDED:
             self.open_runs.pop(run_id, None)
             self._ended_runs.add(run_id)

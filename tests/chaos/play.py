@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos import clocks, disk, logs, nemesis
+from tests.chaos import clocks, faults, logs
 from tests.chaos.checkers import judge, people_are_told_of_every_end
-from tests.chaos.faults import Phase
 from tests.chaos.history import Kind
 from tests.chaos.record import Record, read, read_notifications
 from tests.chaos.report import Report, report
@@ -36,13 +35,13 @@ class Game:
     """What is played. With `seconds`, phases begin until so many have passed."""
 
     seed: int
-    phases: Iterable[Phase]
+    phases: Iterable[faults.Phase]
     seconds: float | None = None
     quiet_seconds: float = 3.0
     pace_seconds: float = 1.0
     settle_seconds: float = 240.0
     machine_faults: bool = False
-    """Whether to prepare for faults of the machine, a full disk and a wrong clock, where it lets us."""
+    """Whether to prepare for a wrong clock, where the machine lets us."""
     least: Mapping[Kind, int] = field(default_factory=dict)
     """How many operations of a kind must have been acknowledged for the game to count."""
 
@@ -58,23 +57,17 @@ async def play(
     `extra` adds to the environment of services.
     """
     begun = time.monotonic()
-    data = folder / "data"
     extra = clocks.prepare(folder) if game.machine_faults else extra
-    try:
-        if game.machine_faults:
-            await disk.prepare(data)
-        async with running(folder, game.seed, extra) as world:
-            async with load(world, pace_seconds=game.pace_seconds, settle_seconds=game.settle_seconds):
-                await asyncio.sleep(game.quiet_seconds)
-                for phase in _until(game, begun):
-                    fault = await nemesis.trouble(world, phase, game.quiet_seconds)
-                    tell(f"{time.monotonic() - begun:6.0f} s  {fault.name}{': ' * bool(fault.skipped)}{fault.skipped}")
-                tell(f"{time.monotonic() - begun:6.0f} s  quiet, until every run has ended")
-            tell(f"{time.monotonic() - begun:6.0f} s  reading the ledger")
-            record = await _told(world)
-        record.process_logs = logs.scan(data / "logs")
-    finally:
-        disk.release(data)
+    async with running(folder, game.seed, extra) as world:
+        async with load(world, pace_seconds=game.pace_seconds, settle_seconds=game.settle_seconds):
+            await asyncio.sleep(game.quiet_seconds)
+            for phase in _until(game, begun):
+                fault = await faults.trouble(world, phase, game.quiet_seconds)
+                tell(f"{time.monotonic() - begun:6.0f} s  {fault.name}{': ' * bool(fault.skipped)}{fault.skipped}")
+            tell(f"{time.monotonic() - begun:6.0f} s  quiet, until every run has ended")
+        tell(f"{time.monotonic() - begun:6.0f} s  reading the ledger")
+        record = await _told(world)
+    record.process_logs = logs.scan(folder / "data" / "logs")
     violations = [*judge(record), *too_little(record, game.least)]
     return report(record, seed=game.seed, seconds=time.monotonic() - begun, violations=violations, folder=folder)
 
@@ -90,7 +83,7 @@ async def _told(world: World) -> Record:
     return record
 
 
-def _until(game: Game, begun: float) -> Iterator[Phase]:
+def _until(game: Game, begun: float) -> Iterator[faults.Phase]:
     for phase in game.phases:
         if game.seconds is not None and time.monotonic() - begun > game.seconds:
             return

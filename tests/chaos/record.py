@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
-from tests.chaos.caller import Caller, Stub
+from tests.chaos.caller import Caller, pages
 from tests.chaos.effects import Effect
 from tests.chaos.history import History
 from tests.chaos.logs import Scan
-from tests.chaos.starters import Started
 from tests.chaos.world import STORES, USERS, World
 from tests.keys import keyed_channel
-
-T = TypeVar("T")
 
 _PAGE = 200
 _AT_ONCE = 8
@@ -40,8 +38,6 @@ class Record:
     logs: dict[str, list[event_pb2.RunEvent]] = field(default_factory=dict)
     messages: dict[str, list[message_pb2.Message]] = field(default_factory=dict)
     notifications: dict[Owner, list[notify_pb2.Notification]] = field(default_factory=dict)
-    started: dict[Owner, Started] = field(default_factory=dict)
-    """Of users whose runs begin by themselves."""
     process_logs: Scan = field(default_factory=Scan)
 
 
@@ -67,77 +63,46 @@ async def read(world: World) -> Record:
 
 
 async def read_notifications(world: World, record: Record) -> None:
-    """Read the inbox of every user, afresh, and what came to receivers."""
+    """Read the inbox of every user, afresh."""
     for store_id in STORES:
         for user_id in USERS:
             record.notifications[store_id, user_id] = await _notifications(world, store_id, user_id)
-    for starter in world.starters:
-        record.started[starter.caller.store_id, starter.caller.user_id] = await starter.read()
+
+
+async def _pages(caller: Caller, method: str, request: Any, field: str) -> list[Any]:
+    request.page_size = _PAGE
+    return await pages(
+        lambda page: caller.read(lambda: caller.send(method, page, seconds=_READ_SECONDS)), request, field
+    )
 
 
 async def _read_runs(record: Record, caller: Caller) -> list[str]:
-    run_ids: list[str] = []
-
-    async def page(stub: Stub, token: str) -> tuple[list[run_pb2.Run], str]:
-        request = agent_pb2.ListRunsRequest(page_size=_PAGE, page_token=token)
-        answer = await stub.ListRuns(request, metadata=caller.metadata, timeout=_READ_SECONDS)
-        return list(answer.runs), answer.next_page_token
-
-    for run in await _pages(caller, page):
+    runs: list[run_pb2.Run] = await _pages(caller, "ListRuns", agent_pb2.ListRunsRequest(), "runs")
+    for run in runs:
         record.runs[run.run_id] = run
         record.owners.setdefault(run.run_id, []).append((caller.store_id, caller.user_id))
-        run_ids.append(run.run_id)
-    return run_ids
+    return [run.run_id for run in runs]
 
 
 async def _read_run(record: Record, caller: Caller, run_id: str) -> None:
-    async def page(stub: Stub, token: str) -> tuple[list[call_pb2.Call], str]:
-        request = agent_pb2.ListCallsRequest(run_id=run_id, page_size=_PAGE, page_token=token)
-        answer = await stub.ListCalls(request, metadata=caller.metadata, timeout=_READ_SECONDS)
-        return list(answer.calls), answer.next_page_token
-
-    async def watch(stub: Stub) -> list[event_pb2.RunEvent]:
+    async def watch() -> list[event_pb2.RunEvent]:
         request = agent_pb2.WatchRunRequest(run_id=run_id)
-        stream = stub.WatchRun(request, metadata=caller.metadata, timeout=_READ_SECONDS)
+        stream = caller.draw.choice(caller.stubs).WatchRun(request, metadata=caller.metadata, timeout=_READ_SECONDS)
         return [event async for answer in stream for event in answer.events]
 
-    record.calls |= {call.call_id: call for call in await _pages(caller, page)}
+    calls = await _pages(caller, "ListCalls", agent_pb2.ListCallsRequest(run_id=run_id), "calls")
+    record.calls |= {call.call_id: call for call in calls}
     record.logs[run_id] = await caller.read(watch)
 
 
 async def _read_messages(record: Record, caller: Caller, conversation_id: str) -> None:
-    async def page(stub: Stub, token: str) -> tuple[list[message_pb2.Message], str]:
-        request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id, page_size=_PAGE, page_token=token)
-        answer = await stub.ListMessages(request, metadata=caller.metadata, timeout=_READ_SECONDS)
-        return list(answer.messages), answer.next_page_token
-
-    record.messages[conversation_id] = await _pages(caller, page)
+    request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
+    record.messages[conversation_id] = await _pages(caller, "ListMessages", request, "messages")
 
 
 async def _notifications(world: World, store_id: str, user_id: str) -> list[notify_pb2.Notification]:
-    found: list[notify_pb2.Notification] = []
-    token = ""
     metadata = (("pawl-store", store_id), ("pawl-user", user_id))
     async with keyed_channel(world.suite.endpoints.services["notifier"][0].grpc) as channel:
         stub = notify_pb2_grpc.NotifyServiceStub(channel)
-        while True:
-            request = notify_pb2.ListNotificationsRequest(page_size=_PAGE, page_token=token)
-            answer = await stub.ListNotifications(request, metadata=metadata, timeout=_READ_SECONDS)
-            found.extend(answer.notifications)
-            token = answer.next_page_token
-            if not token:
-                return found
-
-
-async def _pages(caller: Caller, page: Callable[[Stub, str], Awaitable[tuple[list[T], str]]]) -> list[T]:
-    found: list[T] = []
-    token = ""
-
-    async def next_page(stub: Stub) -> tuple[list[T], str]:
-        return await page(stub, token)
-
-    while True:
-        items, token = await caller.read(next_page)
-        found += items
-        if not token:
-            return found
+        request = notify_pb2.ListNotificationsRequest(page_size=_PAGE)
+        return await pages(partial(stub.ListNotifications, metadata=metadata), request, "notifications")

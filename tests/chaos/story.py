@@ -6,19 +6,17 @@ import json
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, schedule_pb2
-from pawl.notify.v1 import channel_pb2, notify_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.notify.v1 import notify_pb2
 from tests.chaos.effects import Effect
 from tests.chaos.front_ends import seen
 from tests.chaos.history import History, Kind, Outcome
 from tests.chaos.prompts import GATED, PANEL
 from tests.chaos.record import Record
-from tests.chaos.starters import INTERVAL_SECONDS, NAME, Received, Started
 
 MAIN, STOPPED, FOREIGN, JOB = "run-main", "run-stopped", "run-foreign", "run-job"
 BUTTON, ROCKET, PANEL_CALL, QUESTION = "call-button", "call-rocket", "call-panel", "call-question"
 DETACHED, ITERATION = "call-detached", "call-iteration"
-EVENT, FIRST_DUE = f"do {STOPPED}", 1000
 OWNERS = {MAIN: ("north", "ann"), STOPPED: ("north", "ann"), JOB: ("north", "ann"), FOREIGN: ("south", "bob")}
 
 _TOOLS = {
@@ -186,26 +184,6 @@ class Story:
         notices = json.dumps([{"job_id": JOB, "state": "COMPLETED", "result": "set"}]).encode()
         self.say(MAIN, message_pb2.ROLE_NOTICE, "set_valve: completed", notices_json=notices)
 
-    def play_starters(self) -> None:
-        """A schedule has begun the main run, a trigger the stopped one, and their user is told by a webhook."""
-        record, started = self.record, Started()
-        record.runs[MAIN].labels[NAME], record.runs[STOPPED].labels[NAME] = "schedule", "trigger"
-        began = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
-        skipped = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
-        first, second = FIRST_DUE, FIRST_DUE + INTERVAL_SECONDS
-        started.fires[first] = schedule_pb2.ScheduleFire(outcome=began, run_id=MAIN)
-        started.fires[second] = schedule_pb2.ScheduleFire(outcome=skipped)
-        started.events[EVENT] = [schedule_pb2.ScheduleFire(outcome=began, run_id=STOPPED)] * 2
-        delivered = channel_pb2.CHANNEL_DELIVERY_STATE_DELIVERED
-        for told in record.notifications[OWNERS[MAIN]]:
-            delivery_id = f"delivery-{told.number}"
-            body = json.dumps({"data": {"notification_id": told.notification_id}}).encode()
-            started.received += [Received(webhook_id=delivery_id, body=body, is_signed=True)] * 2
-            started.deliveries.append(
-                channel_pb2.ChannelDelivery(delivery_id=delivery_id, number=told.number, state=delivered)
-            )
-        record.started[OWNERS[MAIN]] = started
-
     def ask(self, kind: Kind, run_id: str, *, call_id: str = "", content: str = "", run_state: str = "") -> None:
         """A user asks for something, and gets it."""
         store_id, user_id = OWNERS[run_id]
@@ -261,7 +239,6 @@ def told(foreign_end: str = "COMPLETED") -> Record:
     story.answer(FOREIGN, "Hello.")
     if foreign_end:
         story.ends(FOREIGN, foreign_end, reason="BROKEN" if foreign_end == "FAILED" else "")
-    story.play_starters()
     watch(story.record)
     return story.record
 

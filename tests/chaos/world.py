@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -18,24 +17,19 @@ from pawl.event.v1 import call_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
-from tests.chaos import starters
 from tests.chaos.caller import Caller, Stub
 from tests.chaos.effects import EffectFile
 from tests.chaos.history import History
 from tests.chaos.people import Person
 from tests.chaos.prompts import PANEL
-from tests.chaos.starters import Starter
 from tests.chaos.tools import FILE_VARIABLE
 from tests.chaos.watchers import Watcher
 from tests.keys import LOCAL_KEY, keyed_channel
-from tests.web_server import WebServer, web_server
 
 SERVICES = ("job-store", "tool-registry", "notifier", "agent-loop")
 REPLICAS = 2
 STORES = ("north", "south")
 USERS = ("ann", "bob", "cy")
-STARTERS = (("north", "ann"), ("south", "bob"))
-"""Those whose runs begin by themselves, too."""
 LEASE_SECONDS = 3.0
 
 _ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
@@ -63,7 +57,6 @@ class World:
     effects: EffectFile
     draw: random.Random
     channels: list[grpc.aio.Channel] = field(default_factory=list)
-    starters: list[Starter] = field(default_factory=list)
 
     def stubs(self) -> list[Stub]:
         """Return one stub for each replica of agent-loop."""
@@ -94,16 +87,6 @@ def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | 
     )
 
 
-def _options(
-    folder: Path, effects: Path, receiver: WebServer, extra: Mapping[str, Mapping[str, str]] | None
-) -> SuiteOptions:
-    """Return how the suite is started that may reach a receiver."""
-    egress = folder / "egress.json"
-    egress.write_text(json.dumps({"*": {"private": [f"127.0.0.1:{receiver.port}"]}}), encoding="utf-8")
-    notifier = {**(extra or {}).get("notifier", {}), "PAWL_EGRESS_FILE": str(egress)}
-    return options(folder / "data", effects, {**(extra or {}), "notifier": notifier})
-
-
 @asynccontextmanager
 async def running(
     folder: Path, seed: int, extra: Mapping[str, Mapping[str, str]] | None = None
@@ -114,7 +97,7 @@ async def running(
     """
     effects = EffectFile(folder / "effects.jsonl")
     history = History(path=folder / "history.jsonl")
-    async with web_server(starters.reply) as receiver, Suite(_options(folder, effects.path, receiver, extra)) as suite:
+    async with Suite(options(folder / "data", effects.path, extra)) as suite:
         replicas = suite.endpoints.services["agent-loop"]
         world = World(
             folder=folder,
@@ -126,10 +109,6 @@ async def running(
         )
         for store_id in STORES:
             await _register_panel(suite.endpoints.services["tool-registry"][0].grpc, store_id)
-        notifier = suite.endpoints.services["notifier"][0].grpc
-        for owner in STARTERS:
-            world.starters.append(Starter(world.caller(*owner), world.channels, notifier, receiver))
-            await world.starters[-1].prepare()
         try:
             yield world
         finally:
@@ -151,13 +130,12 @@ async def load(world: World, *, pace_seconds: float, settle_seconds: float) -> A
             caller = world.caller(store_id, user_id)
             people.append(Person(caller, world.effects, people, pace_seconds=pace_seconds))
     watchers = [Watcher(f"watcher-{number}", people, random.Random(number)) for number in range(2 * len(STORES))]
-    active: list[Person | Starter] = [*people, *world.starters]
-    lives = [asyncio.create_task(each.live()) for each in active]
+    lives = [asyncio.create_task(person.live()) for person in people]
     looks = [asyncio.create_task(watcher.live()) for watcher in watchers]
     try:
         yield people
-        for each in active:
-            each.calm_down()
+        for person in people:
+            person.calm_down()
         async with asyncio.timeout(settle_seconds):
             await asyncio.gather(*lives)
     finally:
@@ -181,4 +159,12 @@ async def _register_panel(address: str, store_id: str) -> None:
     async with keyed_channel(address) as channel:
         stub = tool_pb2_grpc.ToolServiceStub(channel)
         request = tool_pb2.RegisterToolRequest(definition=definition, replace=True)
-        await stub.RegisterTool(request, metadata=(("pawl-store", store_id),))
+        while True:
+            try:
+                await stub.RegisterTool(request, metadata=(("pawl-store", store_id),))
+            except grpc.aio.AioRpcError as error:
+                # On a machine that is busy with other things a registry may give up compiling the schema.
+                if "takes too long" not in str(error.details()):
+                    raise
+            else:
+                return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+from tests.simulation.chance import fix_hashes
 from tests.simulation.simulate import Verdict, simulate
 
 
@@ -63,8 +63,5 @@ def _show(verdict: Verdict) -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        # Sets are walked in the order of hashes: a seed replays only where these are the same.
-        command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
-        os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606  # this very program
+    fix_hashes("tests.simulation")
     sys.exit(main())

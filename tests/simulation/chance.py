@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -37,3 +39,10 @@ class Chance:
         if kind not in self._rates:
             self._rates[kind] = self.stream("rate", kind).choice([0.0, 0.0, 1.0, 1.0, 4.0])
         return self._rates[kind]
+
+
+def fix_hashes(module: str) -> None:
+    """Start the program again unless hashes are fixed: sets are walked in their order, and a seed must replay."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        command = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606  # this very program

@@ -104,34 +104,6 @@ class Delivered:
     run_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
-    """A request that came to the receiver of a channel, and with which status it was answered, in time or not."""
-
-    time: float
-    url: str
-    webhook_id: str
-    body: bytes
-    status: int
-    is_signed: bool
-
-    @property
-    def is_taken(self) -> bool:
-        return self.status == 200
-
-
-@dataclass(slots=True, kw_only=True)
-class ChannelAct:
-    """An act of a user on their channels, from when it was asked for to when that was acknowledged, if it was."""
-
-    kind: str
-    user_id: str
-    begin: float
-    end: float | None = None
-    channel_id: str = ""
-    conversation_id: str = ""
-
-
 @dataclass
 class History:
     """Everything that is judged, and the trace that proves that a seed replays."""
@@ -142,8 +114,6 @@ class History:
     served: list[Served] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     delivered: list[Delivered] = field(default_factory=list)
-    received: list[Received] = field(default_factory=list)
-    channel_acts: list[ChannelAct] = field(default_factory=list)
     decided: set[tuple[str, str, str]] = field(default_factory=set)
     """Call, kind and person of the decisions in the audit chain; of a front-end call the state that it ended in."""
     owners: dict[tuple[str, int], str] = field(default_factory=dict)

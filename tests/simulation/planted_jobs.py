@@ -63,6 +63,7 @@ OF_JOBS = (
         text="replace(each, entered_by=run.run_id) if",
         instead="replace(each, tries=each.tries) if",
         checker="notices_are_new_once",
+        seed=1,
     ),
     Mutant(
         name="every_job_is_told_of_as_a_success",
@@ -70,6 +71,7 @@ OF_JOBS = (
         text='told["state"] = str(notice.state)',
         instead='told["state"] = "COMPLETED"',
         checker="notices_are_new_once",
+        seed=1,
     ),
     Mutant(
         name="what_comes_too_late_for_a_run_waits_for_the_user",
@@ -84,6 +86,7 @@ OF_JOBS = (
         text="background.open_jobs - is_end)",
         instead="background.open_jobs)",
         checker="jobs_are_counted",
+        seed=1,
     ),
     Mutant(
         name="turns_begin_beside_the_user",
@@ -91,6 +94,7 @@ OF_JOBS = (
         text="    if conversation.active_run_id is None:\n        _begin_turn",
         instead="    if True:\n        _begin_turn",
         checker="one_run_at_a_time",
+        seed=1,
     ),
     Mutant(
         name="messages_wait_for_turns",
@@ -176,7 +180,7 @@ OF_JOBS = (
         text="if any(command.name == inbox.PAUSE for command in unit.inbox(run)):",
         instead="if False:",
         checker="paused_jobs_begin_nothing",
-        first=400,
+        seeds=600,
     ),
     Mutant(
         name="silent_jobs_tell_of_their_end",

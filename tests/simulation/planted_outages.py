@@ -50,6 +50,7 @@ OF_OUTAGES = (
         text=_TRANSIENT[1],
         instead=_TRANSIENT[2],
         checker="no_crash",
+        seed=2,
     ),
     Mutant(
         name="active_time_goes_by_the_clock_of_the_database",
@@ -57,6 +58,7 @@ OF_OUTAGES = (
         text="        return self._dependencies.clock.monotonic() - self._active_from\n",
         instead="        return self._now() - self._active_from\n",
         checker="time_limits_are_of_real_time",
+        seed=26,
         also=(
             (
                 _DRIVE,

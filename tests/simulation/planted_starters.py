@@ -22,6 +22,7 @@ _OF_SCHEDULES = (
         text="        if time + late >= end:\n",
         instead="        if False:\n",
         checker="no_due_time_is_lost",
+        seed=1,
     ),
     Mutant(
         name="schedules_begin_before_their_start",

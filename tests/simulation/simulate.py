@@ -20,7 +20,6 @@ from tests.simulation import (
     agents,
     budgets,
     database_trouble,
-    days,
     grants,
     jobs,
     own_tools,
@@ -29,7 +28,6 @@ from tests.simulation import (
     senders,
     talkers,
     timers,
-    told,
     triggers,
 )
 from tests.simulation.chance import Chance
@@ -37,10 +35,8 @@ from tests.simulation.checkers import CHECKERS
 from tests.simulation.database_trouble import DatabaseTrouble
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
-from tests.simulation.notifier import Notifiers
 from tests.simulation.people import STORE, Approver, Operator, User
 from tests.simulation.record import Record
-from tests.simulation.subscribers import Subscriber
 from tests.simulation.world import Trouble, World
 
 _QUIET_SECONDS = 3.0
@@ -54,7 +50,6 @@ _FAULTS = {
     "ledger.operation_failed",
     "ledger.announcement_failed",
     "background.crashed",
-    "delivery.failed",
 }
 
 
@@ -73,8 +68,8 @@ class Verdict:
     virtual_seconds: float
 
 
-def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_outside: bool = True) -> Verdict:
-    """Play a seed to its end and judge it; without `has_outside` nobody sends webhooks or is sent some.
+def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_triggers: bool = True) -> Verdict:
+    """Play a seed to its end and judge it; without `has_triggers` nobody sends events.
 
     The same seed gives the same trace in every process that begins with the same hashes, wherever its objects lie.
     """
@@ -82,21 +77,21 @@ def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_out
     _listen(history)
     gc.disable()
     try:
-        return process.run(_play(seed, history, has_outside=has_outside))
+        return process.run(_play(seed, history, has_triggers=has_triggers))
     finally:
         gc.enable()
 
 
-async def _play(seed: int, history: History, *, has_outside: bool) -> Verdict:
+async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: _unhandled(history, context))
     chance = Chance(seed)
     world = World(chance, history)
     world.start()
-    users, approvers, notifiers = _users(world), _approvers(world), Notifiers(world, may_play=has_outside)
-    trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make(), notifiers.make_trouble())
+    users, approvers = _users(world), _approvers(world)
+    trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
     their: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
-    their += [senders.Sender(world, STORE)] if has_outside and triggers.are_played(chance) else []
+    their += [senders.Sender(world, STORE)] if has_triggers and triggers.are_played(chance) else []
     lives = [loop.create_task(each.live()) for each in (*users, *their)]
     others = (
         *_others(users),
@@ -107,10 +102,6 @@ async def _play(seed: int, history: History, *, has_outside: bool) -> Verdict:
         grants.Deployment(world),
     )
     beside = [loop.create_task(other.live()) for other in others]
-    streams = notifiers.start()
-    if streams:
-        subscribers = [Subscriber(each, notifiers, approves=each in approvers) for each in (*users, *approvers)]
-        beside += [loop.create_task(subscriber.live()) for subscriber in subscribers]
     await trouble
     await asyncio.wait(lives)
     for task in lives:
@@ -129,18 +120,11 @@ async def _play(seed: int, history: History, *, has_outside: bool) -> Verdict:
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
-    await notifiers.settle()
-    for stream in streams:
-        stream.cancel()
     record = Record(world.tables, history)
-    of_parts = (
-        part.CHECKERS for part in (budgets, agents, jobs, grants, own_tools, database_trouble, timers, senders, told)
-    )
+    of_parts = (part.CHECKERS for part in (budgets, agents, jobs, grants, own_tools, database_trouble, timers, senders))
     for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):
             history.violation(checker.__name__, text)
-    for text in await days.what_is_old_goes(world.tables, chance):
-        history.violation(days.what_is_old_goes.__name__, text)
     verdict = Verdict(
         seed=seed,
         violations=tuple(history.violations),

@@ -53,13 +53,13 @@ from pawl.job_store.rpc.events import encode_event
 from tests.simulation import rules_of_jobs
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
-from tests.simulation.notifier_rows import NotifierRows
 from tests.simulation.starters import TriggerTables
 
 ITERATIONS_KEPT = 2
 """Of jobs here, so that they are trimmed."""
 _TRANSACTION_SECONDS = 0.003
 _SLOW_ANSWERS = 0.3
+_FAILURE_RATE = 0.004
 
 
 @dataclass
@@ -110,7 +110,6 @@ class Tables:
     """The calls that were removed of jobs, for who wants to know what they were; nothing of the product sees them."""
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
     """Life-cycle events by store and id; nothing relays them while the simulation runs."""
-    notifier: NotifierRows = field(default_factory=NotifierRows, compare=False)
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
     seen_time: datetime | None = field(default=None, compare=False)
     server: DatabaseServer = field(default_factory=DatabaseServer, compare=False)
@@ -149,11 +148,8 @@ class Tables:
 class Database:
     """The tables, and a way to them that can fail. `owner` is who is connected."""
 
-    def __init__(
-        self, tables: Tables, chance: Chance, history: History, owner: str, *, failure_rate: float = 0.004
-    ) -> None:
+    def __init__(self, tables: Tables, chance: Chance, history: History, owner: str) -> None:
         self.tables = tables
-        self._failure_rate = failure_rate
         self.history = history
         self._chance = chance
         self._draw = chance.stream("database", owner)
@@ -165,7 +161,7 @@ class Database:
 
     async def reach(self, *, writes: bool = False) -> None:
         """Return when a statement has got there."""
-        if self._chance.strikes(self._draw, "database away", self._failure_rate):
+        if self._chance.strikes(self._draw, "database away", _FAILURE_RATE):
             raise DependencyUnavailable("the database cannot be reached")
         await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
         if writes and self.tables.server.read_only:
@@ -175,7 +171,7 @@ class Database:
         """Return when the answer of a statement that was carried out is there."""
         if self._draw.random() < _SLOW_ANSWERS:
             await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
-        if self._chance.strikes(self._draw, "commit unanswered", self._failure_rate):
+        if self._chance.strikes(self._draw, "commit unanswered", _FAILURE_RATE):
             raise DependencyUnavailable("the connection broke")
 
     def conflicts(self) -> bool:

@@ -77,6 +77,9 @@ def test_the_same_event_gives_the_same_id_and_another_event_another() -> None:
     assert notification_id(EventId("e" * 64)) == notification_id(EventId("e" * 64))
     assert notification_id(EventId("e" * 63)) != notification_id(EventId("e" * 64))
     assert is_id(notification_id(EventId("e" * 64)))
+    draft = draft_notification(CHANGE)
+    assert draft is not None
+    assert draft.notification_id == notification_id(CHANGE.event_id)
 
 
 def test_texts_are_cut_by_bytes_on_a_character() -> None:
