@@ -108,7 +108,8 @@ def _tests_of(data: coverage.CoverageData, seconds: Mapping[str, float], path: P
             costs[file] = 1_000.0
         elif context:
             costs[context] = seconds.get(f"{file.removesuffix('.py').replace('/', '.')}::{name}", 0.0)
-    chosen, total = [], 0.0
+    chosen: list[str] = []
+    total = 0.0
     for test, cost in sorted(costs.items(), key=lambda item: (item[1], item[0])):
         total += min(cost, _TESTS_SECONDS_MAX)
         if chosen and (total > _TESTS_SECONDS_MAX or len(chosen) == _TESTS_MAX):
