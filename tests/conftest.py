@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -16,6 +17,9 @@ from hypothesis import HealthCheck, settings
 from pawl.chassis.ids import IdSource
 from tests import servers
 from tests.fakes.manual_clock import ManualClock
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 _TESTS = Path(__file__).parent
 
@@ -37,6 +41,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> int:
     folder = item.path.relative_to(_TESTS).parts[0]
     return _LONG_FIRST.index(folder) if folder in _LONG_FIRST else len(_LONG_FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Give each folder of tests/system to one worker: its files share one suite. Other files go one by one."""
+    if config.getoption("dist") not in {"loadfile", "loadgroup"}:
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415  # only where there is xdist
+
+    class FolderScheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return file.rpartition("/")[0] if file.startswith("tests/system/") else file
+
+    return FolderScheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,28 +1,75 @@
-"""kill -9 of each process in mid-run, and what must hold afterwards."""
+"""kill -9 of processes in the middle of what goes on, and what must hold afterwards.
+
+A scene is a generator: it stops once it may be killed, and then says what became of it. The scenes of one test share
+one kill.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import asyncpg
 import grpc
 import httpx2
 import pytest
 
+from pawl.agent.v1 import agent_pb2, operator_pb2, operator_pb2_grpc, undo_pb2
+from pawl.client import AsyncClient, approve
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1.schedule_pb2 import SCHEDULE_FIRE_OUTCOME_STARTED, SCHEDULE_OVERLAP_ALLOW, ScheduleDefinition
 from pawl.launcher.suite import Suite
+from pawl.notify.v1.notify_pb2 import ListNotificationsRequest
+from pawl.tools import Category, EffectClass, ToolContext, tool
 from tests.poll import until
-from tests.system.suite.client import Agent
+from tests.system.scripting import Model
+from tests.system.suite.client import ENDED, PATIENCE_SECONDS, Agent, addresses, kill, ready
+from tests.system.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ENDINGS = {"run.completed", "run.failed", "run.cancelled", "run.expired"}
+Scene: TypeAlias = AsyncGenerator[None, None]
+
+CRASHES_MAX = 3
+COMPLETED = run_pb2.RUN_STATE_COMPLETED
+ASK_OPERATOR = run_pb2.RunOptions(unknown_outcome_policy=run_pb2.UNKNOWN_OUTCOME_POLICY_NEEDS_ATTENTION)
 
 
-def _shown(events: Sequence[event_pb2.RunEvent]) -> str:
+async def survive(disaster: Callable[[], Awaitable[None]], *scenes: Scene) -> None:
+    """Bring each scene to its middle, have the disaster, and play each scene to its end."""
+    async with AsyncExitStack() as stack:
+        for scene in scenes:
+            await stack.enter_async_context(aclosing(scene))
+            await anext(scene)
+        await disaster()
+        for scene in scenes:
+            assert await anext(scene, "end") == "end"
+
+
+async def start_held(agent: Agent, tool: str, path: Path, **options: Any) -> str:
+    """Start a run that calls a tool which waits for the test; returns once it waits."""
+    run = await agent.start(f"call {tool} with {json.dumps({'path': str(path)})}", **options)
+    await is_held(path)
+    return run.run_id
+
+
+async def is_held(path: Path) -> None:
+    async def waits() -> bool:
+        return path.with_suffix(".held").exists()
+
+    await until(waits)
+
+
+def release(path: Path) -> None:
+    path.with_suffix(".go").touch()
+
+
+def shown(events: Sequence[event_pb2.RunEvent]) -> str:
     """The text on the screen of a watcher that drops voided output."""
     pieces: list[tuple[int, str]] = []
     for event in events:
@@ -34,168 +81,442 @@ def _shown(events: Sequence[event_pb2.RunEvent]) -> str:
     return "".join(text for _, text in pieces)
 
 
-async def owner(suite: Suite) -> int:
-    """Which replica of agent-loop holds the one run that is under way, once those of other tests are not any more."""
-    pattern = re.compile(r"^pawl_agent_loop_runs_held (\d+)", re.MULTILINE)
-    replicas = suite.endpoints.services["agent-loop"]
-    held: list[int] = []
-    async with httpx2.AsyncClient(timeout=60.0) as http:
-
-        async def is_alone() -> bool:
-            texts = [(await http.get(f"http://{replica.metrics}/metrics")).text for replica in replicas]
-            held[:] = [int(found[1]) if (found := pattern.search(text)) else 0 for text in texts]
-            return sum(held) == 1
-
-        await until(is_alone)
-    return held.index(1)
-
-
-async def _seen(agent: Agent, run_id: str, wanted: Callable[[event_pb2.RunEvent], bool]) -> None:
-    """Watch until an event is as wanted."""
+async def _seen(agent: Agent, run_id: str, text: str) -> None:
+    """Watch until the model has written some text."""
     async for event in agent.watch(run_id):
-        if wanted(event):
+        if text in event.output_delta.text:
             return
     raise AssertionError("the run ended first")
 
 
-async def _whole_log(agent: Agent, run_id: str) -> list[event_pb2.RunEvent]:
-    await agent.until_ended(run_id)
+async def a_stream_is_told_whole_and_once(agent: Agent, pawl: AsyncClient) -> Scene:
+    """I1, I3, EVT-1, EVT-2, OPS-4: to a watcher, to a client of text, and to a front end that is told it was lost."""
+    lost = asyncio.Event()
+    async with pawl.session(on_lost=lost.set) as session:
+        run_id = await session.start("count to 60 slowly")
+
+        async def read_text() -> str:
+            text = ""
+            async for piece in pawl.text(run_id):
+                text = text[: len(text) - piece.takes_back] + piece
+            return text
+
+        async def read_frames() -> list[int]:
+            seqs = []
+            async for frame in session:
+                if frame.HasField("end"):
+                    break
+                seqs.append(frame.event.seq)
+            return seqs
+
+        text, frames = asyncio.create_task(read_text()), asyncio.create_task(read_frames())
+        await _seen(agent, run_id, "3")
+        yield
+        events = await agent.whole_log(run_id)
+        ended = await agent.get(run_id)
+        assert (ended.state, ended.epoch > 1) == (COMPLETED, True)
+        assert [event.round_retrying.reason for event in events if event.HasField("round_retrying")] == ["TAKEOVER"]
+        assert shown(events) == await text == ended.output_text
+        assert ended.output_text.split()[-1].startswith("60")
+        assert lost.is_set()
+        assert await frames == [event.seq for event in events]
+
+
+async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
+    """I5: the registry finishes what it began, and the next owner gets that result."""
+    run_id = await start_held(agent, "hold_once", path)
+    yield
+    release(path)
+    await agent.whole_log(run_id)
+    (call,) = await agent.calls(run_id)
+    assert (call.state, call.result.content_json) == (call_pb2.CALL_STATE_SUCCEEDED, b'"finished"')
+    assert path.read_text() == "done\n"
+
+
+async def a_run_hears_of_its_agent(agent: Agent, path: Path) -> Scene:
+    """I1, I3, TOOL-7."""
+    task = f"call hold_once with {json.dumps({'path': str(path)})}"
+    run = await agent.start(f"call run_agent with {json.dumps({'task': task})}")
+    await is_held(path)
+    yield
+    release(path)
+    assert (await agent.until_ended(run.run_id)).state == COMPLETED
+    (call,) = await agent.calls(run.run_id)
+    child = await agent.get(call.child_run_id)
+    assert (call.state, child.state) == (call_pb2.CALL_STATE_SUCCEEDED, COMPLETED)
+    assert (child.parent_run_id, child.depth) == (run.run_id, 1)
+    assert json.loads(call.result.content_json) == {"answer": child.output_text}
+    assert path.read_text() == "done\n"
+
+
+async def an_undo_takes_nothing_back_twice(agent: Agent, path: Path) -> Scene:
+    """HITL-7: in reverse order, across a question."""
+    lines = [
+        f"call put_line with {json.dumps({'path': str(path), 'line': line, 'holds': True})}" for line in ("one", "two")
+    ]
+    run = await agent.start(f"{lines[0]} then ask me which colour then {lines[1]}")
+    question = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
+    await agent.decide(question, call_pb2.DECISION_KIND_ANSWER, answer="blue")
+    await agent.until_ended(run.run_id)
+    assert path.read_text() == "one\ntwo\n"
+    undoing = (await agent.stub.UndoRun(undo_pb2.UndoRunRequest(run_id=run.run_id), metadata=agent.metadata)).run
+    await is_held(path)
+    yield
+    release(path)
+    ended = await agent.until_ended(undoing.run_id)
+    assert (ended.state, ended.usage.model_calls) == (COMPLETED, 0)
+    assert [call.state for call in await agent.calls(undoing.run_id)] == [call_pb2.CALL_STATE_SUCCEEDED] * 2
+    assert path.read_text() == "", "an inverse fails unless its line is the last one"
+    request = undo_pb2.GetUndoReportRequest(run_id=undoing.run_id)
+    report = (await agent.stub.GetUndoReport(request, metadata=agent.metadata)).calls
+    states = {call.tool_name: undo_pb2.UndoState.Name(call.state) for call in report}
+    assert states == {"put_line": "UNDO_STATE_UNDONE", "ask_user": "UNDO_STATE_NOTHING_TO_UNDO"}
+
+
+async def a_call_of_a_front_end_ends_once(pawl: AsyncClient) -> Scene:
+    """FE-2, I23: with a tool of its own, at the client that has it and at no other."""
+    begun, goes_on, drawn = asyncio.Event(), asyncio.Event(), []
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def draw(title: str, context: ToolContext) -> dict[str, str]:
+        """Draw something."""
+        begun.set()
+        await goes_on.wait()
+        drawn.append(title)
+        return {"drawn_for": context.user_id}
+
+    async with pawl.session(tools=[draw]) as session, pawl.session() as idle:
+        run_id = await session.start('call draw with {"title": "Plan"}')
+        await idle.attach(run_id)
+        async with asyncio.timeout(240):
+            await begun.wait()
+        yield
+        goes_on.set()
+        assert (await pawl.result(run_id)).state == COMPLETED
+        (call,) = [call async for call in pawl.calls(run_id)]
+        assert (call.state, drawn) == (call_pb2.CALL_STATE_SUCCEEDED, ["Plan"])
+        assert call.result.content_json == b'{"drawn_for":"me"}'
+
+
+async def a_decision_is_taken_once(pawl: AsyncClient) -> Scene:
+    """HITL-2, I2: the replicas die at the moment of the decision."""
+    run = await pawl.start("e-mail kim@example.com about Lunch: See you at noon")
+    (call,) = (await pawl.get(run.run_id, wait_seconds=60)).pending_calls
+    yield
+    await pawl.decide(approve(call))
+    assert (await pawl.result(run.run_id)).state == COMPLETED
+    (settled,) = [each async for each in pawl.calls(run.run_id)]
+    assert settled.state == call_pb2.CALL_STATE_SUCCEEDED
+
+
+async def a_series_keeps_its_beat(pawl: AsyncClient) -> Scene:
+    """ASYNC-3, ASYNC-6: no time has two iterations, and what was stopped never succeeds."""
+    talk = Talk(pawl)
+    (ends,) = await talk.jobs(await talk.say("in the background every 1 seconds 4 times: what is 6 * 7"))
+    (stopped,) = await talk.jobs(await talk.say("in the background every 1 seconds 500 times: what is 5 * 5"))
+    await talk.job(ends, lambda job: job.round >= 1)
+    yield
+    await pawl.cancel(stopped)
+    assert (await talk.ended(stopped)).state == run_pb2.RUN_STATE_CANCELLED
+    job = await talk.ended(ends)
+    assert (job.state, job.round) == (COMPLETED, 4)
+    begin = job.job.begin_time.ToNanoseconds()
+    beats = [(call.create_time.ToNanoseconds() - begin) // 10**9 async for call in pawl.calls(ends)]
+    assert beats == sorted(set(beats)), "a time has at most one iteration"
+    states = {notice["job_id"]: notice["state"] for notice in await talk.end_told(ends, stopped)}
+    assert (states[ends], states[stopped]) == ("COMPLETED", "CANCELLED")
+
+
+async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
+    suite: Suite, agent: Agent, pawl: AsyncClient, tmp_path: Path
+) -> None:
+    """OPS-5: both replicas are killed in the middle of everything that they drive."""
+
+    async def killed() -> None:
+        kill(suite, "agent-loop")
+        await ready(suite, "agent-loop")
+
+    await survive(
+        killed,
+        a_tool_is_not_repeated(agent, tmp_path / "once"),
+        a_run_hears_of_its_agent(agent, tmp_path / "agent"),
+        an_undo_takes_nothing_back_twice(agent, tmp_path / "undo"),
+        a_call_of_a_front_end_ends_once(pawl),
+        a_decision_is_taken_once(pawl),
+        a_series_keeps_its_beat(pawl),
+        a_stream_is_told_whole_and_once(agent, pawl),
+    )
+
+
+async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> Scene:
+    """I5: an at-most-once effect is not repeated and not guessed at."""
+    run_id = await start_held(agent, "hold_once", path)
+    yield
+    assert (await agent.whole_log(run_id))[-1].type == "run.completed"
+    (call,) = await agent.calls(run_id)
+    assert (call.state, call.result.is_error) == (call_pb2.CALL_STATE_OUTCOME_UNKNOWN, True), call
+    assert path.read_text() == "done\n"
+
+
+async def an_operator_says_what_happened(
+    agent: Agent, path: Path, resolution: str, content: str, effects: str
+) -> Scene:
+    """I5: it is not repeated unless somebody says that it did not happen; the operator is another user."""
+    run_id = await start_held(agent, "hold_once", path, options=ASK_OPERATOR)
+    yield
+    release(path)
+    found = await agent.until(run_id, lambda run: run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION)
+    assert found.attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME
+    (doubted,) = found.pending_calls
+    request = agent_pb2.ResolveCallRequest(
+        run_id=run_id,
+        call_id=doubted.call_id,
+        resolution=agent_pb2.Resolution.Value(resolution),
+        content_json=content.encode() if resolution == "RESOLUTION_HAPPENED" else b"",
+    )
+    await agent.stub.ResolveCall(request, metadata=(("pawl-user", "helper"),))
+    assert (await agent.until_ended(run_id)).state == COMPLETED
+    (call,) = await agent.calls(run_id)
+    assert content in call.result.content_json.decode()
+    assert path.read_text() == effects
     events = await agent.events(run_id)
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
-    assert [event.type for event in events if event.type in ENDINGS] == [events[-1].type]
-    return events
+    (acted,) = [event.operator_acted for event in events if event.HasField("operator_acted")]
+    assert (acted.user_id, acted.act, acted.call_id) == ("helper", event_pb2.OPERATOR_ACT_RESOLVED, doubted.call_id)
 
 
-async def test_another_replica_finishes_a_run_whose_owner_is_killed_while_the_model_streams(suite: Suite) -> None:
-    """I1, I3, EVT-2: nobody sees text twice, and the answer that is kept is the one that was shown."""
-    async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
-        run = await agent.start("count to 200 slowly")
-        await _seen(agent, run.run_id, lambda event: "3" in event.output_delta.text)
-        killed = await owner(suite)
-    async with Agent(suite.endpoints.services["agent-loop"][1 - killed].grpc) as survivor:
-        suite.kill("agent-loop", killed)
-        events = await _whole_log(survivor, run.run_id)
-        ended = await survivor.get(run.run_id)
-    await suite.wait_ready("agent-loop", killed)
-    assert ended.state == run_pb2.RUN_STATE_COMPLETED
-    assert ended.epoch > 1
-    assert [event.round_retrying.reason for event in events if event.HasField("round_retrying")] == ["TAKEOVER"]
-    assert _shown(events) == ended.output_text
-    assert ended.output_text.split()[-1].startswith("200")
+async def a_read_is_made_again(agent: Agent, path: Path) -> Scene:
+    """I5"""
+    run_id = await start_held(agent, "hold_again", path)
+    yield
+    release(path)
+    await agent.whole_log(run_id)
+    (call,) = await agent.calls(run_id)
+    assert (call.state, path.read_text()) == (call_pb2.CALL_STATE_SUCCEEDED, "done\ndone\n")
 
 
-@pytest.mark.parametrize("service", ["job-store", "tool-registry", "notifier"])
-async def test_a_run_goes_on_after_a_service_is_killed(suite: Suite, agent: Agent, service: str) -> None:
-    """OPS-5: kill -9 of anything loses nothing acknowledged."""
-    run = await agent.start("count to 20 slowly, then what is 6 * 7")
-    await _seen(agent, run.run_id, lambda event: "2" in event.output_delta.text)
-    suite.kill(service)
-    events = await _whole_log(agent, run.run_id)
-    await suite.wait_ready(service)
-    assert events[-1].type == "run.completed"
-    assert "42" in (await agent.get(run.run_id)).output_text
+async def a_tool_resumes_from_its_checkpoint(agent: Agent, path: Path) -> Scene:
+    run_id = await start_held(agent, "count_up", path)
+    yield
+    release(path)
+    await agent.whole_log(run_id)
+    (call,) = await agent.calls(run_id)
+    assert call.state == call_pb2.CALL_STATE_SUCCEEDED
+    assert path.read_text().split("\n")[:-1] == [f"step {number}" for number in range(5)]
 
 
-async def test_a_run_goes_on_after_postgres_restarts(suite: Suite, agent: Agent) -> None:
-    """OPS-5: what was acknowledged is there, the rest is said to have failed."""
-    run = await agent.start("count to 20 slowly, then what is 6 * 9")
-    await _seen(agent, run.run_id, lambda event: "2" in event.output_delta.text)
-    await suite.restart_postgres()
-    events = await _whole_log(agent, run.run_id)
-    assert events[-1].type == "run.completed"
-    assert "54" in (await agent.get(run.run_id)).output_text
+async def test_calls_of_a_killed_registry_end_as_their_class_allows(suite: Suite, agent: Agent, tmp_path: Path) -> None:
+    async def killed() -> None:
+        kill(suite, "tool-registry")
+        await ready(suite, "tool-registry")
+
+    findings = (
+        ("RESOLUTION_HAPPENED", '"sent at noon"', "done\n"),
+        ("RESOLUTION_RUN_AGAIN", '"finished"', "done\ndone\n"),
+        ("RESOLUTION_TELL_MODEL", "An operator found that this call did not happen.", "done\n"),
+    )
+    await survive(
+        killed,
+        an_unknown_outcome_is_told_to_the_model(agent, tmp_path / "once"),
+        *(an_operator_says_what_happened(agent, tmp_path / finding[0], *finding) for finding in findings),
+        a_read_is_made_again(agent, tmp_path / "again"),
+        a_tool_resumes_from_its_checkpoint(agent, tmp_path / "count"),
+    )
 
 
-async def test_acknowledged_starts_survive_the_ledger_being_killed(suite: Suite, agent: Agent) -> None:
+async def acknowledged_starts_are_kept(agent: Agent) -> Scene:
     """I1, I2: each start is repeated with its id until it is acknowledged; each id gives one run."""
 
     async def start(number: int) -> str:
         while True:
             try:
-                run = await agent.start(f"what is {number} * 2?", request_id=f"survivor-{number}")
+                return (await agent.start(f"what is {number} * 2?", request_id=f"survivor-{number}")).run_id
             except grpc.aio.AioRpcError as error:
                 if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
                     raise
                 await asyncio.sleep(0.1)
-            else:
-                return run.run_id
 
-    starting = [asyncio.create_task(start(number)) for number in range(1, 21)]
-    suite.kill("job-store")
+    starting = [asyncio.create_task(start(number)) for number in range(1, 11)]
+    yield
     run_ids = await asyncio.gather(*starting)
-    await suite.wait_ready("job-store")
     assert len(set(run_ids)) == len(run_ids)
     for number, run_id in enumerate(run_ids, start=1):
-        ended = await agent.until_ended(run_id)
-        assert str(number * 2) in ended.output_text
-        assert (await agent.start(f"what is {number} * 2?", request_id=f"survivor-{number}")).run_id == run_id
+        assert str(number * 2) in (await agent.until_ended(run_id)).output_text
+        assert await start(number) == run_id
 
 
-async def _start_slow(agent: Agent, tool: str, effects: Path, seconds: float) -> str:
-    """Start a run that calls a slow tool; returns once its effect has happened."""
-    arguments = json.dumps({"path": str(effects), "seconds": seconds})
-    run = await agent.start(f"call {tool} with {arguments}")
-
-    async def happened() -> bool:
-        return effects.exists() and bool(effects.read_text())  # not between its opening and its writing
-
-    await until(happened)
-    return run.run_id
+async def a_stream_goes_on(agent: Agent) -> Scene:
+    run = await agent.start("count to 30 slowly, then what is 6 * 7")
+    await _seen(agent, run.run_id, "2")
+    yield
+    assert (await agent.whole_log(run.run_id))[-1].type == "run.completed"
+    assert "42" in (await agent.get(run.run_id)).output_text
 
 
-async def test_a_tool_is_not_repeated_when_the_loop_that_called_it_is_killed(suite: Suite, tmp_path: Path) -> None:
-    """I5: the registry finishes what it began, and the next owner gets that result."""
-    effects = tmp_path / "effects"
-    async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
-        run_id = await _start_slow(agent, "act_once", effects, 6.0)
-        killed = await owner(suite)
-    async with Agent(suite.endpoints.services["agent-loop"][1 - killed].grpc) as survivor:
-        suite.kill("agent-loop", killed)
-        await _whole_log(survivor, run_id)
-        (call,) = await survivor.calls(run_id)
-    await suite.wait_ready("agent-loop", killed)
-    assert call.state == call_pb2.CALL_STATE_SUCCEEDED
-    assert call.result.content_json == b'"finished"'
-    assert effects.read_text() == "done\n"
+async def each_due_time_of_a_schedule_has_one_run(suite: Suite, pawl: AsyncClient) -> Scene:
+    """ASYNC-8, I14"""
+    definition = ScheduleDefinition(
+        name="tick", text="what is 6 * 7?", interval_seconds=1, overlap=SCHEDULE_OVERLAP_ALLOW, labels={"of": "tick"}
+    )
+    await pawl.create_schedule(definition)
+    fires: dict[int, Any] = {}
+
+    async def has_fired(count: int) -> bool:
+        fires.update({fire.due_time.seconds: fire for fire in (await pawl.get_schedule("tick")).fires})
+        return len(fires) >= count
+
+    await until(lambda: has_fired(2))
+    yield
+    seen = len(fires)
+    await until(lambda: has_fired(seen + 2))
+    await pawl.pause_schedule("tick")
+    await has_fired(0)
+    await pawl.delete_schedule("tick")
+    times = sorted(fires)
+    assert times == list(range(times[0], times[0] + len(times))), "a due time is missing"
+    assert {fire.outcome for fire in fires.values()} == {SCHEDULE_FIRE_OUTCOME_STARTED}
+    database = await asyncpg.connect(suite.database_url)
+    try:
+        runs = await database.fetch("SELECT run_id FROM job_store.runs WHERE labels LIKE '%of=tick'")
+    finally:
+        await database.close()
+    assert sorted(run["run_id"] for run in runs) == sorted(fire.run_id for fire in fires.values())
 
 
-async def test_an_effect_whose_process_died_is_said_to_be_unknown(suite: Suite, agent: Agent, tmp_path: Path) -> None:
-    """I5: an at-most-once effect is not repeated and not guessed at; the model is told."""
-    effects = tmp_path / "effects"
-    run_id = await _start_slow(agent, "act_once", effects, 60.0)
-    suite.kill("tool-registry")
-    events = await _whole_log(agent, run_id)
-    await suite.wait_ready("tool-registry")
-    (call,) = await agent.calls(run_id)
-    assert call.state == call_pb2.CALL_STATE_OUTCOME_UNKNOWN
-    assert call.result.is_error
-    assert events[-1].type == "run.completed"
-    assert effects.read_text() == "done\n"
-
-
-async def test_a_read_only_call_runs_again_after_its_process_died(suite: Suite, agent: Agent, tmp_path: Path) -> None:
-    """I5: what has no effect is simply done again."""
-    effects = tmp_path / "effects"
-    run_id = await _start_slow(agent, "act_again", effects, 6.0)
-    suite.kill("tool-registry")
-    await _whole_log(agent, run_id)
-    await suite.wait_ready("tool-registry")
-    (call,) = await agent.calls(run_id)
-    assert call.state == call_pb2.CALL_STATE_SUCCEEDED
-    assert effects.read_text() == "done\ndone\n"
-
-
-async def test_a_parked_run_survives_everything_being_killed(suite: Suite, agent: Agent) -> None:
-    """I1, I3: a question is a row; its answer is taken after every process was replaced."""
+async def its_end_is_told_once(agent: Agent, pawl: AsyncClient) -> Scene:
+    """NOTE-1"""
     run = await agent.start("book a table")
     call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
-    names = ["job-store", "tool-registry", "notifier", "agent-loop"]
-    for name in names:
-        suite.kill(name)
-    suite.kill("agent-loop", 1)
-    for name in names:
-        await suite.wait_ready(name)
-    await suite.wait_ready("agent-loop", 1)
-    await agent.until(run.run_id, lambda found: found.state == run_pb2.RUN_STATE_WAITING)
+    yield
     await agent.decide(call, call_pb2.DECISION_KIND_ANSWER, answer="Tonight at 19:00")
-    assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
+    assert (await agent.until_ended(run.run_id)).state == COMPLETED
+
+    async def told() -> list[str]:
+        inbox = (await pawl.notifier.ListNotifications(ListNotificationsRequest(page_size=200))).notifications
+        return [each.title for each in inbox if each.run_id == run.run_id and "completed" in each.title]
+
+    async def is_told() -> bool:
+        return bool(await told())
+
+    await until(is_told)
+    assert len(await told()) == 1
+
+
+async def test_nothing_acknowledged_is_lost_when_ledger_and_notifier_are_killed(
+    suite: Suite, agent: Agent, pawl: AsyncClient
+) -> None:
+    """OPS-5"""
+
+    async def killed() -> None:
+        kill(suite, "job-store", "notifier")
+        await ready(suite, "job-store", "notifier")
+
+    await survive(
+        killed,
+        each_due_time_of_a_schedule_has_one_run(suite, pawl),
+        its_end_is_told_once(agent, pawl),
+        a_stream_goes_on(agent),
+        acknowledged_starts_are_kept(agent),
+    )
+
+
+async def test_runs_go_on_after_postgres_restarts_and_after_one_ledger_is_killed(suite: Suite, agent: Agent) -> None:
+    """OPS-4, OPS-5"""
+
+    async def one_killed() -> None:
+        suite.kill("job-store", 1)
+
+    await survive(suite.restart_postgres, a_stream_goes_on(agent))
+    await survive(one_killed, a_stream_goes_on(agent))
+    await suite.wait_ready("job-store", 1)
+
+
+async def test_what_waits_for_people_survives_everything_being_killed(
+    suite: Suite, agent: Agent, pawl: AsyncClient, effects: Path
+) -> None:
+    """I1, I3, ASYNC-2: a question is a row, and so is a call that somebody outside completes."""
+    everything = ("job-store", "tool-registry", "notifier", "agent-loop", "gateway")
+    talk = Talk(pawl)
+    said = f"in the background: call print_poster with {json.dumps({'path': str(effects)})}"
+    (job_id,) = await talk.jobs(await talk.say(said))
+    await talk.job(job_id, lambda job: run_pb2.WAIT_KIND_COMPLETION in job.waits)
+
+    async def killed() -> None:
+        kill(suite, *everything)
+        await ready(suite, *everything)
+
+    await survive(killed, its_end_is_told_once(agent, pawl))
+    (url,) = effects.read_text().splitlines()
+    async with httpx2.AsyncClient(timeout=60.0) as shop:
+
+        async def post(to: str, end: object) -> tuple[int, Any]:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (answer := await shop.post(to, json=end)).status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+                    await asyncio.sleep(0.1)
+            return answer.status_code, answer.json()
+
+        status, refused = await post(url[:-1], {"result": 1})
+        assert (status, refused["details"][0]["debug"]["reason"]) == (404, "COMPLETION_NOT_FOUND")
+        garbled: list[Any] = [{}, [], {"result": 1, "error": "x"}, {"error": ""}, {"result": "x" * 300_000}]
+        for garbage in garbled:
+            assert (await post(url, garbage))[0] >= 400, str(garbage)[:50]
+        assert await post(url, {"result": {"pages": 3}}) == (200, {})
+        assert await post(url, {"result": {"pages": 3}}) == (200, {"duplicate": True})
+        status, refused = await post(url, {"error": "It burnt."})
+        assert (status, refused["details"][0]["debug"]["reason"]) == (400, "CALL_NOT_PENDING")
+    job = await talk.ended(job_id)
+    assert (job.state, json.loads(job.output_text)) == (COMPLETED, {"pages": 3})
+    (told,) = await talk.told(1)
+    assert told["job_id"] == job_id
+
+
+async def test_a_frozen_owner_that_wakes_up_after_its_lease_changes_nothing(suite: Suite, effects: Path) -> None:
+    """I4, I5: one ending, one effect, no event of the old epoch after one of the new."""
+    async with Agent(addresses(suite)[1]) as agent:
+        await suite.stop_process("agent-loop", 1)
+        async with Agent(addresses(suite)[0]) as first:
+            run_id = await start_held(first, "hold_once", effects)
+        await suite.start_process("agent-loop", 1)
+        suite.kill("agent-loop", 0, signal.SIGSTOP)
+        try:
+            await agent.until(run_id, lambda seen: seen.epoch > 1)
+        finally:
+            suite.kill("agent-loop", 0, signal.SIGCONT)
+        release(effects)
+        epochs = [event.attempt for event in await agent.whole_log(run_id)]
+    assert epochs == sorted(epochs)
+    assert effects.read_text() == "done\n"
+
+
+@pytest.mark.long
+async def test_a_run_that_kills_its_workers_is_quarantined_until_an_operator_acts(
+    suite: Suite, agent: Agent, model: Model
+) -> None:
+    """I20, I3: after its third worker it is left alone, and others of its store go on."""
+    hang = {"reply": {"text": "never", "fault": {"type": "hang_before_headers"}}}
+    operators = operator_pb2_grpc.OperatorServiceStub(agent.channel)
+    prompts = await model.play_all([[hang]] * 2)
+    poison = [(await agent.start(prompt)).run_id for prompt in prompts]
+
+    async def asked(count: int) -> bool:
+        return min([len(await model.outcomes(prompt)) for prompt in prompts]) >= count
+
+    for crash in range(CRASHES_MAX):
+        await until(lambda crash=crash: asked(crash + 1))  # type: ignore[misc]
+        kill(suite, "agent-loop")
+        await ready(suite, "agent-loop")
+    for run_id in poison:
+        held = await agent.until(run_id, lambda run: run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION)
+        assert (held.attention.reason, held.crash_count) == (run_pb2.ATTENTION_REASON_QUARANTINED, CRASHES_MAX)
+    healthy = await agent.start("what is 6 * 7?")
+    assert "42" in (await agent.until_ended(healthy.run_id)).output_text
+    page = await operators.ListAttention(operator_pb2.ListAttentionRequest(), metadata=agent.metadata)
+    assert set(poison) <= {run.run_id for run in page.runs}
+    await model.forget()
+    redrive = operator_pb2.RedriveRunRequest(run_id=poison[0], reason="the model is mended")
+    await operators.RedriveRun(redrive, metadata=(("pawl-user", "helper"),))
+    ended = await agent.until_ended(poison[0])
+    assert (ended.state, ended.crash_count) == (COMPLETED, 0)
+    end = operator_pb2.EndRunRequest(run_id=poison[1], reason="it is not worth it")
+    await operators.EndRun(end, metadata=(("pawl-user", "helper"),))
+    ended = await agent.until(poison[1], lambda run: run.state in ENDED)
+    assert ended.stop_cause == run_pb2.STOP_CAUSE_OPERATOR
