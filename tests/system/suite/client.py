@@ -49,13 +49,13 @@ async def ready(suite: Suite, *services: str) -> None:
             await suite.wait_ready(service, replica)
 
 
-async def key_for(suite: Suite, user_id: str, *roles: str, maker: Agent | None = None, decides: bool = False) -> str:
-    """Return the secret of a new key, made by the local key or by somebody else."""
-    key = key_pb2.Key(name=user_id, user_id=user_id, roles=roles, decides_for_users=decides)
+async def key_for(
+    suite: Suite, user_id: str, *roles: str, by: Sequence[tuple[str, str]] = (), decides: bool = False
+) -> str:
+    """Return the secret of a new key, made by the local key or by the caller with this metadata."""
+    key = key_pb2.Key(name=user_id, store_id="local", user_id=user_id, roles=roles, decides_for_users=decides)
     async with keyed_channel(addresses(suite, "job-store")[0]) as channel:
-        asked = KeyServiceStub(channel).CreateKey(
-            key_pb2.CreateKeyRequest(key=key), metadata=maker.metadata if maker else ()
-        )
+        asked = KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key), metadata=by)
         return (await asked).secret
 
 

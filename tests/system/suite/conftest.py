@@ -48,6 +48,7 @@ async def suite(mails: tuple[Postbox, int]) -> AsyncIterator[Suite]:
             replicas={"agent-loop": 2, "gateway": 2, "job-store": 2},
             service_environment={
                 "agent-loop": {"PAWL_MODEL_INPUT": "text,image", "PAWL_TOOL_TIMEOUT_SECONDS": "100"},
+                "job-store": {"PAWL_ACTIVE_RUNS_PER_USER": "40", "PAWL_ACTIVE_RUNS_PER_STORE": "40"},
                 "notifier": {"PAWL_SMTP_URL": f"smtp://127.0.0.1:{mails[1]}"},
                 "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"},
             },

@@ -78,42 +78,30 @@ async def read(client: httpx2.AsyncClient, path: str, **request: Any) -> AsyncIt
                 found = {}
 
 
-async def test_a_stream_of_a_browser_has_every_event_although_its_gateway_dies(
+async def test_a_stream_and_a_start_survive_the_death_of_their_gateway(
     browser: httpx2.AsyncClient, suite: Suite
 ) -> None:
-    run_id = await start(browser, "count to 30 slowly", "door-1")
-    path, seen = f"/runs/{run_id}/events", list[tuple[str, Any]]()
-    try:
+    """The stream resumes at another gateway; a start that was begun, and is sent again with its id, makes one run."""
+    request_id, database = "killed", await asyncpg.connect(suite.database_url)
+    run_id = await start(browser, "count to 60 slowly", "door-1")
+    path, seen, has_begun = f"/runs/{run_id}/events", list[tuple[str, Any]](), asyncio.Event()
+
+    async def watch() -> None:
         async for number, name, data in read(browser, path):
-            seen += [] if name else [(number, data)]
+            seen.extend([] if name else [(number, data)])
             if len(seen) == 4:
-                suite.kill("gateway")
-    except httpx2.HTTPError:
-        pass
-    async with httpx2.AsyncClient(base_url=url(suite, 1), cookies=browser.cookies, timeout=60.0) as other:
-        rest = [event async for event in read(other, path, headers={"last-event-id": seen[-1][0]})]
-    assert rest[-1][1:] == ("end", {})
-    seen += [(number, data) for number, name, data in rest if not name]
-    async with Agent(addresses(suite)[0], user="ann") as ann:
-        events = await ann.whole_log(run_id)
-    assert [json_format.ParseDict(data, event_pb2.RunEvent()) for _, data in seen] == events
-    assert [int(number) for number, _ in seen] == [event.seq for event in events]
-    await suite.wait_ready("gateway")
-
-
-async def test_a_start_whose_gateway_is_killed_before_it_answers_makes_one_run(suite: Suite) -> None:
-    """Sent again with its request id, as @pawl/client does; the run was begun before."""
-    request_id, user = "killed", "killed-gateway"
-    database = await asyncpg.connect(suite.database_url)
+                has_begun.set()
 
     async def arrives() -> bool:
         waiting = "SELECT 1 FROM pg_locks WHERE relation = 'job_store.requests'::regclass AND NOT granted"
         return bool(await database.fetchval(waiting))
 
     async def is_kept() -> bool:
-        return bool(await database.fetchval("SELECT 1 FROM job_store.requests WHERE user_id = $1", user))
+        return bool(await database.fetchval("SELECT 1 FROM job_store.requests WHERE user_id = 'killed'"))
 
-    async with program(suite, user=user) as first, program(suite, 1, user=user) as other:
+    async with program(suite, user="killed") as first, program(suite, 1, user="killed") as other:
+        watching = asyncio.create_task(watch())
+        await has_begun.wait()
         try:
             async with database.transaction():
                 # Who begins a run has to write there.
@@ -122,16 +110,24 @@ async def test_a_start_whose_gateway_is_killed_before_it_answers_makes_one_run(s
                 await until(arrives)
                 suite.kill("gateway", 0, signal.SIGSTOP)
             await until(is_kept)
-            suite.kill("gateway")
-            with pytest.raises(httpx2.TransportError):
-                await asked
         finally:
+            suite.kill("gateway")
             await database.close()
-        run_id = await start(other, "what is 5 * 5", request_id)
-        await suite.wait_ready("gateway")
-        assert await start(first, "what is 5 * 5", request_id) == run_id
+        for broken in (asked, watching):
+            with pytest.raises(httpx2.TransportError):
+                await broken
+        started = await start(other, "what is 5 * 5", request_id)
         runs = (await other.post(f"{AGENT}/ListRuns", json={})).json()["runs"]
-    assert [run["runId"] for run in runs] == [run_id]
+        assert [run["runId"] for run in runs] == [started]
+    async with httpx2.AsyncClient(base_url=url(suite, 1), cookies=browser.cookies, timeout=60.0) as elsewhere:
+        rest = [event async for event in read(elsewhere, path, headers={"last-event-id": seen[-1][0]})]
+    assert rest[-1][1:] == ("end", {})
+    seen += [(number, data) for number, name, data in rest if not name]
+    async with Agent(addresses(suite)[0], user="ann") as ann:
+        events = await ann.whole_log(run_id)
+    assert [json_format.ParseDict(data, event_pb2.RunEvent()) for _, data in seen] == events
+    assert [int(number) for number, _ in seen] == [event.seq for event in events]
+    await suite.wait_ready("gateway")
 
 
 async def test_many_streams_are_one_and_end_when_the_gateway_stops(suite: Suite) -> None:

@@ -63,7 +63,7 @@ async def test_each_fault_of_a_model_server_fails_its_run_with_its_reason(agent:
     await model.forget()
     after = [await agent.start("what is 6 * 7?", conversation_id=each) for each in conversations]
     for run in after:
-        assert "42" in (await agent.until_ended(run.run_id)).output_text
+        assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
 
 
 BAD_CALLS: list[tuple[str, Any, str]] = [

@@ -16,6 +16,7 @@ from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.event.v1 import agent_pb2 as values
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job_store.bootstrap import bootstrap
 from pawl.launcher.suite import Suite
 from pawl.tool.v1 import audit_pb2, rule_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
@@ -46,7 +47,8 @@ async def people(suite: Suite) -> AsyncIterator[dict[str, Agent]]:
     """Clients with keys of their own; `shop for abe` and so on with that of a delegate: desk decides for its users."""
     address = addresses(suite)[0]
     async with AsyncExitStack() as stack:
-        keys = {user: await key_for(suite, user, *roles, decides=user == "desk") for user, roles in KEYS.items()}
+        by = (("authorization", f"Bearer {(await bootstrap(suite.database_url)).secret}"),)
+        keys = {user: await key_for(suite, user, *KEYS[user], by=by, decides=user == "desk") for user in KEYS}
         made = {user: Agent(address, user="", key=key) for user, key in keys.items()}
         for delegate in ("shop", "desk"):
             for user in ("abe", "bea", "eve"):
@@ -161,7 +163,7 @@ async def test_one_credential_is_one_person_and_so_are_the_keys_that_it_makes(
     await dan.decide(call, APPROVE)
     assert (await cyd.until_ended(run.run_id)).state == COMPLETED
 
-    zoe_key = await key_for(suite, "zoe", "operator", "approver", maker=otto)
+    zoe_key = await key_for(suite, "zoe", "operator", "approver", by=otto.metadata)
     async with Agent(addresses(suite)[0], user="", key=zoe_key) as zoe:
         for starter, first, refused in ((cyd, otto, zoe), (zoe, cyd, otto)):
             run = await starter.start(MAIL, options=BY_TWO)
@@ -225,7 +227,7 @@ async def test_a_conversation_is_imported_continued_forked_and_erased_while_agen
 
     await until(is_erased)
     assert not (await agent.stub.ListRuns(below, metadata=agent.metadata)).runs
-    assert (await refusals.outcome(texts(agent, imported))).reason == "CONVERSATION_NOT_FOUND"
+    assert (await refusals.outcome(texts(agent, imported))).reason == "CONVERSATION_ERASED"
     left = await texts(agent, forked)
     assert ("12 degrees" in left, "400 * 2" in left) == (False, True)
     again = await agent.start("what is 3 * 3", conversation_id=forked)

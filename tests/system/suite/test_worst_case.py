@@ -75,11 +75,8 @@ async def _plant(suite: Suite) -> list[str]:
         run = await other.until_ended((await other.start(f"add task {CANARY} in project {CANARY} secret")).run_id)
         calls = await other.calls(run.run_id)
     assert any(CANARY in call.result.content_json.decode() for call in calls)
-    found = [run.run_id, run.conversation_id, *(call.call_id for call in calls)]
-    for call in calls:
-        result = json.loads(call.result.content_json)
-        found += [value for name, value in result.items() if name.endswith("_id")]
-    return found
+    made = [json.loads(call.result.content_json) for call in calls]
+    return [run.run_id, *(value for result in made for name, value in result.items() if name.endswith("_id"))]
 
 
 async def _settled(agent: Agent, prompt: str, places: asyncio.Semaphore) -> run_pb2.Run:
