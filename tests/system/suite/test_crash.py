@@ -1,233 +1,42 @@
-"""kill -9 of processes in the middle of what goes on, and what must hold afterwards.
-
-A scene is a generator: it stops once it may be killed, and then says what became of it. The scenes of one test share
-one kill.
-"""
+"""kill -9 of processes in the middle of what goes on, and what must hold afterwards. Scenes share one kill."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import asyncpg
-import grpc
 import httpx2
 import pytest
 
-from pawl.agent.v1 import agent_pb2, operator_pb2, operator_pb2_grpc, undo_pb2
-from pawl.client import AsyncClient, approve
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.event.v1.schedule_pb2 import SCHEDULE_FIRE_OUTCOME_STARTED, SCHEDULE_OVERLAP_ALLOW, ScheduleDefinition
+from pawl.agent.v1 import operator_pb2, operator_pb2_grpc
+from pawl.client import AsyncClient
+from pawl.event.v1 import run_pb2
 from pawl.launcher.suite import Suite
-from pawl.notify.v1.notify_pb2 import ListNotificationsRequest
-from pawl.tools import Category, EffectClass, ToolContext, tool
 from tests.poll import until
 from tests.system.scripting import Model
-from tests.system.suite.client import ENDED, PATIENCE_SECONDS, Agent, kill, ready
-from tests.system.talk import Talk
+from tests.system.suite import scenes
+from tests.system.suite.client import ENDED, Agent, kill, ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-Scene: TypeAlias = AsyncGenerator[None, None]
-
 CRASHES_MAX = 3
-_BEAT_SECONDS = 4
-"""Of a schedule: it keeps its last twenty fires, and these must be seen."""
-COMPLETED = run_pb2.RUN_STATE_COMPLETED
-ASK_OPERATOR = run_pb2.RunOptions(unknown_outcome_policy=run_pb2.UNKNOWN_OUTCOME_POLICY_NEEDS_ATTENTION)
 
 
-async def survive(disaster: Callable[[], Awaitable[None]], *scenes: Scene) -> None:
+async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene) -> None:
     """Bring each scene to its middle, have the disaster, and play each scene to its end."""
     async with AsyncExitStack() as stack:
-        for scene in scenes:
+        for scene in played:
             await stack.enter_async_context(aclosing(scene))
             await anext(scene)
         await disaster()
-        for scene in scenes:
-            assert await anext(scene, "end") == "end"
-
-
-async def start_held(agent: Agent, tool: str, path: Path, **options: Any) -> str:
-    """Start a run that calls a tool which waits for the test; returns once it waits."""
-    run = await agent.start(f"call {tool} with {json.dumps({'path': str(path)})}", **options)
-    await is_held(path)
-    return run.run_id
-
-
-async def is_held(path: Path) -> None:
-    async def waits() -> bool:
-        return path.with_suffix(".held").exists()
-
-    await until(waits)
-
-
-def release(path: Path) -> None:
-    path.with_suffix(".go").touch()
-
-
-def shown(events: Sequence[event_pb2.RunEvent]) -> str:
-    """The text on the screen of a watcher that drops voided output."""
-    pieces: list[tuple[int, str]] = []
-    for event in events:
-        void_from = event.round_retrying.void_from_seq
-        if void_from:
-            pieces = [piece for piece in pieces if piece[0] < void_from]
-        if event.output_delta.text:
-            pieces.append((event.seq, event.output_delta.text))
-    return "".join(text for _, text in pieces)
-
-
-async def _seen(agent: Agent, run_id: str, text: str) -> None:
-    """Watch until the model has written some text."""
-    async for event in agent.watch(run_id):
-        if text in event.output_delta.text:
-            return
-    raise AssertionError("the run ended first")
-
-
-async def a_stream_is_told_whole_and_once(agent: Agent, pawl: AsyncClient) -> Scene:
-    """I1, I3, EVT-1, EVT-2, OPS-4: to a watcher, to a client of text, and to a front end that is told it was lost."""
-    lost = asyncio.Event()
-    async with pawl.session(on_lost=lost.set) as session:
-        run_id = await session.start("count to 60 slowly")
-
-        async def read_text() -> str:
-            text = ""
-            async for piece in pawl.text(run_id):
-                text = text[: len(text) - piece.takes_back] + piece
-            return text
-
-        async def read_frames() -> list[int]:
-            seqs = []
-            async for frame in session:
-                if frame.HasField("end"):
-                    break
-                seqs.append(frame.event.seq)
-            return seqs
-
-        text, frames = asyncio.create_task(read_text()), asyncio.create_task(read_frames())
-        await _seen(agent, run_id, "3")
-        yield
-        events = await agent.whole_log(run_id)
-        ended = await agent.get(run_id)
-        assert (ended.state, ended.epoch > 1) == (COMPLETED, True)
-        assert [event.round_retrying.reason for event in events if event.HasField("round_retrying")] == ["TAKEOVER"]
-        assert shown(events) == await text == ended.output_text
-        assert ended.output_text.split()[-1].startswith("60")
-        assert lost.is_set()
-        assert await frames == [event.seq for event in events]
-
-
-async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
-    """I5: the registry finishes what it began, and the next owner gets that result."""
-    run_id = await start_held(agent, "hold_once", path)
-    yield
-    release(path)
-    await agent.whole_log(run_id)
-    (call,) = await agent.calls(run_id)
-    assert (call.state, call.result.content_json) == (call_pb2.CALL_STATE_SUCCEEDED, b'"finished"')
-    assert path.read_text() == "done\n"
-
-
-async def a_run_hears_of_its_agent(agent: Agent, path: Path) -> Scene:
-    """I1, I3, TOOL-7."""
-    task = f"call hold_once with {json.dumps({'path': str(path)})}"
-    run = await agent.start(f"call run_agent with {json.dumps({'task': task})}")
-    await is_held(path)
-    yield
-    release(path)
-    assert (await agent.until_ended(run.run_id)).state == COMPLETED
-    (call,) = await agent.calls(run.run_id)
-    child = await agent.get(call.child_run_id)
-    assert (call.state, child.state) == (call_pb2.CALL_STATE_SUCCEEDED, COMPLETED)
-    assert (child.parent_run_id, child.depth) == (run.run_id, 1)
-    assert json.loads(call.result.content_json) == {"answer": child.output_text}
-    assert path.read_text() == "done\n"
-
-
-async def an_undo_takes_nothing_back_twice(agent: Agent, path: Path) -> Scene:
-    """HITL-7: in reverse order, across a question."""
-    lines = [
-        f"call put_line with {json.dumps({'path': str(path), 'line': line, 'holds': True})}" for line in ("one", "two")
-    ]
-    run = await agent.start(f"{lines[0]} then ask me which colour then {lines[1]}")
-    question = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
-    await agent.decide(question, call_pb2.DECISION_KIND_ANSWER, answer="blue")
-    await agent.until_ended(run.run_id)
-    assert path.read_text() == "one\ntwo\n"
-    undoing = (await agent.stub.UndoRun(undo_pb2.UndoRunRequest(run_id=run.run_id), metadata=agent.metadata)).run
-    await is_held(path)
-    yield
-    release(path)
-    ended = await agent.until_ended(undoing.run_id)
-    assert (ended.state, ended.usage.model_calls) == (COMPLETED, 0)
-    assert [call.state for call in await agent.calls(undoing.run_id)] == [call_pb2.CALL_STATE_SUCCEEDED] * 2
-    assert path.read_text() == "", "an inverse fails unless its line is the last one"
-    request = undo_pb2.GetUndoReportRequest(run_id=undoing.run_id)
-    report = (await agent.stub.GetUndoReport(request, metadata=agent.metadata)).calls
-    states = {call.tool_name: undo_pb2.UndoState.Name(call.state) for call in report}
-    assert states == {"put_line": "UNDO_STATE_UNDONE", "ask_user": "UNDO_STATE_NOTHING_TO_UNDO"}
-
-
-async def a_call_of_a_front_end_ends_once(pawl: AsyncClient) -> Scene:
-    """FE-2, I23: with a tool of its own, at the client that has it and at no other."""
-    begun, goes_on, drawn = asyncio.Event(), asyncio.Event(), []
-
-    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
-    async def draw(title: str, context: ToolContext) -> dict[str, str]:
-        """Draw something."""
-        begun.set()
-        await goes_on.wait()
-        drawn.append(title)
-        return {"drawn_for": context.user_id}
-
-    async with pawl.session(tools=[draw]) as session, pawl.session() as idle:
-        run_id = await session.start('call draw with {"title": "Plan"}')
-        await idle.attach(run_id)
-        async with asyncio.timeout(240):
-            await begun.wait()
-        yield
-        goes_on.set()
-        assert (await pawl.result(run_id)).state == COMPLETED
-        (call,) = [call async for call in pawl.calls(run_id)]
-        assert (call.state, drawn) == (call_pb2.CALL_STATE_SUCCEEDED, ["Plan"])
-        assert call.result.content_json == b'{"drawn_for":"me"}'
-
-
-async def a_decision_is_taken_once(pawl: AsyncClient) -> Scene:
-    """HITL-2, I2: the replicas die at the moment of the decision."""
-    run = await pawl.start("e-mail kim@example.com about Lunch: See you at noon")
-    (call,) = (await pawl.get(run.run_id, wait_seconds=60)).pending_calls
-    yield
-    await pawl.decide(approve(call))
-    assert (await pawl.result(run.run_id)).state == COMPLETED
-    (settled,) = [each async for each in pawl.calls(run.run_id)]
-    assert settled.state == call_pb2.CALL_STATE_SUCCEEDED
-
-
-async def a_series_keeps_its_beat(pawl: AsyncClient) -> Scene:
-    """ASYNC-3, ASYNC-6: no time has two iterations, and what was stopped never succeeds."""
-    talk = Talk(pawl)
-    (ends,) = await talk.jobs(await talk.say("in the background every 1 seconds 4 times: what is 6 * 7"))
-    (stopped,) = await talk.jobs(await talk.say("in the background every 1 seconds 500 times: what is 5 * 5"))
-    await talk.job(ends, lambda job: job.round >= 1)
-    yield
-    await pawl.cancel(stopped)
-    assert (await talk.ended(stopped)).state == run_pb2.RUN_STATE_CANCELLED
-    job = await talk.ended(ends)
-    assert (job.state, job.round) == (COMPLETED, 4)
-    begin = job.job.begin_time.ToNanoseconds()
-    beats = [(call.create_time.ToNanoseconds() - begin) // 10**9 async for call in pawl.calls(ends)]
-    assert beats == sorted(set(beats)), "a time has at most one iteration"
-    states = {notice["job_id"]: notice["state"] for notice in await talk.end_told(ends, stopped)}
-    assert (states[ends], states[stopped]) == ("COMPLETED", "CANCELLED")
+        for scene in played:
+            try:
+                assert await anext(scene, "end") == "end"
+            except AssertionError as error:
+                raise AssertionError(f"{scene.__name__}: {error}") from error
 
 
 async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
@@ -241,70 +50,14 @@ async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
 
     await survive(
         killed,
-        a_tool_is_not_repeated(agent, tmp_path / "once"),
-        a_run_hears_of_its_agent(agent, tmp_path / "agent"),
-        an_undo_takes_nothing_back_twice(agent, tmp_path / "undo"),
-        a_call_of_a_front_end_ends_once(pawl),
-        a_decision_is_taken_once(pawl),
-        a_series_keeps_its_beat(pawl),
-        a_stream_is_told_whole_and_once(agent, pawl),
+        scenes.a_tool_is_not_repeated(agent, tmp_path / "once"),
+        scenes.a_run_hears_of_its_agent(agent, tmp_path / "agent"),
+        scenes.an_undo_takes_nothing_back_twice(agent, tmp_path / "undo"),
+        scenes.a_call_of_a_front_end_ends_once(pawl),
+        scenes.a_decision_is_taken_once(pawl),
+        scenes.a_series_keeps_its_beat(pawl),
+        scenes.a_stream_is_told_whole_and_once(agent, pawl),
     )
-
-
-async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> Scene:
-    """I5: an at-most-once effect is not repeated and not guessed at."""
-    run_id = await start_held(agent, "hold_once", path)
-    yield
-    assert (await agent.whole_log(run_id))[-1].type == "run.completed"
-    (call,) = await agent.calls(run_id)
-    assert (call.state, call.result.is_error) == (call_pb2.CALL_STATE_OUTCOME_UNKNOWN, True), call
-    assert path.read_text() == "done\n"
-
-
-async def an_operator_says_what_happened(
-    agent: Agent, path: Path, resolution: str, content: str, effects: str
-) -> Scene:
-    """I5: it is not repeated unless somebody says that it did not happen; the operator is another user."""
-    run_id = await start_held(agent, "hold_once", path, options=ASK_OPERATOR)
-    yield
-    release(path)
-    found = await agent.until(run_id, lambda run: run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION)
-    assert found.attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME
-    (doubted,) = found.pending_calls
-    request = agent_pb2.ResolveCallRequest(
-        run_id=run_id,
-        call_id=doubted.call_id,
-        resolution=agent_pb2.Resolution.Value(resolution),
-        content_json=content.encode() if resolution == "RESOLUTION_HAPPENED" else b"",
-    )
-    await agent.stub.ResolveCall(request, metadata=(("pawl-user", "helper"),))
-    assert (await agent.until_ended(run_id)).state == COMPLETED
-    (call,) = await agent.calls(run_id)
-    assert content in call.result.content_json.decode()
-    assert path.read_text() == effects
-    events = await agent.events(run_id)
-    (acted,) = [event.operator_acted for event in events if event.HasField("operator_acted")]
-    assert (acted.user_id, acted.act, acted.call_id) == ("helper", event_pb2.OPERATOR_ACT_RESOLVED, doubted.call_id)
-
-
-async def a_read_is_made_again(agent: Agent, path: Path) -> Scene:
-    """I5"""
-    run_id = await start_held(agent, "hold_again", path)
-    yield
-    release(path)
-    await agent.whole_log(run_id)
-    (call,) = await agent.calls(run_id)
-    assert (call.state, path.read_text()) == (call_pb2.CALL_STATE_SUCCEEDED, "done\ndone\n")
-
-
-async def a_tool_resumes_from_its_checkpoint(agent: Agent, path: Path) -> Scene:
-    run_id = await start_held(agent, "count_up", path)
-    yield
-    release(path)
-    await agent.whole_log(run_id)
-    (call,) = await agent.calls(run_id)
-    assert call.state == call_pb2.CALL_STATE_SUCCEEDED
-    assert path.read_text().split("\n")[:-1] == [f"step {number}" for number in range(5)]
 
 
 async def test_calls_of_a_killed_registry_end_as_their_class_allows(suite: Suite, agent: Agent, tmp_path: Path) -> None:
@@ -319,93 +72,11 @@ async def test_calls_of_a_killed_registry_end_as_their_class_allows(suite: Suite
     )
     await survive(
         killed,
-        an_unknown_outcome_is_told_to_the_model(agent, tmp_path / "once"),
-        *(an_operator_says_what_happened(agent, tmp_path / finding[0], *finding) for finding in findings),
-        a_read_is_made_again(agent, tmp_path / "again"),
-        a_tool_resumes_from_its_checkpoint(agent, tmp_path / "count"),
+        scenes.an_unknown_outcome_is_told_to_the_model(agent, tmp_path / "once"),
+        *(scenes.an_operator_says_what_happened(agent, tmp_path / finding[0], *finding) for finding in findings),
+        scenes.a_read_is_made_again(agent, tmp_path / "again"),
+        scenes.a_tool_resumes_from_its_checkpoint(agent, tmp_path / "count"),
     )
-
-
-async def acknowledged_starts_are_kept(agent: Agent) -> Scene:
-    """I1, I2: each start is repeated with its id until it is acknowledged; each id gives one run."""
-
-    async def start(number: int) -> str:
-        while True:
-            try:
-                return (await agent.start(f"what is {number} * 2?", request_id=f"survivor-{number}")).run_id
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
-                    raise
-                await asyncio.sleep(0.1)
-
-    starting = [asyncio.create_task(start(number)) for number in range(1, 11)]
-    yield
-    run_ids = await asyncio.gather(*starting)
-    assert len(set(run_ids)) == len(run_ids)
-    for number, run_id in enumerate(run_ids, start=1):
-        assert str(number * 2) in (await agent.until_ended(run_id)).output_text
-        assert await start(number) == run_id
-
-
-async def a_stream_goes_on(agent: Agent) -> Scene:
-    run = await agent.start("count to 30 slowly, then what is 6 * 7")
-    await _seen(agent, run.run_id, "2")
-    yield
-    assert (await agent.whole_log(run.run_id))[-1].type == "run.completed"
-    assert "42" in (await agent.get(run.run_id)).output_text
-
-
-async def each_due_time_of_a_schedule_has_one_run(suite: Suite, pawl: AsyncClient) -> Scene:
-    """ASYNC-8, I14"""
-    definition = ScheduleDefinition(
-        name="tick",
-        text="what is 6 * 7?",
-        interval_seconds=_BEAT_SECONDS,
-        overlap=SCHEDULE_OVERLAP_ALLOW,
-        labels={"of": "tick"},
-    )
-    await pawl.create_schedule(definition)
-    fires: dict[int, Any] = {}
-
-    async def has_fired(count: int) -> bool:
-        fires.update({fire.due_time.seconds: fire for fire in (await pawl.get_schedule("tick")).fires})
-        return len(fires) >= count
-
-    await until(lambda: has_fired(1))
-    yield
-    seen = len(fires)
-    await until(lambda: has_fired(seen + 2))
-    await pawl.pause_schedule("tick")
-    await has_fired(0)
-    await pawl.delete_schedule("tick")
-    times = sorted(fires)
-    assert times == list(range(times[0], times[-1] + 1, _BEAT_SECONDS)), "a due time is missing"
-    assert {fire.outcome for fire in fires.values()} == {SCHEDULE_FIRE_OUTCOME_STARTED}
-    database = await asyncpg.connect(suite.database_url)
-    try:
-        runs = await database.fetch("SELECT run_id FROM job_store.runs WHERE labels LIKE '%of=tick'")
-    finally:
-        await database.close()
-    assert sorted(run["run_id"] for run in runs) == sorted(fire.run_id for fire in fires.values())
-
-
-async def its_end_is_told_once(agent: Agent, pawl: AsyncClient) -> Scene:
-    """NOTE-1"""
-    run = await agent.start("book a table")
-    call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
-    yield
-    await agent.decide(call, call_pb2.DECISION_KIND_ANSWER, answer="Tonight at 19:00")
-    assert (await agent.until_ended(run.run_id)).state == COMPLETED
-
-    async def told() -> list[str]:
-        inbox = (await pawl.notifier.ListNotifications(ListNotificationsRequest(page_size=200))).notifications
-        return [each.title for each in inbox if each.run_id == run.run_id and "completed" in each.title]
-
-    async def is_told() -> bool:
-        return bool(await told())
-
-    await until(is_told)
-    assert len(await told()) == 1
 
 
 async def test_runs_go_on_after_postgres_restarts_and_after_one_ledger_is_killed(suite: Suite, agent: Agent) -> None:
@@ -414,40 +85,9 @@ async def test_runs_go_on_after_postgres_restarts_and_after_one_ledger_is_killed
     async def one_killed() -> None:
         suite.kill("job-store", 1)
 
-    await survive(suite.restart_postgres, a_stream_goes_on(agent))
-    await survive(one_killed, a_stream_goes_on(agent))
+    await survive(suite.restart_postgres, scenes.a_stream_goes_on(agent))
+    await survive(one_killed, scenes.a_stream_goes_on(agent))
     await suite.wait_ready("job-store", 1)
-
-
-async def a_call_that_somebody_outside_completes_waits(pawl: AsyncClient, path: Path) -> Scene:
-    """ASYNC-2: the first end that comes over HTTP counts, and the conversation is told."""
-    talk = Talk(pawl)
-    said = f"in the background: call print_poster with {json.dumps({'path': str(path)})}"
-    (job_id,) = await talk.jobs(await talk.say(said))
-    await talk.job(job_id, lambda job: run_pb2.WAIT_KIND_COMPLETION in job.waits)
-    yield
-    (url,) = path.read_text().splitlines()
-    async with httpx2.AsyncClient(timeout=60.0) as shop:
-
-        async def post(to: str, end: object) -> tuple[int, Any]:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while (answer := await shop.post(to, json=end)).status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-                    await asyncio.sleep(0.1)
-            return answer.status_code, answer.json()
-
-        status, refused = await post(url[:-1], {"result": 1})
-        assert (status, refused["details"][0]["debug"]["reason"]) == (404, "COMPLETION_NOT_FOUND")
-        garbled: list[Any] = [{}, [], {"result": 1, "error": "x"}, {"error": ""}, {"result": "x" * 300_000}]
-        for garbage in garbled:
-            assert (await post(url, garbage))[0] >= 400, str(garbage)[:50]
-        assert await post(url, {"result": {"pages": 3}}) == (200, {})
-        assert await post(url, {"result": {"pages": 3}}) == (200, {"duplicate": True})
-        status, refused = await post(url, {"error": "It burnt."})
-        assert (status, refused["details"][0]["debug"]["reason"]) == (400, "CALL_NOT_PENDING")
-    job = await talk.ended(job_id)
-    assert (job.state, json.loads(job.output_text)) == (COMPLETED, {"pages": 3})
-    (told,) = await talk.told(1)
-    assert told["job_id"] == job_id
 
 
 async def test_nothing_acknowledged_is_lost_when_everything_is_killed(
@@ -462,11 +102,11 @@ async def test_nothing_acknowledged_is_lost_when_everything_is_killed(
 
     await survive(
         killed,
-        each_due_time_of_a_schedule_has_one_run(suite, pawl),
-        a_call_that_somebody_outside_completes_waits(pawl, effects),
-        its_end_is_told_once(agent, pawl),
-        a_stream_goes_on(agent),
-        acknowledged_starts_are_kept(agent),
+        scenes.each_due_time_of_a_schedule_has_one_run(suite, pawl),
+        scenes.a_call_that_somebody_outside_completes_waits(pawl, effects),
+        scenes.its_end_is_told_once(agent, pawl),
+        scenes.a_stream_goes_on(agent),
+        scenes.acknowledged_starts_are_kept(agent),
     )
 
 
@@ -492,7 +132,7 @@ async def test_a_frozen_owner_that_wakes_up_after_its_lease_changes_nothing(
     suite: Suite, agent: Agent, other_agent: Agent, effects: Path
 ) -> None:
     """I4, I5: one ending, one effect, no event of the old epoch after one of the new."""
-    run_id = await start_held(agent, "hold_once", effects)
+    run_id = await scenes.start_held(agent, "hold_once", effects)
     frozen = await owner(suite)
     survivor = (other_agent, agent)[frozen]
     suite.kill("agent-loop", frozen, signal.SIGSTOP)
@@ -500,7 +140,7 @@ async def test_a_frozen_owner_that_wakes_up_after_its_lease_changes_nothing(
         await survivor.until(run_id, lambda seen: seen.epoch > 1)
     finally:
         suite.kill("agent-loop", frozen, signal.SIGCONT)
-    release(effects)
+    scenes.release(effects)
     epochs = [event.attempt for event in await survivor.whole_log(run_id)]
     assert epochs == sorted(epochs)
     assert effects.read_text() == "done\n"
@@ -534,7 +174,7 @@ async def test_a_run_that_kills_its_workers_is_quarantined_until_an_operator_act
     redrive = operator_pb2.RedriveRunRequest(run_id=poison[0], reason="the model is mended")
     await operators.RedriveRun(redrive, metadata=(("pawl-user", "helper"),))
     ended = await agent.until_ended(poison[0])
-    assert (ended.state, ended.crash_count) == (COMPLETED, 0)
+    assert (ended.state, ended.crash_count) == (scenes.COMPLETED, 0)
     end = operator_pb2.EndRunRequest(run_id=poison[1], reason="it is not worth it")
     await operators.EndRun(end, metadata=(("pawl-user", "helper"),))
     ended = await agent.until(poison[1], lambda run: run.state in ENDED)
