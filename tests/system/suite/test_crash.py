@@ -36,7 +36,7 @@ async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene
             try:
                 assert await anext(scene, "end") == "end"
             except AssertionError as error:
-                raise AssertionError(f"{scene.__name__}: {error}") from error
+                raise AssertionError(f"{getattr(scene, '__name__', scene)}: {error}") from error
 
 
 async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
