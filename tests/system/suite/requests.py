@@ -69,12 +69,17 @@ def method_of(path: str) -> MethodDescriptor:
     return Default().FindServiceByName(service).FindMethodByName(name)
 
 
-def odd(method: MethodDescriptor) -> Iterator[tuple[str, bytes]]:
-    """Give every odd request to a method, with what is odd."""
+def odd(method: MethodDescriptor, seen: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Give every odd request to a method, with what is odd.
+
+    Of a field of a message that several methods take, all but the first, by `seen`, get one value.
+    """
     plain = _PLAIN.get(method.name) or GetMessageClass(method.input_type)()
     yield "as it is", plain.SerializeToString()
     for path, field in _leaves(method.input_type, ()):
-        for value in _values(field):
+        values = _values(field)[:1] if field.full_name in seen else _values(field)
+        seen.add(field.full_name)
+        for value in values:
             request = type(plain)()
             request.CopyFrom(plain)
             _put(request, path, field, value)

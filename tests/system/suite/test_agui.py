@@ -22,7 +22,7 @@ from tests.unit.gateway.agui_page import Page
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MAIL = "e-mail ann@example.com about lunch: see you at noon"
-STORY = "tell me a long story slowly"
+STORY = "count to 60 slowly"
 PLAN = {"name": "show_plan", "description": "Shows the plan.", "parameters": {"type": "object", "properties": {}}}
 SUCCESS = {"type": "success"}
 
