@@ -1,4 +1,8 @@
-"""One suite of real processes for all tests of this folder, with two replicas of most services."""
+"""One suite of real processes for all tests of this folder, with two replicas of most services.
+
+Killed processes write no coverage: test_crash.py and test_gateway.py, which kill, come before the files whose code in
+the services is tested nowhere else.
+"""
 
 from __future__ import annotations
 
