@@ -12,7 +12,7 @@ import asyncpg
 import grpc
 import httpx2
 
-from pawl.agent.v1 import agent_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2, operator_pb2, operator_pb2_grpc, undo_pb2
 from pawl.client import AsyncClient, approve
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.event.v1.schedule_pb2 import SCHEDULE_FIRE_OUTCOME_STARTED, SCHEDULE_OVERLAP_ALLOW, ScheduleDefinition
@@ -227,6 +227,9 @@ async def an_operator_says_what_happened(
     found = await agent.until(run_id, lambda run: run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION)
     assert found.attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME
     (doubted,) = found.pending_calls
+    operators = operator_pb2_grpc.OperatorServiceStub(agent.channel)
+    page = await operators.ListAttention(operator_pb2.ListAttentionRequest(), metadata=agent.metadata)
+    assert run_id in [run.run_id for run in page.runs]
     request = agent_pb2.ResolveCallRequest(
         run_id=run_id,
         call_id=doubted.call_id,

@@ -133,6 +133,8 @@ async def test_a_stream_and_a_start_survive_the_death_of_their_gateway(
 async def test_many_streams_are_one_and_end_when_the_gateway_stops(suite: Suite) -> None:
     async with program(suite, 1) as client:
         run_id = await start(client, "what is 2 * 3", "door-3")
+        head = await client.head(f"/runs/{run_id}/events")
+        assert head.headers["content-type"].startswith("text/event-stream")
         watched = {"method": "pawl.agent.v1.AgentService/WatchRun", "request": {"runId": run_id}}
         subscriptions = {
             "chat": watched,
@@ -176,7 +178,13 @@ async def test_a_session_is_that_of_its_user_and_ends_with_a_logout(browser: htt
         assert (await elsewhere.post(f"{AGENT}/GetRun", json={"runId": run_id}, headers=origin)).status_code == 200
         out = await elsewhere.post("/logout", json={}, headers=origin)
         assert (out.status_code, "Max-Age=0" in out.headers["set-cookie"]) == (200, True)
-    for said, status in (({"key": "wrong"}, 401), ({"key": ""}, 400), ({"key": "k", "store": "a\n"}, 400)):
+    wrong = (
+        ({"key": "wrong"}, 401),
+        ({"key": ""}, 400),
+        ({"key": "k", "x": 1}, 400),
+        ({"key": "k", "store": "a\n"}, 400),
+    )
+    for said, status in wrong:
         answer = await browser.post("/login", json=said)
         assert (answer.status_code, "set-cookie" in answer.headers) == (status, False), answer.text
 
@@ -221,6 +229,11 @@ async def test_a_bad_request_is_refused_in_json_and_does_nothing(browser: httpx2
         answer = await browser.request(method, path, json={} if method == "POST" else None)
         assert (answer.status_code, bool(answer.json()["message"])) == (status, True), path
         assert answer.headers["x-content-type-options"] == "nosniff"
+    for subscriptions in ({}, {"a": {"method": "x"}}, 3):
+        answer = await browser.post("/stream", json={"subscriptions": subscriptions})
+        assert answer.status_code in {400, 404}, subscriptions
+    odd = await browser.get("/runs/run_1/events", headers={"last-event-id": "soon"})
+    assert (odd.status_code, reason(odd)) == (400, "INVALID_FIELD")
 
 
 async def test_a_webhook_reaches_its_trigger_once(suite: Suite, pawl: AsyncClient) -> None:
