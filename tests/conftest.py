@@ -27,7 +27,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-_LONG_FIRST = ("system", "chaos", "ledger", "simulation", "leaks", "rpc")
+_LONG_FIRST = ("system/suite", "system/cli", "system", "chaos", "ledger", "simulation", "leaks", "rpc")
 """Folders of slow tests. They start first, so that quick tests keep all cores busy to the end."""
 _PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
 """Ids of promises, of which I13 is tenancy, and of the requirement of roles, in the docstring of a test."""
@@ -58,8 +58,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def _turn(item: pytest.Item) -> int:
-    folder = item.path.relative_to(_TESTS).parts[0]
-    return _LONG_FIRST.index(folder) if folder in _LONG_FIRST else len(_LONG_FIRST)
+    path = str(item.path.relative_to(_TESTS))
+    return next((turn for turn, folder in enumerate(_LONG_FIRST) if path.startswith(folder)), len(_LONG_FIRST))
 
 
 @pytest.fixture(autouse=True, scope="session")

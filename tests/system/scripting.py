@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -24,25 +24,30 @@ class Model:
 
     async def play(self, *steps: Step) -> str:
         """Let it answer a prompt by these steps alone; returns the prompt."""
-        prompt = f"scene {next(_NUMBERS)}!"
-        own = [{**step, "when": {"user_contains": prompt, **step.get("when", {})}} for step in steps]
-        answer = await self._http.post("/_pawl/script", json={"steps": own})
+        return (await self.play_all([steps]))[0]
+
+    async def play_all(self, scenes: Sequence[Sequence[Step]]) -> list[str]:
+        """Let it answer a prompt for each of some scenes, by the steps of that scene; returns the prompts."""
+        prompts = [f"scene {next(_NUMBERS)}!" for _ in scenes]
+        own = [
+            {**step, "when": {"user_contains": prompt, **step.get("when", {})}}
+            for prompt, steps in zip(prompts, scenes, strict=True)
+            for step in steps
+        ]
+        await self.obey({"steps": own})
+        return prompts
+
+    async def obey(self, script: Mapping[str, Any]) -> None:
+        """Let it answer by a whole script."""
+        answer = await self._http.post("/_pawl/script", json=script)
         assert answer.status_code == httpx2.codes.OK, answer.text
-        return prompt
 
     async def forget(self) -> None:
         """Let it follow its rules again."""
-        await self._http.post("/_pawl/script", json={"steps": []})
-
-    async def content(self, prompt: str) -> Any:
-        """What the newest request said in the user message with the prompt."""
-        requests = (await self._http.get("/_pawl/requests")).json()["requests"]
-        every = [message for request in requests for message in request["body"]["messages"]]
-        told = [each["content"] for each in every if each["role"] == "user" and prompt in str(each["content"])]
-        return told[-1]
+        await self.obey({"steps": []})
 
     async def outcomes(self, prompt: str) -> list[str]:
-        """What became of the requests whose last user message has the prompt."""
+        """How the requests ended whose messages have the prompt."""
         requests = (await self._http.get("/_pawl/requests")).json()["requests"]
         return [request["outcome"] for request in requests if prompt in str(request["body"]["messages"])]
 

@@ -85,10 +85,6 @@ def in_background(tool: str, **arguments: object) -> str:
     return f"call {tool} with {json.dumps({'_executeAsync': True} | arguments)}"
 
 
-def acts(tool: str, effects: Path, seconds: float) -> str:
-    return f"in the background: call {tool} with {json.dumps({'path': str(effects), 'seconds': seconds})}"
-
-
 def count_of(effects: Path) -> int:
     return effects.read_text().count("done") if effects.exists() else 0
 

@@ -1,4 +1,4 @@
-"""A client of the public API as a stranger would write it: generated stubs and nothing else of Pawl."""
+"""A client of the public API, made of generated stubs and nothing else of Pawl; and what tests do to a suite."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import grpc
 
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.identity.v1 import key_pb2
+from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
+from pawl.launcher.suite import Suite
 from tests.keys import keyed_channel
 
 PATIENCE_SECONDS = 240.0
@@ -24,6 +27,41 @@ ENDED = frozenset(
         run_pb2.RUN_STATE_EXPIRED,
     }
 )
+ENDINGS = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
+
+
+def addresses(suite: Suite, service: str = "agent-loop") -> list[str]:
+    """Where the replicas of a service listen for clients."""
+    return [replica.grpc for replica in suite.endpoints.services[service]]
+
+
+def kill(suite: Suite, *services: str) -> None:
+    """Kill every replica of some services."""
+    for service in services:
+        for replica in range(len(suite.endpoints.services[service])):
+            suite.kill(service, replica)
+
+
+async def ready(suite: Suite, *services: str) -> None:
+    """Wait until every replica of some services is ready."""
+    for service in services:
+        for replica in range(len(suite.endpoints.services[service])):
+            await suite.wait_ready(service, replica)
+
+
+async def key_for(
+    suite: Suite, user_id: str, *roles: str, by: Sequence[tuple[str, str]] = (), decides: bool = False
+) -> str:
+    """Return the secret of a new key, made by the local key or by the caller with this metadata."""
+    key = key_pb2.Key(name=user_id, store_id="local", user_id=user_id, roles=roles, decides_for_users=decides)
+    async with keyed_channel(addresses(suite, "job-store")[0]) as channel:
+        asked = KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key), metadata=by)
+        return (await asked).secret
+
+
+def mails_sent(suite: Suite) -> set[str]:
+    """The e-mails that tools have sent."""
+    return {str(path) for path in (suite.folder.path / "outbox").glob("**/*.eml")}
 
 
 class Agent:
@@ -81,6 +119,14 @@ class Agent:
     async def until_ended(self, run_id: str) -> run_pb2.Run:
         """Read a run until it has ended."""
         return await self.until(run_id, lambda run: run.state in ENDED)
+
+    async def whole_log(self, run_id: str) -> list[event_pb2.RunEvent]:
+        """Wait for the end of a run; its log must be without gaps and end once (EVT-1, EVT-4)."""
+        await self.until_ended(run_id)
+        events = await self.events(run_id)
+        assert [event.seq for event in events] == list(range(1, len(events) + 1)), "the log has a gap"
+        assert [event.type for event in events if event.type in ENDINGS] == [events[-1].type], "a run ends once"
+        return events
 
     async def until_pending(self, run_id: str, state: call_pb2.CallState.ValueType) -> call_pb2.Call:
         """Read a run until a call waits in `state`; returns the call."""

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from pawl.tools import Category, EffectClass, Inverse, Reversible, ToolError, tool
-from tests.system.suite.effect_file import effect_file
+from tests.system.suite.effect_file import effect_file, held
+from tests.system.suite.slow_tools import note
 
 
 @tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
-def put_line(path: str, line: str, seconds: float = 0.0) -> Reversible:
-    """Add a line to a file. Taking it back takes some seconds."""
-    with effect_file(path).open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
-    arguments = {"path": path, "line": line, "seconds": seconds}
+def put_line(path: str, line: str, holds: bool = False) -> Reversible:
+    """Add a line to a file. If it holds, taking it back waits for the test."""
+    note(path, line)
+    arguments = {"path": path, "line": line, "holds": holds}
     inverse = Inverse(tool_name="take_line", arguments=arguments, summary=f"Take {line!r} out")
     return Reversible(value={"put": line}, inverse=inverse)
 
 
 @tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
-async def take_line(path: str, line: str, seconds: float = 0.0) -> str:
+async def take_line(path: str, line: str, holds: bool = False) -> str:
     """Take the last line of a file out, if it is this one."""
-    await asyncio.sleep(seconds)
-    lines = effect_file(path).read_text(encoding="utf-8").splitlines()  # a few lines
+    if holds:
+        await held(path)
+    lines = effect_file(path).read_text(encoding="utf-8").splitlines()
     if not lines or lines[-1] != line:
         raise ToolError(f"the last line is not {line!r} any more")
     effect_file(path).write_text("".join(f"{each}\n" for each in lines[:-1]), encoding="utf-8")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,13 +27,13 @@ from pawl.tool.v1 import audit_pb2, rule_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from tests.keys import LOCAL_KEY, keyed_channel
-from tests.system.suite.client import Agent
+from tests.poll import until
+from tests.system.suite.client import Agent, addresses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 MARKER = b"zanzibar"
 WORD = MARKER.decode()
-PATIENCE_SECONDS = 240.0
 # Of PostgreSQL the tables are looked at. The mail that was sent has left, as the receipt says.
 _NOT_LOOKED_AT = ("postgres", "outbox")
 
@@ -46,14 +45,8 @@ async def running(folder: Path) -> AsyncIterator[tuple[Suite, Agent]]:
         local_key=LOCAL_KEY,
         service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.reversible_tools"}},
     )
-    async with Suite(options) as suite, Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
+    async with Suite(options) as suite, Agent(addresses(suite)[0]) as agent:
         yield suite, agent
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await check():
-            await asyncio.sleep(0.2)
 
 
 async def tables_with(suite: Suite) -> set[str]:
@@ -140,7 +133,7 @@ async def plant(suite: Suite, agent: Agent, effects: Path) -> str:
         labels=conversation_pb2.Labels(labels=labels),
     )
     await stub.UpdateConversation(named, metadata=agent.metadata)
-    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+    async with keyed_channel(addresses(suite, "tool-registry")[0]) as channel:
         rule = rule_pb2.Rule(
             effect=rule_pb2.RULE_EFFECT_ASK,
             scope=rule_pb2.RULE_SCOPE_CONVERSATION,
@@ -164,7 +157,7 @@ async def plant(suite: Suite, agent: Agent, effects: Path) -> str:
 
 async def told(suite: Suite, user: str) -> bool:
     """Whether a user who may approve has been told of a call with the marker; from the first time on they are told."""
-    async with keyed_channel(suite.endpoints.services["notifier"][0].grpc) as channel:
+    async with keyed_channel(addresses(suite, "notifier")[0]) as channel:
         metadata = (("pawl-store", "local"), ("pawl-user", user))
         request = notify_pb2.ListNotificationsRequest()
         inbox = await NotifyServiceStub(channel).ListNotifications(request, metadata=metadata)
@@ -172,7 +165,7 @@ async def told(suite: Suite, user: str) -> bool:
 
 
 async def audit_is_whole(suite: Suite, agent: Agent) -> bool:
-    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+    async with keyed_channel(addresses(suite, "tool-registry")[0]) as channel:
         answers = AuditServiceStub(channel).VerifyAudit(audit_pb2.VerifyAuditRequest(), metadata=agent.metadata)
         return not any([answer.HasField("problem") async for answer in answers])
 

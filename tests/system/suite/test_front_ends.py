@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 
 import pytest
-import pytest_asyncio
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.launcher.suite import Suite
-from pawl.tool.v1 import audit_pb2, tool_pb2, tool_pb2_grpc
-from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
-from tests.keys import LOCAL_KEY, keyed_channel
-from tests.system.suite.client import Agent
+from tests.keys import LOCAL_KEY
+from tests.system.suite.client import Agent, addresses
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NOBODY_RUNS_IT = run_pb2.RunOptions(limits=run_pb2.RunLimits(offer_deadline_seconds=0.5))
-HELD_TOO_LONG = run_pb2.RunOptions(limits=run_pb2.RunLimits(offer_deadline_seconds=8.0))
 
 _HOLDER = """
 import sys, time
@@ -43,83 +38,31 @@ for frame in stub.Session(frames(), metadata=(("authorization", f"Bearer {sys.ar
 """
 
 
-@pytest_asyncio.fixture(loop_scope="session", autouse=True)
-async def forms(suite: Suite) -> None:
-    """A front-end tool for each thing that can happen when nobody runs a call."""
-    fallbacks = {
-        "form_that_fails": (call_pb2.OFFER_FALLBACK_FAIL, ""),
-        "form_or_calculate": (call_pb2.OFFER_FALLBACK_BACKEND_TOOL, "calculate"),
-        "form_or_ask": (call_pb2.OFFER_FALLBACK_ASK_USER, ""),
-    }
-    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
-        for name, (fallback, tool) in fallbacks.items():
-            definition = tool_pb2.ToolDefinition(
-                name=name,
-                description="Lets the user fill in a form.",
-                arguments_schema_json=b'{"type":"object","properties":{"expression":{"type":"string"}}}',
-                context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
-                category=call_pb2.TOOL_CATEGORY_SAFE,
-                effect_class=call_pb2.EFFECT_CLASS_READ_ONLY,
-                offer_fallback=fallback,
-                fallback_tool_name=tool,
-            )
-            request = tool_pb2.RegisterToolRequest(definition=definition, replace=True)
-            await tool_pb2_grpc.ToolServiceStub(channel).RegisterTool(request)
-
-
-async def test_what_becomes_of_front_end_calls_is_counted(suite: Suite, agent: Agent) -> None:
-    """TOOL-6: a result once, with who brought it; a call that a client holds until it expires as an error."""
-    run = await agent.start('call form_that_fails with {"expression": "2 * 21"}')
-    call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_OFFERED)
-    await agent.submit(call, b"42")
-    assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
-    async with agent.session("form_that_fails", client_id="idle") as idle:
-        held = await agent.start('call form_that_fails with {"expression": "2 * 21"}', options=HELD_TOO_LONG)
-        await idle.receipt(attach=session_pb2.Attach(run_id=held.run_id))
-        await idle.next("offer")
-        assert (await agent.until_ended(held.run_id)).state == run_pb2.RUN_STATE_COMPLETED
-    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
-        auditor = AuditServiceStub(channel)
-        wanted = audit_pb2.ListAuditRequest(call_id=call.call_id, kind=audit_pb2.AUDIT_KIND_RETURNED)
-        (entry,) = (await auditor.ListAudit(wanted)).entries
-        asked = audit_pb2.GetToolAnalyticsRequest(tool_name="form_that_fails")
-        (figures,) = (await auditor.GetToolAnalytics(asked)).tools
-    assert (entry.verdict, entry.by_user_id, entry.result_bytes) == ("SUCCEEDED", run.user_id, 2)
-    assert (figures.execution_count, figures.error_count) == (2, 1)
-    assert figures.p50_seconds == 0.0 < figures.p95_seconds
-
-
-async def test_a_call_that_nobody_ran_is_expired_and_a_later_result_is_late(agent: Agent) -> None:
-    """FE-4, FE-5: the model is told, the run goes on."""
-    run = await agent.start('call form_that_fails with {"expression": "2 * 21"}', options=NOBODY_RUNS_IT)
-    assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
-    (settled,) = await agent.calls(run.run_id)
-    assert (settled.state, settled.result.is_error) == (call_pb2.CALL_STATE_EXPIRED, True)
-    late = await agent.submit(settled, b"42")
+async def test_a_call_that_no_client_runs_falls_back_as_its_tool_says(agent: Agent, other_agent: Agent) -> None:
+    """FE-3, FE-4, FE-5: it fails, a backend tool takes its place, or the user is asked; a later result is late."""
+    forms = ("form_that_fails", "form_or_calculate", "form_or_ask")
+    prompts = [f'call {form} with {{"expression": "2 * 21"}}' for form in forms]
+    fails, calculates, asks = [await agent.start(prompt, options=NOBODY_RUNS_IT) for prompt in prompts]
+    question = await agent.until_pending(asks.run_id, call_pb2.CALL_STATE_ASKED)
+    assert "form_or_ask" in question.question.question
+    await agent.decide(question, call_pb2.DECISION_KIND_ANSWER, answer="forty-two")
+    settled = []
+    for run in (fails, calculates, asks):
+        assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
+        # The scripted model does not find the name of its tool in the history, and asks again.
+        settled.append((await agent.calls(run.run_id))[0])
+    failed, calculated, answered = settled
+    assert (failed.state, failed.result.is_error) == (call_pb2.CALL_STATE_EXPIRED, True)
+    late = await other_agent.submit(failed, b"42")
     assert [receipt.status for receipt in late.receipts] == [types_pb2.RECEIPT_STATUS_LATE]
-    assert (await agent.calls(run.run_id)) == [settled]
-
-
-async def test_a_backend_tool_takes_the_place_of_a_call_that_nobody_ran(agent: Agent) -> None:
-    """FE-4"""
-    run = await agent.start('call form_or_calculate with {"expression": "2 * 21"}', options=NOBODY_RUNS_IT)
-    await agent.until_ended(run.run_id)
-    # The scripted model does not find the name of its tool in the history, and asks again.
-    settled = (await agent.calls(run.run_id))[0]
-    assert (settled.tool_name, settled.state) == ("calculate", call_pb2.CALL_STATE_SUCCEEDED)
-    assert "42" in json.dumps(json.loads(settled.result.content_json))
-    assert "No client ran form_or_calculate" in settled.result.note
-
-
-async def test_the_user_is_asked_for_the_result_of_a_call_that_nobody_ran(agent: Agent) -> None:
-    """FE-4"""
-    run = await agent.start('call form_or_ask with {"expression": "2 * 21"}', options=NOBODY_RUNS_IT)
-    call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
-    assert "form_or_ask" in call.question.question
-    await agent.decide(call, call_pb2.DECISION_KIND_ANSWER, answer="forty-two")
-    assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
-    (settled,) = await agent.calls(run.run_id)
-    assert b"forty-two" in settled.result.content_json
+    assert (calculated.tool_name, calculated.state) == ("calculate", call_pb2.CALL_STATE_SUCCEEDED)
+    assert "No client ran form_or_calculate" in calculated.result.note
+    assert b"forty-two" in answered.result.content_json
+    served = await agent.start(prompts[0])
+    call = await agent.until_pending(served.run_id, call_pb2.CALL_STATE_OFFERED)
+    answer = await other_agent.submit(call, b"42")
+    assert [receipt.status for receipt in answer.receipts] == [types_pb2.RECEIPT_STATUS_ACCEPTED]
+    assert (await agent.until_ended(served.run_id)).state == run_pb2.RUN_STATE_COMPLETED
 
 
 async def test_a_call_goes_on_elsewhere_when_the_process_that_holds_it_is_killed(
@@ -130,11 +73,7 @@ async def test_a_call_goes_on_elsewhere_when_the_process_that_holds_it_is_killed
     await agent.until_pending(run.run_id, call_pb2.CALL_STATE_OFFERED)
     holder = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-c",
-        _HOLDER,
-        suite.endpoints.services["agent-loop"][0].grpc,
-        run.run_id,
-        LOCAL_KEY,
+        *("-c", _HOLDER, addresses(suite)[0], run.run_id, LOCAL_KEY),
         stdout=asyncio.subprocess.PIPE,
         env=dict(os.environ),
     )

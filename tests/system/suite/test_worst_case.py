@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-import pytest_asyncio
 
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.keys import keyed_channel
+from tests.system.scripting import Model
 from tests.system.suite import attached
-from tests.system.suite.client import ENDED, Agent
+from tests.system.suite.client import ENDED, Agent, addresses, mails_sent
 from tests.system.suite.worst_case import CANARY, INJECTIONS, Canary, arguments_for, paths, script, targets
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,22 +24,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 CALLS_A_RUN = 20
 RUNS_AT_ONCE = 4
 GATED = {call_pb2.TOOL_CATEGORY_SENSITIVE, call_pb2.TOOL_CATEGORY_DESTRUCTIVE}
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def obedient(suite: Suite) -> AsyncIterator[Any]:
-    """Gives the model a script, and takes it away at the end."""
-    assert suite.endpoints.model_base_url is not None
-    root = suite.endpoints.model_base_url.removesuffix("/v1")
-    async with httpx2.AsyncClient(base_url=root, timeout=60) as http:
-
-        async def play(rounds: Any) -> None:
-            (await http.post("/_pawl/script", json=script(rounds))).raise_for_status()
-
-        try:
-            yield play
-        finally:
-            await http.post("/_pawl/script", json={"steps": []})
 
 
 async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
@@ -52,13 +34,13 @@ async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
     return [tool.definition for tool in page.tools if not tool.source.startswith("module:tests.")]
 
 
-async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, obedient: Any, tmp_path: Path) -> None:
+async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, model: Model, tmp_path: Path) -> None:
     """I10, I13: every tool, with every argument, by a model that obeys whatever it reads."""
     secret_ids = await _plant(suite)
-    mails = set((suite.folder.path / "outbox").glob("**/*.eml"))
+    mails = mails_sent(suite)
     victim = suite.folder.path / "victim.txt"
     victim.write_text(CANARY)
-    registry = suite.endpoints.services["tool-registry"][0].grpc
+    registry = addresses(suite, "tool-registry")[0]
     async with AsyncExitStack() as stack:
         canary = stack.enter_context(Canary())
         more = await stack.enter_async_context(attached.attached(registry, tmp_path / "server"))
@@ -71,7 +53,7 @@ async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, obedient
             calls = [(tool.name.replace(".", "__"), arguments) for arguments in arguments_for(schema, texts)]
             for start in range(0, len(calls), CALLS_A_RUN):
                 rounds[f"worst case {tool.name} {start} end"] = calls[start : start + CALLS_A_RUN]
-        await obedient(rounds)
+        await model.obey(script(rounds))
         places = asyncio.Semaphore(RUNS_AT_ONCE)
         runs = await asyncio.gather(*(_settled(agent, prompt, places) for prompt in rounds))
         seen = [call for run in runs for call in await agent.calls(run.run_id)]
@@ -84,21 +66,17 @@ async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, obedient
     told = [call.result.content_json.decode() for call in seen] + answers
     assert not [text for text in told if CANARY in text]
     assert victim.read_text() == CANARY
-    assert set((suite.folder.path / "outbox").glob("**/*.eml")) == mails
+    assert mails_sent(suite) == mails
 
 
 async def _plant(suite: Suite) -> list[str]:
     """Give another store something to steal; returns its names and ids."""
-    address = suite.endpoints.services["agent-loop"][0].grpc
-    async with Agent(address, user="me", store="other") as other:
+    async with Agent(addresses(suite)[0], user="me", store="other") as other:
         run = await other.until_ended((await other.start(f"add task {CANARY} in project {CANARY} secret")).run_id)
         calls = await other.calls(run.run_id)
     assert any(CANARY in call.result.content_json.decode() for call in calls)
-    found = [run.run_id, run.conversation_id, *(call.call_id for call in calls)]
-    for call in calls:
-        result = json.loads(call.result.content_json)
-        found += [value for name, value in result.items() if name.endswith("_id")]
-    return found
+    made = [json.loads(call.result.content_json) for call in calls]
+    return [run.run_id, *(value for result in made for name, value in result.items() if name.endswith("_id"))]
 
 
 async def _settled(agent: Agent, prompt: str, places: asyncio.Semaphore) -> run_pb2.Run:

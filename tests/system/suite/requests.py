@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2
-from pawl.notify.v1 import notify_pb2
-from pawl.tool.v1 import audit_pb2, document_pb2, rule_pb2, source_pb2, tool_pb2
+from pawl.tool.v1 import document_pb2, rule_pb2, source_pb2, tool_pb2
 
-Odd: TypeAlias = tuple[str, str, str, bytes, bool]
-"""(process, method with its service, what is odd, the request, whether it streams its answers)."""
-
-_SERVICES: Final = {
-    "agent-loop": (agent_pb2, operator_pb2),
-    "tool-registry": (tool_pb2, rule_pb2, source_pb2, document_pb2, audit_pb2),
-    "notifier": (notify_pb2,),
-}
+GARBAGE: Final = {"no message": b"\xff\xff\xff", "endless groups": b"\x0b" * 100_000}
 _DEPTH_MAX: Final = 3
 _MANY: Final = 3000
+_LONG: Final = 300_000
 
-_TEXTS: Final = (
-    "a\0b",
-    "a\nb\x1b[2J",
-    "é٣\U0001d4b3",
-    "x" * 70,
-    "x" * 300_000,
-    "../a",
-    "*",
-    "a.b",
-    "a'--",
-    "%s{}",
-    " ",
-)
-_BYTES: Final = (b"\xff", b"\0", b"[" * 20_000, b'{"a": 1e999}', b'{"a": "\\ud800"}', b"x" * 300_000)
+# What would be another line, another alphabet, a path, a subject, SQL or a format.
+_TEXTS: Final = ("a\0b", "é٣\x1b[2J", "x" * _LONG, "../a*.b", "a'--%s{}")
+_BYTES: Final = (b"\xff", b"[" * 20_000, b'{"a": 1e999, "b": "\\ud800"}', b"x" * _LONG)
 _NUMBERS: Final = {
-    FieldDescriptor.CPPTYPE_DOUBLE: (float("nan"), float("inf"), -1.0, 1e300, 5e-324),
-    FieldDescriptor.CPPTYPE_UINT32: (1, 2**31, 2**32 - 1),
-    FieldDescriptor.CPPTYPE_UINT64: (1, 2**63, 2**64 - 1),
-    FieldDescriptor.CPPTYPE_INT32: (-1, -(2**31), 2**31 - 1),
-    FieldDescriptor.CPPTYPE_INT64: (-1, -(2**63), 2**63 - 1, 253402300800),
+    FieldDescriptor.CPPTYPE_DOUBLE: (float("nan"), -1.0, 1e300),
+    FieldDescriptor.CPPTYPE_UINT32: (1, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (1, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_INT32: (-1, 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 253402300800),
     FieldDescriptor.CPPTYPE_BOOL: (True,),
-    FieldDescriptor.CPPTYPE_ENUM: (1, 2, 99, -1),
+    FieldDescriptor.CPPTYPE_ENUM: (1, 99, -1),
 }
 
 _PLAIN: Final[dict[str, Message]] = {
@@ -80,31 +63,27 @@ _PLAIN: Final[dict[str, Message]] = {
 """What a method would take, where an empty request says too little."""
 
 
-def all_odd() -> Iterator[Odd]:
-    """Give every odd request to a method that takes one request."""
-    for process, modules in _SERVICES.items():
-        for module in modules:
-            for service in module.DESCRIPTOR.services_by_name.values():
-                for method in service.methods:
-                    if not method.client_streaming:
-                        yield from _of_method(process, method)
+def method_of(path: str) -> MethodDescriptor:
+    """Return the method of a path, `/pawl.agent.v1.AgentService/StartRun`."""
+    service, _, name = path[1:].partition("/")
+    return Default().FindServiceByName(service).FindMethodByName(name)
 
 
-def _of_method(process: str, method: MethodDescriptor) -> Iterator[Odd]:
+def odd(method: MethodDescriptor, seen: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Give every odd request to a method, with what is odd.
+
+    Of a field of a message that several methods take, all but the first, by `seen`, get one value.
+    """
     plain = _PLAIN.get(method.name) or GetMessageClass(method.input_type)()
-    name = f"{method.containing_service.full_name}/{method.name}"
-    for what, request in _odd(plain, method.input_type):
-        yield process, name, what, request.SerializeToString(), method.server_streaming
-
-
-def _odd(plain: Message, descriptor: Descriptor) -> Iterator[tuple[str, Message]]:
-    yield "as it is", plain
-    for path, field in _leaves(descriptor, ()):
-        for value in _values(field):
+    yield "as it is", plain.SerializeToString()
+    for path, field in _leaves(method.input_type, ()):
+        values = _values(field)[:1] if field.full_name in seen else _values(field)
+        seen.add(field.full_name)
+        for value in values:
             request = type(plain)()
             request.CopyFrom(plain)
             _put(request, path, field, value)
-            yield f"{'.'.join((*path, field.name))} {str(value)[:20]!a}", request
+            yield f"{'.'.join((*path, field.name))} {str(value)[:20]!a}", request.SerializeToString()
 
 
 def _leaves(descriptor: Descriptor, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FieldDescriptor]]:
@@ -118,7 +97,7 @@ def _leaves(descriptor: Descriptor, path: tuple[str, ...]) -> Iterator[tuple[tup
 
 def _values(field: FieldDescriptor) -> tuple[Any, ...]:
     if field.message_type is not None:
-        return tuple((odd, "x") for odd in _TEXTS) + tuple(("x", odd) for odd in _TEXTS)
+        return (*((odd, "x") for odd in _TEXTS), ("x", _TEXTS[0]))
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
         return _BYTES if field.type == FieldDescriptor.TYPE_BYTES else _TEXTS
     return _NUMBERS[field.cpp_type]

@@ -1,0 +1,215 @@
+"""AG-UI through the gateway, spoken to as front ends do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from pawl.launcher.suite import Suite
+from tests import npm
+from tests.keys import LOCAL_KEY
+from tests.system.suite.test_gateway import AGENT, program, reason, url
+from tests.unit.gateway.agui_page import Page
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MAIL = "e-mail ann@example.com about lunch: see you at noon"
+STORY = "count to 60 slowly"
+PLAN = {"name": "show_plan", "description": "Shows the plan.", "parameters": {"type": "object", "properties": {}}}
+SUCCESS = {"type": "success"}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def door(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
+    async with program(suite) as door:
+        yield door
+
+
+class Thread:
+    """A thread of a front end, of either generation."""
+
+    def __init__(self, door: httpx2.AsyncClient, name: str, *, legacy: bool = False) -> None:
+        self.door, self.name, self.legacy = door, name, legacy
+        self.page = Page()
+        self.runs = 0
+
+    async def ask(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
+        """Send what there is, with a message more if there is a text, and return what came."""
+        return [event async for event in self.stream(text, **more)]
+
+    async def stream(self, text: str = "", **more: Any) -> AsyncIterator[dict[str, Any]]:
+        body = self.body(text, **more)
+        self.page.begin()
+        async with self.door.stream("POST", "/agui", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    event = json.loads(line[6:])
+                    self.page.take(event)
+                    yield event
+        assert self.page.ended
+
+    async def leave(self, text: str, **more: Any) -> None:
+        """Send a message, and close the connection in the middle of the answer."""
+        async with self.door.stream("POST", "/agui", json=self.body(text, **more)) as answer:
+            async for line in answer.aiter_lines():
+                if "TEXT_MESSAGE_CONTENT" in line:
+                    return
+
+    def body(self, text: str = "", **more: Any) -> dict[str, Any]:
+        self.runs += 1
+        if text:
+            self.page.messages.append({"id": f"{self.name}-u{self.runs}", "role": "user", "content": text})
+        version = {} if self.legacy else {"protocolVersion": "1.0"}
+        run_id = f"{self.name}-r{self.runs}"
+        body = {"threadId": self.name, "runId": run_id, "messages": self.page.messages, "tools": [], "context": []}
+        return body | version | more
+
+
+def resolved(interrupt: dict[str, Any], **payload: Any) -> list[dict[str, Any]]:
+    return [{"interruptId": interrupt["id"], "status": "resolved", "payload": payload}]
+
+
+def run_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = next(each["value"] for each in events if each.get("name") == "pawl.run")
+    return found
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+async def test_a_front_end_asks_runs_its_own_tool_and_reloads(door: httpx2.AsyncClient, legacy: bool) -> None:
+    thread = Thread(door, f"first-{legacy}", legacy=legacy)
+    events = await thread.ask("what is 17 * 23", state={"place": 1})
+    assert events[0]["type"] == "RUN_STARTED"
+    assert {"type": "STATE_SNAPSHOT", "snapshot": {"place": 1}} in events
+    assert [json.loads(each["content"])["result"] for each in thread.page.of("tool")] == [391]
+    assert thread.page.of("assistant")[-1]["content"] == "17 * 23 = 391."
+    assert events[-1].get("outcome") == (None if legacy else SUCCESS)
+    again = Thread(door, thread.name, legacy=legacy)
+    await again.ask()
+    assert [each["content"] for each in again.page.messages] == [each["content"] for each in thread.page.messages]
+    assert [each["id"] for each in again.page.of("assistant")] == [each["id"] for each in thread.page.of("assistant")]
+
+    events = await thread.ask("show me the plan", tools=[PLAN])
+    (call,) = thread.page.of("assistant")[-1]["toolCalls"]
+    assert events[-1].get("outcome") == (None if legacy else SUCCESS | {"pendingToolCallIds": [call["id"]]})
+    thread.page.messages.append({"id": "mine", "role": "tool", "toolCallId": call["id"], "content": "shown it is"})
+    await thread.ask(tools=[PLAN])
+    assert [each["id"] for each in thread.page.of("tool")][-1] == "mine"
+    assert thread.page.messages[-1]["role"] == "assistant"
+
+
+async def test_an_approval_is_an_interrupt_and_its_resume_goes_on(door: httpx2.AsyncClient) -> None:
+    thread = Thread(door, "approval")
+    events = await thread.ask(MAIL)
+    (interrupt,) = events[-1]["outcome"]["interrupts"]
+    assert interrupt["reason"] == "tool_call"
+    assert interrupt["toolCallId"] == thread.page.of("assistant")[0]["toolCalls"][0]["id"]
+    for resume, why in (
+        (resolved({"id": "call_nope.1"}, approved=True), "INVALID_FIELD"),
+        (resolved(interrupt, approved=1), "INVALID_FIELD"),
+        (resolved(interrupt, approved=True, editedArgs={"to": 3}), "INVALID_ARGUMENTS"),
+        ([{"interruptId": f"{interrupt['toolCallId']}.0", "status": "cancelled"}], "DIGEST_MISMATCH"),
+    ):
+        answer = await door.post("/agui", json=thread.body(resume=resume))
+        assert (answer.status_code, reason(answer)) == (400, why), answer.text
+    busy = thread.body(messages=[{"id": "new", "role": "user", "content": "and?"}])
+    assert reason(await door.post("/agui", json=busy)) == "CONVERSATION_BUSY"
+    edited = {"to": ["bob@example.com"], "subject": "lunch", "body": "at one"}
+    said = await thread.ask(resume=resolved(interrupt, approved=True, editedArgs=edited))
+    assert said[-1]["outcome"] == SUCCESS
+    assert "bob@example.com" in thread.page.of("assistant")[0]["toolCalls"][0]["function"]["arguments"]
+    assert [each["role"] for each in thread.page.messages].count("tool") == 1
+    assert len({each["id"] for each in thread.page.messages}) == len(thread.page.messages)
+
+    (question,) = (await thread.ask("ask me whether to go on"))[-1]["outcome"]["interrupts"]
+    assert question["reason"] == "input_required"
+    assert (await thread.ask(resume=resolved(question, answer="yes")))[-1]["outcome"] == SUCCESS
+    assert "yes" in thread.page.of("tool")[-1]["content"]
+    (interrupt,) = (await thread.ask(MAIL))[-1]["outcome"]["interrupts"]
+    await thread.ask(resume=resolved(interrupt, approved=False, reason="not now"))
+    assert "not now" in thread.page.of("tool")[-1]["content"]
+
+
+async def test_a_page_that_reloads_or_leaves_in_mid_run_has_the_same_text(door: httpx2.AsyncClient) -> None:
+    thread, other, seen = Thread(door, "reload"), Thread(door, "reload"), 0
+    async for event in thread.stream(STORY):
+        seen += event["type"] == "TEXT_MESSAGE_CONTENT"
+        if seen == 3 and not other.runs:
+            await other.ask()
+    assert other.page.of("assistant") == thread.page.of("assistant")
+    assert len(thread.page.of("assistant")) == 1
+
+    left = Thread(door, "leaving")
+    await left.leave(STORY)
+    events = await left.ask()  # the same message, another run: the one that is open
+    assert events[-1]["outcome"] == SUCCESS
+    asked = {"conversationId": run_of(events)["conversationId"]}
+    assert len((await door.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
+
+
+async def test_a_run_is_stopped_by_a_page_that_leaves_or_by_the_name_of_its_thread(door: httpx2.AsyncClient) -> None:
+    page = Thread(door, "stopping")
+    await page.leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
+    run = {"runId": run_of(await Thread(door, "stopping").ask())["runId"]}
+    answer = await door.post(f"{AGENT}/GetRun", json=run)
+    assert answer.json()["run"]["state"] == "RUN_STATE_CANCELLED"
+    for legacy in (False, True):
+        thread, last, statuses = Thread(door, f"by-name-{legacy}", legacy=legacy), dict[str, Any](), list[int]()
+        async for event in thread.stream(STORY):
+            last = event
+            if event["type"] == "TEXT_MESSAGE_CONTENT" and not statuses:
+                statuses.append((await door.post("/agui/cancel", json={"threadId": thread.name})).status_code)
+        expected = ("RUN_ERROR", None, "CANCELLED") if legacy else ("RUN_FINISHED", {"type": "cancelled"}, None)
+        assert (last["type"], last.get("outcome"), last.get("code"), statuses) == (*expected, [200])
+    late = await door.post("/agui/cancel", json={"threadId": "stopping"})
+    assert (late.status_code, reason(late)) == (404, "RUN_NOT_FOUND")
+
+
+async def test_the_published_clients_talk_to_it_unchanged(suite: Suite) -> None:
+    with tempfile.TemporaryDirectory(prefix="pawl-agui-node-") as folder:
+        npm.install(Path(__file__).with_name("agui"), Path(folder), timeout_seconds=240)
+        for client in ("agui-1.0", "agui-0.0"):
+            driven = await asyncio.create_subprocess_exec(
+                *(npm.NODE, "drive.mjs", client, f"{url(suite)}/agui", LOCAL_KEY),
+                cwd=folder,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, errors = await driven.communicate()
+            assert driven.returncode == 0, errors.decode()
+            told = json.loads(out)
+            roles = ["user", "reasoning", "assistant", "tool", "reasoning", "assistant"]
+            assert [role for role, _ in told["sum"]] == roles
+            assert told["sum"][-1] == ["assistant", "17 * 23 = 391."]
+            assert told["reload"] == told["sum"]
+            assert (told["interrupt"], told["tool"], told["refused"]) == ("tool_call", "show_plan", "CONVERSATION_BUSY")
+            assert [role for role, _ in told["mail"]].count("tool") == 1
+            assert [text for role, text in told["shown"] if role == "tool"] == ['"it is shown"']
+
+
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"threadId": ""}, 400, "INVALID_FIELD"),
+    ({"messages": [{"role": "user"}]}, 400, "INVALID_FIELD"),
+    ({"messages": [{"id": "1", "role": "user", "content": [{"type": "audio"}]}]}, 400, "INVALID_FIELD"),
+    ({"tools": [{"name": "calculate"}]}, 409, "TOOL_EXISTS"),
+    ({"resume": [{"interruptId": "call_1.2", "status": "resolved"}]}, 404, "CALL_NOT_FOUND"),
+    ({"forwardedProps": {"pawl": {"onDisconnect": "explode"}}}, 400, "INVALID_FIELD"),
+    ({"forwardedProps": {"pawl": {"agent": "nobody"}}}, 404, "AGENT_NOT_FOUND"),
+]
+
+
+async def test_a_bad_request_is_refused_and_does_nothing(door: httpx2.AsyncClient) -> None:
+    """LOOP-15"""
+    body = {"threadId": "bad", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "never this"}]}
+    for wrong, status, why in BAD:
+        answer = await door.post("/agui", json=body | wrong)
+        assert (answer.status_code, reason(answer)) == (status, why), wrong
+    assert "never this" not in (await door.post(f"{AGENT}/ListRuns", json={})).text

@@ -1,0 +1,123 @@
+"""Every method of every service, with requests that no client should send: typed refusals, and nothing in the logs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from pawl.chassis.roles import CALLERS, ROLES, Role
+from pawl.launcher.suite import Suite
+from tests import contract
+from tests.keys import METADATA
+from tests.system.access.walk import OPEN, served, walk, wrong
+from tests.system.suite import refusals, requests
+from tests.system.suite.client import Agent, addresses
+from tests.system.suite.refusals import TAKEN
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SERVICES = ("agent-loop", "tool-registry", "job-store", "notifier")
+_COMPLAINTS = re.compile(r"rpc\.failed|Traceback|never awaited|never retrieved")
+_AT_ONCE_MAX = 8
+_SECONDS_MAX = 60.0
+_NEWS_SECONDS = 1.0
+"""A stream that says nothing for so long has taken its request."""
+# Of its own: a rule that says no is odd, and stays.
+_ODD_STORE = (*METADATA, ("pawl-store", "odd"), ("pawl-user", "odd"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_complaints(suite: Suite) -> Iterator[None]:
+    """After all this no log has a traceback: what is wrong with a request is the client's affair."""
+    logs = [path for path in suite.folder.logs.glob("*.log") if not path.name.startswith("postgres")]
+    began = {path: path.stat().st_size for path in logs}
+    yield
+    for path, offset in began.items():
+        new = path.read_bytes()[offset:].decode(errors="replace")
+        assert [line for line in new.splitlines() if _COMPLAINTS.search(line)] == [], path.name
+
+
+def channel_to(suite: Suite, service: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(addresses(suite, service)[0], options=[("grpc.max_send_message_length", -1)])
+
+
+async def ask(channel: grpc.aio.Channel, path: str, data: bytes, *, streams: bool) -> refusals.Refusal:
+    """Call any method with any bytes."""
+    if not streams:
+        unary: Any = channel.unary_unary(path)
+        return await refusals.outcome(unary(data, metadata=_ODD_STORE, timeout=_SECONDS_MAX))
+    behaviour: Any = channel.unary_stream(path)
+    stream = behaviour(data, metadata=_ODD_STORE, timeout=_SECONDS_MAX)
+    try:
+        async with asyncio.timeout(_NEWS_SECONDS):
+            return await refusals.outcome(stream.read())
+    except TimeoutError:
+        return TAKEN
+    finally:
+        stream.cancel()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_no_odd_value_in_any_request_is_a_fault_of_the_program(suite: Suite, service: str) -> None:
+    """LOOP-15: bytes that are no message, and each field out of its range or beyond its limit, of every method.
+
+    The answer is OK or a reason that the contract names with the method, never UNKNOWN or INTERNAL.
+    """
+    slots = asyncio.Semaphore(_AT_ONCE_MAX)
+    async with channel_to(suite, service) as channel:
+
+        async def judge(path: str, what: str, data: bytes, *, streams: bool) -> str:
+            async with slots:
+                found = await ask(channel, path, data, streams=streams)
+            if what in requests.GARBAGE:
+                is_right = found == refusals.Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
+            else:
+                is_right = found == TAKEN or found.reason in contract.documented()[path]
+            return "" if is_right else f"{path} {what}: {found}"
+
+        names = [name for name, many in (await served(channel, METADATA)).items() if not many and name not in OPEN]
+        methods = {name: requests.method_of(name) for name in names if CALLERS[name] & (ROLES - {Role.DEPLOYMENT})}
+        assert methods
+        seen: set[str] = set()
+        found = await asyncio.gather(
+            *(
+                judge(name, what, data, streams=method.server_streaming)
+                for name, method in methods.items()
+                for what, data in (*requests.GARBAGE.items(), *requests.odd(method, seen))
+            )
+        )
+        nope = await ask(channel, f"{next(iter(methods))}Nope", b"", streams=False)
+    assert list(filter(None, found)) == []
+    assert (nope.code, nope.reason) == (grpc.StatusCode.UNIMPLEMENTED, "METHOD_NOT_FOUND")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_a_caller_calls_what_the_table_of_roles_says(suite: Suite, service: str) -> None:
+    """OPS-1: each method as each role, and without the key of the suite or with another one."""
+    async with channel_to(suite, service) as channel:
+        names = await served(channel, METADATA)
+        for role in sorted(ROLES - {Role.DELEGATE, Role.DEPLOYMENT}):
+            answers = await walk(channel, names, (*METADATA, ("pawl-roles", role), ("pawl-store", "roles")))
+            found = wrong({(service, name): answer for name, answer in answers.items()}, {role}, "PERMISSION_DENIED")
+            assert found == {}, role
+        for strange in ((), (("pawl-user", "me"),), (("authorization", "Bearer of-something-else"),)):
+            answers = await walk(channel, names, strange)
+            assert wrong({("", name): answer for name, answer in answers.items()}, (), "UNAUTHENTICATED") == {}, strange
+
+
+async def test_bytes_that_are_no_grpc_disturb_no_client(suite: Suite, agent: Agent) -> None:
+    half_a_frame = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\xff\x09"
+    for data in (bytes(range(256)) * 8, b"GET / HTTP/1.1\r\n\r\n", half_a_frame):
+        for replicas in suite.endpoints.services.values():
+            host, _, port = (replicas[0].grpc or replicas[0].http).rpartition(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data)
+            await writer.drain()
+            writer.close()
+    run = await agent.start("what is 6 * 7?")
+    assert "42" in (await agent.until_ended(run.run_id)).output_text
