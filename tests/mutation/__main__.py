@@ -39,7 +39,7 @@ def record(folder: Path, arguments: Sequence[str]) -> None:
         "disable_warnings = no-data-collected,module-not-measured,no-sysmon\n"
     )
     (folder / "parts").mkdir(exist_ok=True)
-    command = [*_pytest("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", *arguments)]
+    command = [*_pytest("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", *arguments)]
     environment = os.environ | {"COVERAGE_PROCESS_START": str(settings)}
     subprocess.run([*command, f"--junitxml={folder / 'junit.xml'}"], cwd=_ROOT, env=environment, check=False)
     whole = coverage.Coverage(config_file=str(settings))
