@@ -44,13 +44,58 @@ def test_what_decides_nothing_is_refused_with_what_would(line: str) -> None:
         answers.decision_of(line, GATED)
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        *((word, call_pb2.DECISION_KIND_APPROVE) for word in ("Y", "YES", "\ta ", "s", "Series")),
+        *((word, call_pb2.DECISION_KIND_REJECT) for word in ("n", " NO ", "R", "reject", "No: not before noon")),
+        *(
+            (sentence, None)
+            for sentence in (
+                "a different account please",
+                "A moment, I have to ask",
+                "yes but to the other account",
+                "y tho?",
+                "y.",
+                "y: go",
+                "Approve? Never",
+                "s is for small",
+                "series of what?",
+                "no problem, do it",
+                "n/a",
+                "r u sure?",
+                "reject the other one, not this one",
+                "t shirts only",
+                "edit the amount",
+                "all of them",
+                "always ask me",
+            )
+        ),
+    ],
+)
+def test_only_a_bare_word_approves_or_rejects(line: str, kind: int | None) -> None:
+    call = call_pb2.Call()
+    call.CopyFrom(GATED)
+    call.approval.series.digest = "e" * 64
+    if kind is None:
+        with pytest.raises(answers.Unclear):
+            answers.decision_of(line, call)
+    else:
+        assert answers.decision_of(line, call).kind == kind
+
+
+def test_an_unclear_answer_is_told_which_answers_exist() -> None:
+    with pytest.raises(answers.Unclear, match=r"\[a\]pprove, \[e\]dit \[JSON\], \[r\]eject"):
+        answers.decision_of("yes but to the other account", GATED)
+
+
 def test_a_rejection_takes_the_reason_along() -> None:
-    decision = answers.decision_of("r not before noon", GATED)
+    decision = answers.decision_of("r: not before noon", GATED)
     assert (decision.kind, decision.reason) == (call_pb2.DECISION_KIND_REJECT, "not before noon")
 
 
 def test_a_text_can_stand_for_the_result_of_a_gated_call() -> None:
-    decision = answers.decision_of("t I wrote to her myself", GATED)
+    decision = answers.decision_of("t: I wrote to her myself", GATED)
     assert (decision.kind, decision.answer) == (call_pb2.DECISION_KIND_ANSWER, "I wrote to her myself")
 
 

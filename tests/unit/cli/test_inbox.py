@@ -124,6 +124,13 @@ async def test_all_are_not_approved_without_a_yes(answer: str) -> None:
     assert not agents.asked
 
 
+async def test_all_are_asked_about_again_after_an_unclear_answer() -> None:
+    agents = Agents()
+    shown = await typed(agents, "ALL\nyes but not the first\ny\n", call("a"), call("b"))
+    assert [[decision.call_id for decision in decisions] for decisions in agents.asked] == [["a", "b"]]
+    assert "Type y or n." in shown
+
+
 async def test_a_front_end_call_takes_its_result_as_json_or_an_error() -> None:
     """FE-3, FE-5: what is no JSON is asked for again."""
     agents = Agents()
