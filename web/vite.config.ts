@@ -1,9 +1,14 @@
+import { defaultClientConditions } from "vite";
 import { defineConfig } from "vitest/config";
 
 export default defineConfig({
   root: "console",
   base: "/",
-  resolve: { alias: { "@pawl/client": new URL("client/src/index.ts", import.meta.url).pathname } },
+  resolve: {
+    // Builds for workers need no DOM. A build for browsers may set innerHTML, which the Content Security Policy forbids.
+    conditions: ["worker", ...defaultClientConditions],
+    alias: { "@pawl/client": new URL("client/src/index.ts", import.meta.url).pathname },
+  },
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
   test: { root: "." },
   build: {

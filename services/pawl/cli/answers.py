@@ -17,10 +17,6 @@ from pawl.client import decisions
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2
 
-APPROVAL_PROMPT: Final = (
-    "[a]pprove, [e]dit [JSON], [r]eject [reason], [t] text to answer instead, or all to approve all: "
-)
-ALWAYS_PROMPT: Final = APPROVAL_PROMPT.replace(" or all", " always to allow the tool in its conversation, or all")
 REFUSAL: Final = "/refuse"
 """The first word of who gives no answer to a question."""
 QUESTION_PROMPT: Final = f"number of an option, or your answer ({REFUSAL} to give none): "
@@ -40,32 +36,42 @@ def prompt(call: call_pb2.Call) -> str:
     """Return what to ask for."""
     if call.state == call_pb2.CALL_STATE_OFFERED:
         return RESULT_PROMPT
-    return QUESTION_PROMPT if call.state == call_pb2.CALL_STATE_ASKED else APPROVAL_PROMPT
+    return QUESTION_PROMPT if call.state == call_pb2.CALL_STATE_ASKED else f"{choices(call)}: "
+
+
+def choices(call: call_pb2.Call) -> str:
+    """Return the answers that decide about a call that awaits an approval."""
+    series = ", [s]eries to approve all of it" if call.approval.HasField("series") else ""
+    return f"[a]pprove{series}, [e]dit [JSON], [r]eject[: reason], t: text to answer instead"
 
 
 def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     """Return what `line` decides about `call`; `e` alone opens an editor.
 
+    An approval is the bare word. A reason or a text follows a colon, so that no sentence
+    decides by its first word.
+
     Raises:
-        Unclear: it decides nothing.
+        Unclear: the line decides nothing.
     """
     line = line.strip()
     if call.state == call_pb2.CALL_STATE_ASKED:
         return _answer_question(line, call)
-    verb, _, rest = line.partition(" ")
-    match verb.lower():
-        case "a" | "approve" | "y" | "yes":
+    verb, _, arguments = line.partition(" ")
+    if verb.lower() in {"e", "edit"}:
+        return edit(call, arguments.encode() if arguments else edit_in_editor(call.arguments_json))
+    verb, colon, text = (part.strip() for part in line.partition(":"))
+    match verb.lower(), colon:
+        case ("a" | "approve" | "y" | "yes", ""):
             return decisions.approve(call)
-        case "s" | "series":
+        case ("s" | "series", ""):
             return series(call)
-        case "e" | "edit":
-            return edit(call, rest.encode() if rest.strip() else edit_in_editor(call.arguments_json))
-        case "r" | "reject" | "n" | "no":
-            return decisions.reject(call, rest.strip())
-        case "t" | "text" if rest.strip():
-            return decisions.answer(call, rest.strip())
+        case ("r" | "reject" | "n" | "no", _):
+            return decisions.reject(call, text)
+        case ("t" | "text", ":") if text:
+            return decisions.answer(call, text)
         case _:
-            raise Unclear(f"Type one of: {APPROVAL_PROMPT.rstrip(': ')}.")
+            raise Unclear(f"Nothing was decided. Type one of: {choices(call)}.")
 
 
 def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:

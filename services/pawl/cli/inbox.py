@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -23,6 +23,10 @@ from pawl.client.client import Item
 from pawl.client.decisions import TAKEN
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2, run_pb2
+
+_IN_INBOX: Final = ", always to allow the tool in its conversation, or all to approve all: "
+_YES: Final = frozenset({"y", "yes"})
+_NO: Final = frozenset({"", "n", "no"})
 
 
 @command()
@@ -130,15 +134,16 @@ class Desk:
         gated = [other for other in others if other.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
         while True:
             is_gated = call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL
-            line = await self._line(answers.ALWAYS_PROMPT if is_gated else answers.prompt(call))
+            line = await self._line(f"{answers.choices(call)}{_IN_INBOX}" if is_gated else answers.prompt(call))
             if line is None:
                 return False
-            if not line.strip():
+            word = line.strip().lower()
+            if not word:
                 return True
             try:
-                if line.strip() == "all" and is_gated:
+                if word == "all" and is_gated:
                     return await self._approve_all([call, *gated])
-                if line.strip() == "always" and is_gated:
+                if word == "always" and is_gated:
                     done = await self._always(call)
                 else:
                     done = await self._settle(line, call)
@@ -190,9 +195,13 @@ class Desk:
         """Show all of `calls`, and approve them together once the person has seen them."""
         for call in calls[1:]:
             self._transcript.pending(call)
-        line = await self._line(f"Approve these {len(calls)} calls as shown? [y/N]: ")
-        if line is None or line.strip().lower() not in {"y", "yes"}:
-            return line is not None
+        question = f"Approve these {len(calls)} calls as shown? [y/N]: "
+        while (line := await self._line(question)) is not None and (word := line.strip().lower()) not in _YES:
+            if word in _NO:
+                return True
+            self._console.print("Nothing was approved. Type y or n.", style="yellow")
+        if line is None:
+            return False
         for receipt in await self._target.decide_all([approve(call) for call in calls]):
             taken = receipt.status in TAKEN
             said = "Approved." if taken else f"Not approved: {wording.sentence(receipt.message or receipt.reason)}"

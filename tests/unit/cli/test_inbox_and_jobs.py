@@ -138,6 +138,13 @@ async def test_all_are_not_approved_without_a_yes() -> None:
         assert not agents.asked
 
 
+async def test_all_are_asked_about_again_after_an_unclear_answer() -> None:
+    agents = Agents()
+    shown = await typed(agents, "ALL\nyes but not the first\ny\n", call("a"), call("b"))
+    assert [[decision.call_id for decision in decisions] for decisions in agents.asked] == [["a", "b"]]
+    assert "Type y or n." in shown
+
+
 async def test_each_line_is_about_the_call_that_was_shown() -> None:
     """HITL-1: a question can be refused; an empty line skips, and the end of the input leaves the rest."""
     agents, rules = Agents(), Rules()

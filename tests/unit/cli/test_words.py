@@ -227,9 +227,9 @@ def test_what_is_typed_decides_about_the_call_that_was_shown() -> None:
         assert (decision.run_id, decision.call_id) == ("run_1", "call_1")
     edited = answers.decision_of('e {"to": "bob@example.com"}', GATED)
     assert (edited.kind, edited.arguments_json) == (call_pb2.DECISION_KIND_EDIT, b'{"to": "bob@example.com"}')
-    rejected = answers.decision_of("r not before noon", GATED)
+    rejected = answers.decision_of("r: not before noon", GATED)
     assert (rejected.kind, rejected.reason) == (call_pb2.DECISION_KIND_REJECT, "not before noon")
-    told = answers.decision_of("t I wrote to her myself", GATED)
+    told = answers.decision_of("t: I wrote to her myself", GATED)
     assert (told.kind, told.answer) == (call_pb2.DECISION_KIND_ANSWER, "I wrote to her myself")
     for line, answer in {"2": "Tomorrow", "3": "3", "0": "0", "next week": "next week"}.items():
         decision = answers.decision_of(line, ASKED)
@@ -240,6 +240,26 @@ def test_what_is_typed_decides_about_the_call_that_was_shown() -> None:
 def test_what_decides_nothing_is_refused_with_what_would() -> None:
     lines = ("e {", 'e {"a": 1, "a": 2}', "e [1]", "e 1", "", "x", "t", "maybe")
     assert not_refused(answers.Unclear, lambda line: answers.decision_of(line, GATED), lines) == []
+
+
+def test_only_a_bare_word_approves_or_rejects() -> None:
+    """HITL-1: whatever else begins with such a word is asked for again, with the answers that exist."""
+    call = call_pb2.Call()
+    call.CopyFrom(GATED)
+    call.approval.series.digest = "e" * 64
+    for kind, lines in {
+        call_pb2.DECISION_KIND_APPROVE: ("Y", "YES", "\ta ", "s", "Series"),
+        call_pb2.DECISION_KIND_REJECT: ("n", " NO ", "R", "reject", "No: not before noon"),
+    }.items():
+        assert {answers.decision_of(line, call).kind for line in lines} == {kind}
+    sentences = (
+        *("a different account please", "A moment, I have to ask", "yes but to the other account", "y tho?", "y."),
+        *("y: go", "Approve? Never", "s is for small", "series of what?", "no problem, do it", "n/a", "r u sure?"),
+        *("reject the other one, not this one", "t shirts only", "edit the amount", "all of them", "always ask me"),
+    )
+    assert not_refused(answers.Unclear, lambda line: answers.decision_of(line, call), sentences) == []
+    with pytest.raises(answers.Unclear, match=r"\[a\]pprove, \[e\]dit \[JSON\], \[r\]eject"):
+        answers.decision_of("yes but to the other account", GATED)
 
 
 def test_the_editor_gets_the_arguments_and_gives_the_new_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import { Chat, listAhead } from "./chat";
 import { Inbox } from "./inbox";
 import { Later } from "./later";
 import { Login } from "./login";
-import { plain } from "./markdown";
+import { Boundary, plain } from "./markdown";
 import { MENU } from "./menu";
 import { arrive, decoded, follow, forPeople, go, logOut, may, notice, online, path, who } from "./state";
 
@@ -97,7 +97,9 @@ export function App(): VNode {
         </p>
       )}
       <main id="main" tabIndex={-1}>
-        <Page />
+        <Boundary key={path.value}>
+          <Page />
+        </Boundary>
       </main>
       <dialog ref={help} aria-labelledby="help">
         <h2 id="help">Keys</h2>

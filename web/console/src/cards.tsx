@@ -17,7 +17,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Chart, chartOf } from "./chart";
 import { blank, Fault, Form, type Schema } from "./form";
 import { parse } from "./json";
-import { Markdown, plain } from "./markdown";
+import { bounded, Markdown, plain } from "./markdown";
 import { ago, attempt, lasted, may, moment, notice, pawl, who, word } from "./state";
 
 const DECISIONS_MAX = 64;
@@ -45,7 +45,12 @@ const DECIDED: Record<string, string> = {
   DECISION_KIND_ANSWER: "answered",
 };
 
-export function CallCard({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
+export const CallCard = bounded(Card, ({ call }) =>
+  [`${call.toolName}: ${word(call.state)}`, call.question?.question ?? call.approval?.preview, JSON.stringify(given(call), null, 2)].filter(Boolean).join("\n\n"),
+);
+export const TopUp = bounded(Tokens, ({ run }) => `${run.runId} waits for tokens.`);
+
+function Card({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
   const state = call.state ?? "";
   const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
   const decision = call.approval?.decision;
@@ -331,7 +336,7 @@ function Question({ call }: { call: CallJson }): VNode {
 }
 
 /** Gives a run that has used up its tokens some more. */
-export function TopUp({ run, children }: { run: RunJson; children?: ComponentChildren }): VNode {
+function Tokens({ run, children }: { run: RunJson; children?: ComponentChildren }): VNode {
   const [tokens, setTokens] = useState(Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0)));
   return (
     <form

@@ -14,7 +14,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { Later } from "./later";
-import { Markdown, plain } from "./markdown";
+import { Boundary, Markdown, plain } from "./markdown";
 import { ago, attempt, draft, go, isAbsent, may, pawl, query, who, word } from "./state";
 import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
@@ -106,7 +106,9 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
       {run && (
         <aside class="detail" aria-label="Run">
           <a href={`/c/${conversationId}`}>Close</a>
-          <Later show={({ RunPage }) => <RunPage key={run} runId={run} beside />} />
+          <Boundary key={run}>
+            <Later show={({ RunPage }) => <RunPage runId={run} beside />} />
+          </Boundary>
         </aside>
       )}
     </div>

@@ -4,8 +4,8 @@ import type { Nodes, Parents, Root } from "mdast";
 import { fromMarkdown } from "mdast-util-from-markdown";
 import { gfmFromMarkdown } from "mdast-util-gfm";
 import { gfm } from "micromark-extension-gfm";
-import type { ComponentChildren, VNode } from "preact";
-import { useMemo } from "preact/hooks";
+import type { ComponentChildren, FunctionComponent, VNode } from "preact";
+import { useErrorBoundary, useMemo, useState } from "preact/hooks";
 
 const SAFE = /^(https?|mailto):/i;
 // Characters that turn the direction of what follows, by which a text can look like another one.
@@ -20,13 +20,47 @@ const NESTED = /^(?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])[ \t])){33}|^[ \t]{99,}(?:[-
 const MARKS = /[*_~`[\]<&]/g;
 const MARKS_MAX = 2000;
 
-/** Returns the parts of a text; nothing of one that nobody writes for people, which would stop the page. */
+/** Returns the parts of a text; nothing if they would show nothing, or if parsing it would stop the page. */
 export function treeOf(text: string): Root | undefined {
   const isHeavy = NESTED.test(text) || text.split(/\n[ \t\r]*\n/).some((block) => (block.match(MARKS)?.length ?? 0) > MARKS_MAX);
-  return isHeavy ? undefined : fromMarkdown(text, { extensions: [gfm()], mdastExtensions: [gfmFromMarkdown()] });
+  if (isHeavy) return undefined;
+  const tree = fromMarkdown(text, { extensions: [gfm()], mdastExtensions: [gfmFromMarkdown()] });
+  return isBlank(tree) ? undefined : tree;
 }
 
-export function Markdown({ text }: { text: string }): VNode {
+function isBlank(node: Nodes): boolean {
+  if ("children" in node) return node.children.every(isBlank);
+  return "value" in node ? !node.value.trim() : node.type === "definition" || node.type === "break";
+}
+
+/** Shows `children`, or `text` if they fail to render. Another text is tried again. */
+export function Boundary({ text = "", children }: { text?: string; children: ComponentChildren }): VNode {
+  const [failed, setFailed] = useState<{ text: string; message: string }>();
+  useErrorBoundary((error) => {
+    console.error(error);
+    setFailed({ text, message: error instanceof Error ? error.message : String(error) });
+  });
+  if (failed?.text !== text) return <>{children}</>;
+  return (
+    <div class="card bad">
+      <p class="quiet">The formatted view failed{text ? ". This is the plain text:" : `: ${plain(failed.message)}`}</p>
+      {text && <pre class="preview">{plain(text)}</pre>}
+    </div>
+  );
+}
+
+/** Returns a component that shows a text of its props if `View` fails to render. */
+export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (props: P) => string): FunctionComponent<P> {
+  return (props) => (
+    <Boundary text={textOf(props)}>
+      <View {...props} />
+    </Boundary>
+  );
+}
+
+export const Markdown = bounded(Rich, ({ text }: { text: string }) => text);
+
+function Rich({ text }: { text: string }): VNode {
   const tree = useMemo(() => treeOf(plain(text)), [text]);
   return <div class="markdown">{tree ? children(tree) : <pre class="preview">{plain(text)}</pre>}</div>;
 }
@@ -86,7 +120,10 @@ function Node({ node }: { node: Nodes }): VNode | null {
         <span>{children(node)}</span>
       );
     case "image":
-      return <span class="quiet">[image: {node.alt || node.url}]</span>;
+    case "imageReference":
+      return <span class="quiet">[image: {node.alt || ("url" in node ? node.url : node.label)}]</span>;
+    case "footnoteReference":
+      return <sup>[{node.label ?? node.identifier}]</sup>;
     case "table":
       return (
         <div class="scroll" tabIndex={0} role="region" aria-label="Table">

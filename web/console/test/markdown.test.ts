@@ -15,6 +15,10 @@ it.each([
   expect(treeOf(text)).toBeUndefined();
 });
 
+it.each(["[a]: /b", "#", "- ", "&nbsp;", "```\n```"])("a text that would show nothing is shown as written: %j", (text) => {
+  expect(treeOf(text)).toBeUndefined();
+});
+
 it.each([
   ["prose", "This is **bold**, with a [link](https://a.example/x) and `code`.\n\n".repeat(50), 50],
   ["prose with the line ends of Windows", "Some **bold**, *bent* and `code`.\r\n\r\n".repeat(400), 400],
