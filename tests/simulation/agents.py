@@ -76,4 +76,25 @@ def agents_end_once(record: Record) -> Iterator[str]:
             yield f"run {key[0]} heard {told.count(key)} times of the end of what did call {key[1]}"
 
 
-CHECKERS = (each_call_has_its_run, callers_wait_for_their_agents, callers_pay_for_their_agents, agents_end_once)
+def rules_above_hold(record: Record) -> Iterator[str]:
+    """No call runs that a rule above forbids: each is judged under every run and conversation that led to it."""
+    for effect in record.history.effects:
+        missing = set(_led_to(record, effect.run_id)) - effect.ruled_by
+        if missing:
+            yield f"call {effect.call_id} ran without the rules of {sorted(missing)}"
+
+
+def _led_to(record: Record, run_id: str) -> Iterator[str]:
+    while run_id:
+        run = record.runs[run_id]
+        yield from (run_id, run.reports_to_conversation_id or run.conversation_id)
+        run_id = run.parent_run_id
+
+
+CHECKERS = (
+    each_call_has_its_run,
+    callers_wait_for_their_agents,
+    callers_pay_for_their_agents,
+    agents_end_once,
+    rules_above_hold,
+)

@@ -67,6 +67,8 @@ class Effect:
     """The version of the tool that was in force then."""
     is_asked_for: bool
     """True if a rule asked for an approval then."""
+    ruled_by: frozenset[str]
+    """The runs and conversations whose rules the registry applies to the call."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,6 +9,20 @@ _LOOP = "pawl.agent_loop.domain.jobs"
 
 OF_JOBS = (
     Mutant(
+        name="jobs_leave_the_rules_of_their_run_behind",
+        module=_LOOP,
+        text="above=run.chain,",
+        instead="above=(),",
+        checker="rules_above_hold",
+    ),
+    Mutant(
+        name="agents_of_jobs_leave_the_rules_of_the_conversation_behind",
+        module="pawl.agent_loop.domain.run",
+        text="conversation_id=self.acts_for_conversation_id, agent_name",
+        instead="conversation_id=self.conversation_id, agent_name",
+        checker="rules_above_hold",
+    ),
+    Mutant(
         name="agents_are_limited_by_nothing",
         module="pawl.agent_loop.domain.delegation",
         text="return run.depth < run.options.limits.agent_depth_max",

@@ -316,6 +316,10 @@ class Server:
                 begin=begin,
                 version=version,
                 is_asked_for=is_asked_for,
+                ruled_by=frozenset(
+                    {context.run_id, context.conversation_id}
+                    | {part for above in context.above for part in (above.run_id, above.conversation_id)}
+                ),
             )
         )
 

@@ -1208,8 +1208,8 @@ Global___Undo: _TypeAlias = Undo  # noqa: Y015
 
 @_typing.final
 class RunAbove(_message.Message):
-    """RunAbove is a run that stands above another one. Rules that restrict its calls
-    restrict those of the other one too.
+    """RunAbove is a run above another one. Rules that restrict its calls restrict
+    those of the other one too.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1220,7 +1220,7 @@ class RunAbove(_message.Message):
     run_id: _builtins.str
     """The run."""
     conversation_id: _builtins.str
-    """Its conversation."""
+    """Its conversation; for a job the one that it reports to."""
     agent_name: _builtins.str
     """Its agent, `default` if it was started without one; empty if that was not
     written down.
@@ -1572,7 +1572,9 @@ class Run(_message.Message):
     parent_call_id: _builtins.str
     """That call."""
     depth: _builtins.int
-    """How many runs stand above it; 0 for a run that a user started."""
+    """How many delegations lead to it; 0 for a run that a user started. A job is as
+    deep as the run that started it.
+    """
     credential_id: _builtins.str
     """Id of the credential that started it, or the run above it, never the secret;
     empty if it was created before this was known.
@@ -1690,7 +1692,10 @@ class Run(_message.Message):
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunAbove]:
-        """Those runs, from the one that a user started down to its parent."""
+        """The runs above it, from the one that a user started down to its parent: the
+        run that delegated to it, or that started it as a job. Rules that DENY or ASK
+        for one of them, or for its conversation or agent, hold for this run.
+        """
 
     @_builtins.property
     def attention(self) -> Global___Attention:

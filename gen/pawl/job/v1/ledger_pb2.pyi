@@ -1202,7 +1202,7 @@ class Delegation(_message.Message):
     text: _builtins.str
     """Its first message."""
     depth: _builtins.int
-    """How many runs stand above it, from 1."""
+    """How many delegations lead to it, as Run.depth."""
     loop_state: _builtins.bytes
     """The worker's own state with which the run begins; empty for none."""
     @_builtins.property
@@ -1215,7 +1215,7 @@ class Delegation(_message.Message):
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-        """Those runs, the parent last."""
+        """The runs above it, the parent last, as Run.above."""
 
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:

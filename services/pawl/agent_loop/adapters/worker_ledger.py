@@ -68,7 +68,7 @@ _LOADED: Final = wire.WIRE.struct(
         of_message=("loop_state", "commands"),
     ),
 )
-wire.WIRE.struct(Delegation, pb.Delegation, Exceptions(write={"depth": lambda delegation: delegation.depth}))
+wire.WIRE.struct(Delegation, pb.Delegation)
 _STEP: Final = wire.WIRE.struct(
     Step,
     pb.CommitRunRequest,

@@ -186,8 +186,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             store_id=run.store_id,
             user_id=run.user_id,
-            # A job acts for the conversation that it reports to.
-            conversation_id=run.reports_to_conversation_id or run.conversation_id,
+            conversation_id=run.acts_for_conversation_id,
             run_id=run.run_id,
             user_roles=run.user_roles,
             approvals_required=run.options.approvals_required,

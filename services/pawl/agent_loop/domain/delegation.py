@@ -23,7 +23,6 @@ from pawl.agent_loop.domain.run import (
     Delegation,
     PinnedAgent,
     Run,
-    RunAbove,
     RunOptions,
     RunState,
     TokenBudgetPolicy,
@@ -128,10 +127,8 @@ def _delegation(state: State, call: Call) -> Delegation:
         text=strict_json.storable(task.task),
         options=_options(state, task, agent),
         agent=pinned,
-        above=(
-            *run.above,
-            RunAbove(run_id=run.run_id, conversation_id=run.conversation_id, agent_name=run.agent_name),
-        ),
+        above=run.chain,
+        depth=run.depth + 1,
         user_roles=run.user_roles,
     )
 

@@ -327,13 +327,15 @@ class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to be created: its first message, how it is driven, and which runs stand above it, the parent last."""
+    """A run to be created: its first message, how it is driven, and the runs above it, the parent last."""
 
     call_id: CallId
     run_id: RunId
     text: str
     options: RunOptions
     above: tuple[RunAbove, ...]
+    depth: int
+    """The number of delegations above it: a job is as deep as the run that starts it."""
     user_roles: tuple[str, ...] = ()
     agent: PinnedAgent | None = None
     """The agent that drives it; None for the `default` of the deployment."""
@@ -341,11 +343,6 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     """The call in the background, where it is DETACHED; None where the caller waits for it."""
     loop_state: bytes = b""
     """The state of its worker with which it begins; empty for none."""
-
-    @property
-    def depth(self) -> int:
-        """The number of runs that stand above it."""
-        return len(self.above)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,9 +375,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The run whose call this one does; empty unless it does one."""
     parent_call_id: CallId = CallId("")
     depth: int = 0
-    """The number of runs that stand above it."""
+    """The number of delegations above it."""
     above: tuple[RunAbove, ...] = ()
-    """Those, the parent last: what rules deny them is denied to it."""
+    """The runs above it, the parent last, also where a job lies between: what rules deny them is denied to it."""
     credential_id: CredentialId = CredentialId("")
     """The credential that started it, or the run above it; empty if it is not known."""
     delegate_user_id: UserId = UserId("")
@@ -404,6 +401,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def is_job(self) -> bool:
         """True if it makes a call in the background."""
         return self.job is not None and bool(self.reports_to_conversation_id)
+
+    @property
+    def acts_for_conversation_id(self) -> ConversationId:
+        """The conversation whose rules hold: for a job the one that it reports to."""
+        return self.reports_to_conversation_id or self.conversation_id
+
+    @property
+    def chain(self) -> tuple[RunAbove, ...]:
+        """The runs above a run that this one starts."""
+        own = RunAbove(run_id=self.run_id, conversation_id=self.acts_for_conversation_id, agent_name=self.agent_name)
+        return (*self.above, own)
 
     @property
     def is_turn(self) -> bool:
