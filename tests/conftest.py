@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,23 @@ class _FolderScheduling(LoadFileScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     """Keep the files of one suite in one worker, and distribute all others file by file."""
     return _FolderScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+_FAILURES_MAX = 5
+_failures: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count the failures of tests that share a suite."""
+    if report.failed:
+        _failures[report.nodeid.partition("::")[0].rpartition("/")[0]] += 1
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail at once where a shared suite is broken: each test would wait long for it."""
+    folder = item.nodeid.partition("::")[0].rpartition("/")[0]
+    if f"{folder}/" in _SHARE_A_SUITE and _failures[folder] >= _FAILURES_MAX:
+        pytest.fail(f"{_failures[folder]} tests of {folder} failed before this one: see those", pytrace=False)
 
 
 def _turn(item: pytest.Item) -> int:
