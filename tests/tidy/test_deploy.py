@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tomllib
 from typing import Any
 
 import yaml
@@ -134,26 +132,3 @@ def test_each_rule_says_how_bad_it_is_and_what_to_do() -> None:
 def test_prometheus_reads_the_rules() -> None:
     assert yaml.safe_load((tree.ROOT / "deploy/prometheus.yml").read_text())["rule_files"] == ["alerts.yml"]
     assert "./deploy/alerts.yml:/etc/prometheus/alerts.yml:ro" in (tree.ROOT / "docker-compose.yml").read_text()
-
-
-MAKEFILE = (tree.ROOT / "Makefile").read_text()
-
-
-def test_help_is_the_default_and_names_every_target() -> None:
-    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    assert phony is not None
-    shown = subprocess.run(["make", "-C", tree.ROOT], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^  make (\S+) +\S", shown, re.MULTILINE) == phony[1].split()
-
-
-def test_every_test_is_run_by_one_of_two_targets_and_both_by_the_ci() -> None:
-    """Nothing is lost: they differ in one mark alone, and nothing else leaves a test out."""
-    recipes = dict(re.findall(r"^(test|test-long):.*\n\t@(.*)$", MAKEFILE, re.MULTILINE))
-    assert recipes == {"test": '$(TESTS) -m "not long" $(ARGS)', "test-long": '$(TESTS) -m "long" $(ARGS)'}
-    command = re.search(r"^TESTS := (.*)$", MAKEFILE, re.MULTILINE)
-    assert command is not None
-    options = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    leave_out = {"-m", "-k", "--ignore", "--ignore-glob", "--deselect"}
-    assert not leave_out & {*command[1].removeprefix("$(BIN)/python -m ").split(), *options["addopts"]}
-    assert options["testpaths"] == ["tests"]
-    assert {"make test", "make test-long"} <= set((tree.ROOT / ".ci/run").read_text().splitlines())
