@@ -44,7 +44,7 @@ test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests, in minutes (
 test-long: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the other tests: faults, leaks, the worst input, the pages of docs/
 	@$(TESTS) -m "long" $(ARGS)
 
-test-ci: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the long tests that CI runs too: the demo, kill -9, the browser, planted faults
+test-ci: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the long tests that CI runs too: the demo, the browser
 	@$(TESTS) -m "ci" $(ARGS)
 
 test-all: check test test-long mutants ## Run everything: before a release

@@ -53,6 +53,7 @@ OF_THE_LEDGER = (
         text="if run.steers_waiting >= limits.commands_max or",
         instead="if run.steers_waiting > limits.commands_max or",
         checker=REFERENCE_MODEL,
+        seed=144,
         seeds=800,
     ),
     Mutant(
@@ -117,6 +118,7 @@ OF_THE_LEDGER = (
         text="{*parent.steered_by, *run.steered_by}",
         instead="parent.steered_by",
         checker=REFERENCE_MODEL,
+        seed=119,
     ),
     Mutant(
         name="the_credential_that_started_it_approves_it",
@@ -199,6 +201,7 @@ OF_THE_LEDGER = (
         instead="            await self._fire_all(due, begin)\n"
         "            await self._clock.sleep(wait_seconds if due else 0)",
         checker="no_due_time_is_lost",
+        seed=47,
         seeds=600,
     ),
 )

@@ -14,13 +14,7 @@ OF_JOBS = (
         text="above=run.chain,",
         instead="above=(),",
         checker="rules_above_hold",
-    ),
-    Mutant(
-        name="agents_of_jobs_leave_the_rules_of_the_conversation_behind",
-        module="pawl.agent_loop.domain.run",
-        text="conversation_id=self.acts_for_conversation_id, agent_name",
-        instead="conversation_id=self.conversation_id, agent_name",
-        checker="rules_above_hold",
+        seed=6,
     ),
     Mutant(
         name="agents_are_limited_by_nothing",
@@ -28,6 +22,7 @@ OF_JOBS = (
         text="return run.depth < run.options.limits.agent_depth_max",
         instead="return True",
         checker="each_call_has_its_run",
+        seed=11,
     ),
     Mutant(
         name="series_go_on_beyond_their_grant",
@@ -35,6 +30,7 @@ OF_JOBS = (
         text="and grant.uses < grant.series.iterations_max",
         instead="",
         checker="grants_cover_what_was_shown",
+        seed=23,
         also=(
             ("pawl.agent_loop.domain.job_program", "run.round >= job.iterations_max", "run.round > job.iterations_max"),
             ("tests.simulation.registry", "if len(used | {call.call_id}) <= series.iterations_max:", "if True:"),
@@ -46,6 +42,7 @@ OF_JOBS = (
         text="as_deployed(loaded.run.options, self._dependencies.approvals_required)",
         instead="as_deployed(loaded.run.options, 1)",
         checker="grants_are_of_as_many_people_as_are_wanted",
+        seed=23,
     ),
     Mutant(
         name="grants_count_for_any_number_of_people",
@@ -53,6 +50,7 @@ OF_JOBS = (
         text="not self.ended and len({each.user_id for each in self.approvals}) >= max(1, approvals_required)",
         instead="not self.ended",
         checker="grants_are_of_as_many_people_as_are_wanted",
+        seed=23,
         also=(("pawl.job_store.domain.grants", "(change.approvals_required <= 1 or", "(True or"),),
     ),
     Mutant(
@@ -63,6 +61,7 @@ OF_JOBS = (
         "    again = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)\n"
         "    turn.wake(unit, inbox.accept(unit, parent, again))",
         checker="agents_end_once",
+        seed=9,
     ),
     Mutant(
         name="agents_of_agents_begin_jobs",
@@ -70,6 +69,7 @@ OF_JOBS = (
         text="if run.depth or run.job is not None:",
         instead="if run.job is not None:",
         checker="calls_in_the_background_have_their_job",
+        seed=11,
     ),
     Mutant(
         name="notices_enter_again",
@@ -93,6 +93,7 @@ OF_JOBS = (
         text="    if told:\n",
         instead="    if False:\n",
         checker="ends_are_told_or_dismissed",
+        seed=34,
     ),
     Mutant(
         name="jobs_that_end_stay_open",
@@ -116,6 +117,7 @@ OF_JOBS = (
         text="(is_to_end or not jobs.has_begun(active))",
         instead="is_to_end",
         checker="messages_pass_turns",
+        seed=34,
     ),
     Mutant(
         name="turns_follow_at_once",
@@ -123,6 +125,7 @@ OF_JOBS = (
         text="max(unit.now, recent[-1] + TURN_DISTANCE) if recent else unit.now",
         instead="unit.now",
         checker="turns_keep_their_distance",
+        seed=23,
     ),
     Mutant(
         name="turns_that_begin_late_count_from_when_they_might_have",
@@ -130,6 +133,7 @@ OF_JOBS = (
         text="(*background.turn_times[:-1], *_begun_at(run)) if run.is_turn else background.turn_times",
         instead="background.turn_times",
         checker="turns_keep_their_distance",
+        seed=23,
     ),
     Mutant(
         name="turns_ask_people",
@@ -137,6 +141,7 @@ OF_JOBS = (
         text="    if not state.run.is_turn:\n        return state\n",
         instead="    if True:\n        return state\n",
         checker="turns_wait_for_nobody",
+        seed=17,
     ),
     Mutant(
         name="iterations_come_at_once",
@@ -144,6 +149,7 @@ OF_JOBS = (
         text="math.floor(began + _TINY) + 1",
         instead="math.floor(began + _TINY)",
         checker="series_keep_their_beat",
+        seed=9,
         also=(("pawl.agent_loop.domain.job_program", "math.ceil(ended - _TINY)", "math.floor(ended)"),),
     ),
     Mutant(
@@ -152,6 +158,7 @@ OF_JOBS = (
         text="first = job.delay_first if last is None",
         instead="first = 0 if last is None",
         checker="series_keep_their_beat",
+        seed=17,
     ),
     Mutant(
         name="series_go_on_after_their_end",
@@ -159,6 +166,7 @@ OF_JOBS = (
         text="(due > job.end_time or (paused and now >= job.end_time))",
         instead="(paused and now >= job.end_time)",
         checker="series_keep_their_beat",
+        seed=15,
     ),
     Mutant(
         name="iterations_wait_beside_each_other",
@@ -166,6 +174,7 @@ OF_JOBS = (
         text="if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)",
         instead="if True)",
         checker="one_iteration_waits",
+        seed=9,
     ),
     Mutant(
         name="monitors_fire_while_it_stays_so",
@@ -173,6 +182,7 @@ OF_JOBS = (
         text="fired_time=now, is_armed=False",
         instead="fired_time=now, is_armed=True",
         checker="monitors_fire_on_edges",
+        seed=17,
     ),
     Mutant(
         name="monitors_forget_their_pause",
@@ -180,6 +190,7 @@ OF_JOBS = (
         text="has_passed(cursor.fired_time, now, monitor.pause_seconds)",
         instead="True",
         checker="monitors_fire_on_edges",
+        seed=33,
     ),
     Mutant(
         name="paused_jobs_go_on",
@@ -187,6 +198,7 @@ OF_JOBS = (
         text="(WaitKind.PAUSED,) if isinstance(cursor, PausedJob) else ()",
         instead="()",
         checker="paused_jobs_begin_nothing",
+        seed=26,
     ),
     Mutant(
         name="what_is_planned_begins_after_the_pause",
@@ -194,6 +206,7 @@ OF_JOBS = (
         text="if any(command.name == inbox.PAUSE for command in unit.inbox(run)):",
         instead="if False:",
         checker="paused_jobs_begin_nothing",
+        seed=589,
         seeds=600,
     ),
     Mutant(
@@ -202,6 +215,7 @@ OF_JOBS = (
         text="(is_known or job.silent)",
         instead="is_known",
         checker="ends_are_told_or_dismissed",
+        seed=15,
     ),
     Mutant(
         name="trimming_takes_the_last_iterations",
@@ -209,6 +223,7 @@ OF_JOBS = (
         text="round=run.mark_round, seq=run.mark_seq",
         instead="round=before.round, seq=before.last_seq",
         checker="series_keep_their_last_iterations",
+        seed=17,
     ),
     Mutant(
         name="trimming_takes_events_of_calls_that_stay",
@@ -216,6 +231,7 @@ OF_JOBS = (
         text="mark_seq=before.last_seq",
         instead="mark_seq=before.last_seq + 40",
         checker="series_keep_their_last_iterations",
+        seed=9,
     ),
     Mutant(
         name="series_end_while_they_wait",
@@ -223,6 +239,7 @@ OF_JOBS = (
         text="decision.state is RunState.COMPLETED and written not in IN_MOTION",
         instead="False",
         checker="no_crash",
+        seed=130,
         seeds=600,
     ),
 )

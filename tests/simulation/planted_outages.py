@@ -31,6 +31,7 @@ OF_OUTAGES = (
         text="        except Exception as error:  # noqa: BLE001  # see above\n",
         instead="        except RunNotFound as error:\n",
         checker="runs_end",
+        seed=55,
         also=(
             (_WORKER, _FORGETS, _FORGETS_WHAT_ENDED_WELL),
             (_WORKER, "held is not None and not held.task.done()", "held is not None"),
@@ -73,6 +74,7 @@ OF_OUTAGES = (
         text="if back_seconds > _BACK_SECONDS_MIN:",
         instead="if False:",
         checker="runs_end",
+        seed=166,
     ),
     Mutant(
         name="interrupts_take_their_turns_backwards",
@@ -80,6 +82,7 @@ OF_OUTAGES = (
         text="place = sum(waiting in interrupting for waiting in queue) if first else len(queue)",
         instead="place = 0 if first else len(queue)",
         checker=REFERENCE_MODEL,
+        seed=96,
     ),
     Mutant(
         name="failed_models_come_back",
@@ -87,5 +90,6 @@ OF_OUTAGES = (
         text="self.loop.fallbacks_used, len(models) - 1",
         instead="self.loop.fallbacks_used * (self.loop.model_call is not None), len(models) - 1",
         checker="failed_models_are_left",
+        seed=26,
     ),
 )

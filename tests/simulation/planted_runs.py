@@ -21,6 +21,7 @@ OF_RUNS = (
         text="else 2 if isinstance(command.kind, Steer) else 1",
         instead="else 1",
         checker="accepted_commands_have_their_effect",
+        seed=61,
     ),
     Mutant(
         name="requests_are_forgotten",
@@ -270,6 +271,7 @@ OF_RUNS = (
         text="{inbox.STEER, inbox.TOP_UP}",
         instead="{inbox.STEER}",
         checker=REFERENCE_MODEL,
+        seed=193,
         seeds=600,
     ),
     Mutant(
@@ -302,6 +304,7 @@ OF_RUNS = (
         text="if session_id and session_id != offer.session_id:",
         instead="if False:",
         checker=REFERENCE_MODEL,
+        seed=84,
     ),
     Mutant(
         name="older_streams_take_calls_back",
@@ -309,6 +312,7 @@ OF_RUNS = (
         text="if offer.is_held(unit.now) and self.session_id < offer.session_id:",
         instead="if False:",
         checker=REFERENCE_MODEL,
+        seed=84,
     ),
     Mutant(
         name="one_approves_for_two",
@@ -341,6 +345,7 @@ OF_RUNS = (
         text="call = replace(call, approvals=(), earlier_approvals=",
         instead="call = replace(call, earlier_approvals=",
         checker=REFERENCE_MODEL,
+        seed=105,
         seeds=600,
     ),
     Mutant(
@@ -365,6 +370,7 @@ OF_RUNS = (
         text="if budget > ceiling:",
         instead="if run.token_budget > ceiling:",
         checker=REFERENCE_MODEL,
+        seed=179,
         seeds=600,
     ),
     Mutant(

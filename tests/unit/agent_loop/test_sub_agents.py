@@ -27,7 +27,7 @@ from pawl.agent_loop.domain.run import (
     WaitKind,
 )
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
 from tests.fakes.ledger import STORE, USER, states_told
 from tests.fakes.loop_world import LEASE_SECONDS, World
@@ -144,6 +144,18 @@ async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> Non
     assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]
     (refused,) = world.ledger.calls(key_of(runs[-1]))
     assert present(refused.result).error_reason == "NOT_ALLOWED"
+
+
+def test_rules_of_the_conversation_that_a_job_reports_to_hold_below_it() -> None:
+    job = Run(
+        store_id=STORE,
+        user_id=USER,
+        conversation_id=ConversationId("conv_job"),
+        run_id=RunId("run_job"),
+        reports_to_conversation_id=ConversationId("conv_user"),
+    )
+    (above,) = job.chain
+    assert (above.run_id, above.conversation_id) == ("run_job", "conv_user")
 
 
 async def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_parent() -> None:
