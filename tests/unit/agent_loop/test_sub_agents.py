@@ -148,8 +148,8 @@ async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> Non
 
 def test_rules_of_the_conversation_that_a_job_reports_to_hold_below_it() -> None:
     job = Run(
-        store_id=STORE,
-        user_id=USER,
+        store_id=StoreId(STORE),
+        user_id=UserId(USER),
         conversation_id=ConversationId("conv_job"),
         run_id=RunId("run_job"),
         reports_to_conversation_id=ConversationId("conv_user"),
