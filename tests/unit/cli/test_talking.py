@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator
-from typing import Any, Self
+from typing import Any, Self, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
-from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2, types_pb2
 from pawl.cli.chat import Chat
 from pawl.cli.conversations import lines_of_calls
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient
+from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.event.v1.conversation_pb2 import Conversation, Erasure, LeftCall
 from tests.unit.cli.test_commands import invoke
@@ -109,6 +111,53 @@ class HeldSession(Session):
     async def cancel(self, run_id: str, reason: str) -> None:
         del reason
         self.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
+
+
+async def test_a_panel_that_an_earlier_chat_left_is_shown_by_the_chat_that_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless another client holds the call, or it is of another tool or run."""
+    submitted: list[types_pb2.ToolResult] = []
+
+    def panel(call_id: str, **fields: Any) -> call_pb2.Call:
+        shown: dict[str, Any] = {"tool_name": "show_panel", "arguments_json": b'{"title":"Plan","content":"Sleep"}'}
+        values = shown | {"run_id": "run_1", "state": call_pb2.CALL_STATE_OFFERED} | fields
+        return call_pb2.Call(call_id=call_id, **values)
+
+    left, held = panel("call_1"), panel("call_2", offer=call_pb2.OfferLease(client_id="earlier"))
+    others = [panel("call_3", tool_name="show_map"), panel("call_4", run_id="run_2")]
+
+    async def submit(_: object, result: types_pb2.ToolResult) -> None:
+        submitted.append(result)
+
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    monkeypatch.setattr(AsyncClient, "get", AsyncMock(return_value=run_pb2.Run(pending_calls=[left, held, *others])))
+    monkeypatch.setattr(AsyncClient, "submit", submit)
+    output, keyboard = io.StringIO(), cast("Any", Keyboard())
+    console = Console(file=output, width=200)
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    session: Any = talk._session
+    talk._active["run_1"] = None
+    for resumed, given in ((set[str](), []), ({"run_1"}, ["call_1"])):
+        talk._resumed = resumed
+        changed = event_pb2.RunEvent(run_id="run_1", call_changed=event_pb2.CallChanged(call=left))
+        session.frames.put_nowait(session_pb2.SessionResponse(event=changed))
+        await talk._take_next()
+        assert [result.call_id for result in submitted] == given
+    assert (submitted[0].content_json, "Sleep" in output.getvalue()) == (b'{"shown":true}', True)
+
+
+async def test_a_decision_that_the_suite_refuses_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    console = Console(file=io.StringIO())
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), cast("Any", Keyboard()))
+    session: Any = talk._session
+    session.decide = AsyncMock(side_effect=InvalidArguments("amount is no number"))
+    waiting = {name: call_pb2.Call(call_id=name, state=call_pb2.CALL_STATE_AWAITING_APPROVAL) for name in ("a", "b")}
+    talk._pending = dict(waiting)
+    with pytest.raises(InvalidArguments):
+        await talk._decide('e {"amount": "x"}')
+    assert list(talk._pending.items()) == list(waiting.items())
 
 
 async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
