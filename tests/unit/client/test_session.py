@@ -274,15 +274,6 @@ async def test_a_revoked_call_that_is_offered_again_while_it_cleans_up_is_run_an
     assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
-async def test_a_listener_to_connections_that_fails_ends_the_session(cluster: Cluster) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("mine")
-
-    async with cluster.client(on_connected=fail, give_up_seconds=0.5) as client, asyncio.timeout(60):
-        with pytest.raises(ValueError, match="mine"):
-            await client.start("go")
-
-
 async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster) -> None:
     cancelled = asyncio.Event()
 

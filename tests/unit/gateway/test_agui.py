@@ -6,6 +6,7 @@ import base64
 import json
 from contextlib import suppress
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pawl.agent.v1 import agent_pb2
 from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.gateway.domain import agui_input
 from pawl.gateway.domain.agui import Fold
 from pawl.gateway.http.agui import _Plan, _Thread
@@ -265,44 +266,29 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
         ({"forwardedProps": {"pawl": {"nope": 1}}}, "forwardedProps.pawl: .*nope"),
         ({"forwardedProps": {"pawl": {"drafts": True}}}, "drafts needs AG-UI 1.0"),
     ]
-    told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]  # type: ignore[list-item]
+    told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
     assert told == []
     assert not_explained(InvalidField, agui_input.read_stop, [(3, "which thread")]) == []
 
 
-class Services:
-    """Services with a run that waits for an approval, and no conversation of a thread."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.run = run_pb2.Run(run_id="run", state=run_pb2.RUN_STATE_WAITING, last_seq=1)
-        self.run.waits.append(run_pb2.WAIT_KIND_APPROVAL)
-        self.run.pending_calls.add(call_id="call_1", state=4, approval={"digest": "d1"})
-
-    async def call(self, name: str, *_: object, **__: object) -> agent_pb2.GetRunResponse:
-        self.asked.append(name)
-        if name.endswith("GetConversation"):
-            raise ConversationNotFound
-        return agent_pb2.GetRunResponse(run=self.run)
-
-    async def watch(self, *_: object) -> Any:
-        event = event_pb2.RunEvent(seq=1, run_changed=event_pb2.RunChanged(run=self.run))
-        yield agent_pb2.WatchRunResponse(events=[event])
-
-
 async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the_end_stops_nothing() -> None:
     """A front end may close its connection with the last event, when the run waits for its user."""
-    services: Any = Services()
+    asked = call_pb2.Call(call_id="call_1", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    run = run_pb2.Run(run_id="run", state=run_pb2.RUN_STATE_WAITING, last_seq=1, pending_calls=[asked])
+    run.waits.append(run_pb2.WAIT_KIND_APPROVAL)
+    event = event_pb2.RunEvent(seq=1, run_changed=event_pb2.RunChanged(run=run))
+
+    async def watch(*_: object) -> Any:
+        yield agent_pb2.WatchRunResponse(events=[event])
+
+    services = MagicMock(watch=watch)
+    services.call = AsyncMock(side_effect=[ConversationNotFound(), agent_pb2.GetRunResponse(run=run)])
     said: dict[str, Any] = {"threadId": "t", "runId": "r", "messages": []}
     thread = _Thread(services, (), agui_input.read(said))
-    assert [event["type"] async for event in thread.events(await thread.plan())] == [
-        "RUN_STARTED",
-        "MESSAGES_SNAPSHOT",
-        "RUN_FINISHED",
-    ]
+    empty = [event["type"] async for event in thread.events(await thread.plan())]
+    assert empty == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
     said["messages"] = [{"id": "1", "role": "user", "content": "go"}]
     thread = _Thread(services, (), agui_input.read(said))
     *_, last = [event async for event in thread.events(_Plan({"runId": "run", "conversationId": "c"}, is_new=True))]
     await thread.leave("run")
-    assert last["outcome"]["type"] == "interrupt"
-    assert [name.rpartition("/")[2] for name in services.asked] == ["GetConversation", "GetRun"]
+    assert (last["outcome"]["type"], services.call.await_count) == ("interrupt", 2)
