@@ -77,6 +77,11 @@ async def test_a_watcher_goes_on_after_a_restart_without_a_loss_and_without_a_re
         await ledger.finish()
         await watching
     assert [event.SerializeToString() for event in seen] == [event.SerializeToString() for event in ledger.log()]
+    ledger.trim(to_seq=6)
+    async with door.open(), door.client() as pawl:
+        gap, *rest = [event async for event in pawl.watch("run_1", 2)]
+    assert isinstance(gap, gap_pb2.Gap), "events that are gone are one gap"
+    assert (gap.from_seq, gap.to_seq, rest) == (3, 6, seen[6:])
 
 
 async def test_a_start_while_nobody_answers_starts_one_run_when_somebody_does(door: Door, ledger: PlayedLedger) -> None:

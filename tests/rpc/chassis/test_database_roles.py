@@ -271,6 +271,11 @@ async def test_rights_beyond_those_are_taken_back_and_right_ones_left_alone(role
     await connection.close()
 
 
+async def test_with_one_role_all_works_and_services_say_what_that_role_could_do(url: str) -> None:
+    for owner_url in (None, url):
+        assert await start("tool_registry", url, owner_url) == ["database.append_only_unprotected"]
+
+
 async def test_a_role_that_owns_nothing_starts_once_all_is_migrated(roles: str) -> None:
     service, owner = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
     with pytest.raises(StartError, match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL"):

@@ -294,6 +294,27 @@ async def test_the_calls_of_a_key_that_was_taken_away_end(serve: Serve, servicer
             servicer.release.clear()
 
 
+async def test_a_fault_in_the_check_of_one_caller_ends_its_calls_and_no_others_time(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that they are tried again: nobody knows whether they would be let in."""
+    known = Known()
+    authenticate = known.authenticate
+
+    async def faulty(metadata: Mapping[str, str], **more: Any) -> Any:
+        if ANN in metadata["authorization"]:
+            raise RuntimeError("a fault of ours")
+        return await authenticate(metadata, **more)
+
+    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
+        ann, bob = await waiting(EchoStub(channel), servicer, "talk", "wait", [ANN, BOB])
+        monkeypatch.setattr(known, "authenticate", faulty)
+        del known.users[BOB]
+        for call, error in ((bob, Unauthenticated), (ann, DependencyUnavailable)):
+            with pytest.raises(error), translating():
+                await asyncio.wait_for(call, 60)
+
+
 async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: Serve, servicer: EchoServicer) -> None:
     """HITL-4: what is done meanwhile would be the act of who it was."""
     known, roles = Known(), ("delegate", "member")

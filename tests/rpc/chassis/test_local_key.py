@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,6 +31,7 @@ from pawl.launcher.ports import free_port
 from pawl.launcher.secrets import SecretFiles
 from pawl.worker import Worker
 from tests import openid_provider
+from tests.fakes.issuer import issuer_server, key, key_set, token
 from tests.openid_provider import provider
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoStub, wait_for_file
@@ -249,6 +251,22 @@ async def answer(echo: EchoStub, text: str) -> str:
 
 async def gives(echo: EchoStub, text: str, expected: str) -> bool:
     return await answer(echo, text) == expected
+
+
+async def test_a_service_knows_callers_by_tokens_as_its_file_says_at_any_time(tmp_path: Path) -> None:
+    now = int(time.time())
+    async with issuer_server() as issuer, service(tmp_path, issuer.issuer) as echo:
+        claims: dict[str, Any] = {"iss": issuer.issuer, "iat": now, "exp": now + 300, "groups": ["leads"]}
+        good = token(**claims)
+        assert await answer(echo, good) == "UNAVAILABLE", "the keys of the issuer are not there yet"
+        issuer.say("/keys", key_set(key()))
+        assert await answer(echo, good) == "user/acme/ann"
+        for name, wrong in (("groups", []), ("exp", now - 300), ("aud", "other")):
+            assert await answer(echo, token(**claims | {name: wrong})) == "UNAUTHENTICATED", name
+        write_providers(tmp_path)
+        await until(lambda: gives(echo, good, "UNAUTHENTICATED"))
+        write_providers(tmp_path, issuer.issuer)
+        await until(lambda: gives(echo, good, "user/acme/ann"))
 
 
 @pytest.fixture(scope="session")

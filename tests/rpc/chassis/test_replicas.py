@@ -25,6 +25,7 @@ from pawl.errors import (
     Internal,
     MalformedRequest,
     MethodNotFound,
+    Overloaded,
     PermissionDenied,
     RunNotFound,
     TooLarge,
@@ -121,6 +122,40 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
             return len(await replicas.used()) == 2
 
         await until(both_are_used)
+        servicer.release.set()
+        assert await call == ["wait"]
+
+
+async def test_a_replica_whose_callers_gave_up_is_not_asked_next(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who asks one thing after the other would wait for a replica that hangs each time."""
+    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
+    async with two(serve) as replicas:
+        preferred = await replicas.preferred()
+        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert await replicas.used() - {preferred}
+
+
+async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
+    async with two(serve, unary_calls_max=1) as replicas:
+        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        with pytest.raises(Overloaded), translating():
+            await replicas.stub.call("unary", "hello")
+
+        async def another_one_is_used() -> bool:
+            with suppress(Overloaded):  # Until the way to the other one is made.
+                return len(await replicas.used()) == 2
+            return False
+
+        await until(another_one_is_used)
         servicer.release.set()
         assert await call == ["wait"]
 
@@ -321,6 +356,12 @@ async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
         with pytest.raises(DependencyUnavailable), translating():
             await stub.call("unary", "hello")
         await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
+        channel = open_channel(server.address, batches=True)
+        call = asyncio.ensure_future(EchoStub(channel).call("generate", "hello"))
+        await asyncio.sleep(0)
+        await channel.close()
+        with pytest.raises(DependencyUnavailable), translating():
+            await asyncio.wait_for(call, 60)
 
 
 async def test_a_stream_that_is_left_still_brings_every_answer(serve: Serve, servicer: EchoServicer) -> None:

@@ -99,6 +99,9 @@ async def test_health_says_not_serving_before_the_server_ends(serve: Serve, serv
         stub: Any = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         # A client listens all the time; what arrives while nobody reads goes down with the connection.
         news = asyncio.ensure_future(watch.read())
         await asyncio.sleep(0)

@@ -21,6 +21,8 @@ from pawl.chassis.credentials import UNKNOWN, ApiKey
 from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.rpc_server import RpcServer
+from pawl.cli.failure import explain
+from pawl.client.target import error_of
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests import certificates
 from tests.certificates import Files
@@ -152,6 +154,53 @@ async def test_a_channel_believes_only_the_right_name_of_the_right_authority_in_
     async with serve(tls=of(foreign, clock), listen=LOOPBACK, authenticator=keys()) as server:
         with pytest.raises(DependencyUnavailable):
             await call_as_user(server.address, foreign.authority, clock)
+
+
+async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refuses(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+) -> None:
+    """By the words of the real thing, which may change."""
+    trusted = tls.of_client(certificates.write(tmp_path, "agent-loop", authority).authority, clock)
+    own = ("127.0.0.1",)
+    shown: list[tuple[str, Files | None, tls.Tls | None]] = [
+        ("has expired", certificates.write(tmp_path, "late", authority, names=own, expired=True), trusted),
+        ("has not this name", certificates.write(tmp_path, "other", authority, names=("other.example",)), trusted),
+        ("is of another authority", certificates.write(tmp_path, "foreign", stranger, names=own), trusted),
+        ("does not speak TLS", None, trusted),
+        ("speaks TLS. Give the certificate", certificates.write(tmp_path, "job-store", authority), None),
+    ]
+    for words, files, taken in shown:
+        async with (
+            serve(tls=of(files, clock) if files else None, listen=LOOPBACK) as server,
+            open_channel(server.address, tls=taken) as channel,
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await EchoStub(channel).call("unary", "hello", timeout=60)
+            told = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
+            assert (words in told, server.address in told) == (True, True), told
+
+
+async def test_certificates_that_nobody_takes_change_nothing_for_those_who_are_connected(
+    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+) -> None:
+    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
+    async with (
+        serving(service_only=True) as server,
+        open_channel(server.internal_address, service_key=SERVICE_KEY, tls=own, server_name="job-store") as channel,
+    ):
+        stub = EchoStub(channel)
+        first = await stub.call("unary", "certificate")
+        certificates.write(tmp_path, "agent-loop", stranger, authority)
+        await clock.advance(1.0)
+        for _ in range(20):
+            assert await stub.call("unary", "certificate") == first
+        certificates.write(tmp_path, "agent-loop", authority)
+        await clock.advance(1.0)
+
+        async def is_renewed() -> bool:
+            return await stub.call("unary", "certificate") != first
+
+        await until(is_renewed)
 
 
 async def _shown_by(address: str) -> str:

@@ -34,6 +34,7 @@ from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, Channel
 from pawl.notifier.domain.delivery import (
     LOST,
     TEST,
+    TESTS_KEPT,
     VIEWER_SECONDS,
     Candidate,
     ChannelDelivery,
@@ -122,6 +123,19 @@ async def test_a_channel_that_fails_has_one_try_at_once_and_users_with_few_are_f
     found = await repository.due([failing], limit=500)
     assert [each.channel_id for each in found[:2]] == ["hook_bob", "hook_ann"]
     assert len(found) == 17, "of each webhook no more than may be tried"
+
+
+async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(repository: Repository, database: Database) -> None:
+    await hook(repository)
+    for number in range(TESTS_KEPT + 5):
+        await repository.add_test(ANNS, made_test(number), "{}")
+        await tried(repository, FAILED)
+    assert (await repository.channel(ANNS, HOOK)).failing_since_time is None
+    assert len(await repository.deliveries(ANNS, DeliveryFilter(channel_id=HOOK), None, limit=100)) == TESTS_KEPT + 1
+    await repository.add_test(ANNS, made_test(99), "{}")
+    await tried(repository, GONE)
+    assert not (await repository.channel(ANNS, HOOK)).enabled
+    assert await database.fetchval("SELECT count(*) FROM notifier.notifications") == 0
 
 
 async def test_a_look_at_what_is_due_costs_the_same_however_much_waits(

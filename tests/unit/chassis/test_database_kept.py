@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.database import Database
-from pawl.chassis.database_kept import KeptConnections, Lent
+from pawl.chassis.database_kept import KeptConnections, Lent, is_lost
 from pawl.chassis.durability import require_durable
 from pawl.chassis.start import StartError
 from pawl.launcher.ports import free_port
@@ -80,6 +80,18 @@ async def test_a_transaction_that_was_left_open_is_ended(world: World) -> None:
     connection = await world.take()
     assert not connection.is_in_transaction()
     await world.give(connection)
+
+
+async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World) -> None:
+    broken, other = await world.take(), await world.take()
+    pid = broken.get_server_pid()
+    await world.give(broken)
+    await other.execute("SELECT pg_terminate_backend($1)", pid)
+    await until(lambda: is_lost(broken))
+    next_one = await world.take()
+    assert next_one.get_server_pid() != pid
+    for connection in (next_one, other):
+        await world.give(connection)
 
 
 async def test_expired_connections_are_given_out_no_more(world: World) -> None:

@@ -27,6 +27,7 @@ from tests.fakes.issuer import (
     key_set,
     keys,
     provider,
+    published,
     token,
 )
 from tests.fakes.manual_clock import ManualClock
@@ -102,6 +103,23 @@ async def test_unknown_keys_cost_three_fetches_in_thirty_seconds_at_most() -> No
         assert await world.user(OLD) == "ann"
         await world.clock.advance(1)
     assert world.fetches == 6
+
+
+async def test_a_key_without_an_id_is_found_by_its_algorithm_also_after_a_rotation() -> None:
+    old, new = ({name: value for name, value in published(each).items() if name != "kid"} for each in (OLD, NEW))
+    world = World(old)
+    assert await world.user(OLD, header={"kid": None}) == "ann"
+    world.published = keys(old, new)
+    assert await world.user(NEW, header={"kid": None}) == await world.user(OLD, header={"kid": None}) == "ann"
+    assert world.fetches == 2
+
+
+async def test_a_fetch_ends_with_the_process() -> None:
+    world = World(OLD)
+    world.answers.clear()
+    async with world.running():
+        assert world.fetches == 1
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "issuers.fetch"] == []
 
 
 async def test_who_fails_too_often_keeps_nobody_at_his_address_from_a_new_key() -> None:
@@ -214,6 +232,9 @@ async def test_the_log_says_why_a_token_was_refused_and_never_the_token() -> Non
     known = KeyAuthenticator(issuers=World(OLD).issuers)
     with structlog.testing.capture_logs() as logged, pytest.raises(Unauthenticated):
         await known.authenticate({"authorization": f"Bearer {made}"}, source="")
+    with structlog.testing.capture_logs() as throttled, pytest.raises(Unauthenticated):
+        await known.authenticate({"authorization": f"Bearer {made}"}, source="", may_look=lambda: False)
+    assert throttled == [], "who fails too often fills no log"
     assert [(line["event"], "audience" in line["reason"]) for line in logged] == [("token.refused", True)]
     assert not any(part in str(logged) for part in made.split("."))
 

@@ -123,6 +123,17 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
     assert not await is_live(rows, 0)
     assert await found(rows, SECRETS[0], clock) is None
     assert await found(rows, SECRETS[1], clock) == grant(1)
+    assert await found(KeyRows(source, clock), SECRETS[1], clock) == grant(1), "a first call waits for the first look"
+
+
+async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
+    rows: KeyRows, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pawl.chassis.key_rows.ENDED_MAX", 3)
+    source.changes = [grant(number, is_revoked=True) for number in range(5)]
+    await clock.advance(2)
+    remembered = [rows.ended(digest_of(SECRETS[number])) is not None for number in range(5)]
+    assert remembered == [False, False, True, True, True]
 
 
 async def test_changes_are_read_page_by_page_and_an_older_copy_of_the_database_from_the_start(

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from pawl.chassis import login_failures, rpc_limits
 from pawl.chassis.auth import Principal, service_principal
 from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.login_failures import (
@@ -93,6 +94,13 @@ async def test_within_any_time_no_more_than_the_rate_passes(
         for first, begin in enumerate(times):
             for last in range(first, len(times)):
                 assert last - first + 1 <= burst + (times[last] - begin) * per_second + 1e-6
+
+
+def test_a_rate_remembers_the_latest_sources_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login_failures, "ENTRIES_MAX", 3)
+    rate = Rate(1, 0, ManualClock())
+    assert [rate.spend(f"source {number}") for number in range(5)] == [True] * 5
+    assert (len(rate), rate.has("source 0"), rate.has("source 4")) == (3, True, False)
 
 
 async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minute() -> None:
@@ -230,6 +238,12 @@ async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
     slow.arrived.set()
     others.arrived.set()
     assert set(await asyncio.gather(*reading, *beside)) == {b"here"}
+
+
+async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_limits, "_ARRIVAL_SECONDS", 0.01)
+    with pytest.raises(DeadlineExceeded):
+        await Arrivals().read(Slow(), user("ann"))
 
 
 async def test_many_callers_have_no_more_than_so_many_in_all_and_keep_another_store_from_nothing() -> None:

@@ -138,6 +138,11 @@ def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
             StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*only `127.0.0.1`, `job-store`"
         ):
             tls.check_own(shown, "notifier", is_called=is_called)
+    expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
+    tls.check_own(of(expired, clock)(), "job-store", is_called=True)  # The next one counts once its files are there.
+    alone = tls.of_service(files.certificate, files.key, None, clock=clock)
+    assert alone is not None
+    tls.check_own(alone(), "notifier", is_called=False)  # Without an authority nobody compares names.
     files.authority.write_bytes(trustme.CA().cert_pem.bytes())
     with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not of the authority in PAWL_TLS_CA_FILE"):
         tls.check_own(of(files, clock)(), "job-store", is_called=True)

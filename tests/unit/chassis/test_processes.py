@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import signal
@@ -19,6 +20,7 @@ from pawl.chassis.lifecycle import Background
 from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.service import Service
 from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.start import StartError
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal
 from tests.fakes import virtual_time
 from tests.keys import ENVIRONMENT
@@ -73,6 +75,8 @@ def test_a_signal_asks_the_process_to_end_and_a_second_one_ends_it_at_once() -> 
 
 
 def test_a_process_that_cannot_start_says_why_in_one_sentence() -> None:
+    code, log = run("1 / 0")
+    assert (code, "ZeroDivisionError" in log) == (1, True), "a crash is logged with its traceback"
     code, log = run('raise StartError("the port is in use")')
     assert code == 2
     assert "the port is in use" in log
@@ -185,6 +189,12 @@ async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order == ["server", "loop", "bus", "database"]
 
 
+async def test_a_service_without_a_database_url_says_so() -> None:
+    async with Service("test", ServiceSettings()) as service:
+        with pytest.raises(StartError, match="PAWL_DATABASE_URL: is required"):
+            await service.open_database()
+
+
 def test_a_service_loads_no_libraries_that_only_others_need() -> None:
     """Each would cost every process megabytes: those for tokens of issuers, and for colours."""
     for service in ("agent_loop", "job_store", "notifier", "tool_registry"):
@@ -277,6 +287,19 @@ def test_fork_support_is_off_before_grpc_is_imported() -> None:
         for entry in ENTRIES
     }
     assert told == dict.fromkeys(ENTRIES, "false")
+
+
+async def test_a_cancellation_that_got_lost_is_noticed() -> None:
+    async def lose() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        tasks.check_cancelled()
+        raise AssertionError
+
+    task = asyncio.create_task(lose())
+    await asyncio.sleep(0)
+    await tasks.end([task])
+    assert task.cancelled()
 
 
 async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,6 +332,10 @@ def test_a_type_that_does_not_fit_is_refused() -> None:
         struct = msgspec.defstruct("Wrong", [("run_id", hint), ("conversation_id", str)], kw_only=True)
         with pytest.raises(TypeError, match="run_id is no"):
             STRICT.struct(struct, run_pb2.RunAbove)
+    rest = set(execution_pb2.ResolveToolsRequest.DESCRIPTOR.fields_by_name) - {"pinned_versions"}
+    with pytest.raises(TypeError, match="pinned_versions is a map"):
+        struct = msgspec.defstruct("Wrong", [("pinned_versions", str)], kw_only=True)
+        STRICT.struct(struct, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
 
 
 def test_enums_that_differ_are_refused() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC
+from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,19 +15,25 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from typer.testing import CliRunner
 
+from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
 from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
 from pawl.cli.__main__ import app, flags_first
 from pawl.cli.command import time_of
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient, StartError
+from pawl.client.target import Target
 from pawl.errors import (
     InvalidField,
 )
-from pawl.event.v1 import trigger_pb2
+from pawl.event.v1 import call_pb2, run_pb2, trigger_pb2
+from pawl.event.v1.agent_pb2 import AgentDefinition
+from pawl.identity.v1 import key_pb2
 from pawl.launcher.endpoints import write_endpoints
 from pawl.launcher.secrets import SecretFiles
 from pawl.notify.v1 import channel_pb2 as pb
+from pawl.notify.v1 import preference_pb2
+from pawl.tool.v1 import audit_pb2, memory_pb2, rule_pb2, source_pb2
 from tests.tables import not_explained, not_refused
 
 NOBODY = "127.0.0.1:1"
@@ -71,6 +79,11 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("resolve", "run_1", "call_1"): "--happened JSON, --run-again and --tell-model",
         ("resolve", "run_1", "call_1", "--run-again", "--tell-model"): "Give one of",
         ("resolve", "run_1", "call_1", "--happened", "sent"): "is not JSON",
+        ("sources", "add-mcp", "files"): "Give either a program",
+        ("sources", "add-http", "shop"): "Give either --openapi or --endpoint",
+        ("sources", "add-http", "shop", "--endpoint", "https://x", "--operation", "pay"): "go with --openapi",
+        ("sources", "add-mcp", "files", "--url", "https://x", "--header", "key"): "must be of the form NAME=value",
+        ("apply", "--file", "/dev/null"): "There are no agents in",
         ("notify", "update", "hook_1"): "--url",
         ("notify", "update", "hook_1", "--kind", "run-failed", "--all-kinds"): "not both",
         ("notify", "update", "hook_1", "--kind", "foo"): "'foo' is not one of run-completed, run-failed",
@@ -304,3 +317,117 @@ def test_all_that_is_given_of_a_mailbox_can_be_taken_away_again(monkeypatch: pyt
     options = ("--poll", "", "--folder", "", "--sender", "")
     assert invoke("triggers", "update", "mails", *options)[0] == 0
     assert update.await_args_list[0].args[0].mailbox == trigger_pb2.MailboxSource(host="mx.example")
+
+
+class Suite:
+    """All services of a suite: each method keeps its request, and answers what is given for it."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self.asked: list[Any] = []
+        self._answers = answers
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        async def answer(request: Any, **_: Any) -> Any:
+            self.asked.append(request)
+            if "request_id" in request.DESCRIPTOR.fields_by_name:
+                assert request.request_id
+                request.ClearField("request_id")
+            return self._answers.get(method)
+
+        return answer
+
+
+IN_DOUBT = call_pb2.Call(run_id="run_1", call_id="call_1", tool_name="pay", state=call_pb2.CALL_STATE_RUNNING)
+NEEDS_OPERATOR = operator_pb2.ListAttentionResponse(
+    runs=[
+        operator_pb2.RunInNeed(
+            run_id="run_1",
+            user_id="ann",
+            attention=run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED),
+            stop_cause=run_pb2.STOP_CAUSE_USER,
+            calls=[IN_DOUBT, call_pb2.Call(call_id="call_2", tool_name="other")],
+        )
+    ]
+)
+AUDIT = audit_pb2.AuditEntry(seq=7, tool_name="pay", user_id="ann", delegate_user_id="bot", by_user_id="bob")
+ERASED_NONE = memory_pb2.EraseMemoriesResponse()
+MADE: Mapping[str, Any] = {
+    "AddSource": source_pb2.AddSourceResponse(),
+    "UpdateDraft": agents_pb2.UpdateDraftResponse(created=True),
+    "GetAgent": agents_pb2.GetAgentResponse(),
+    "GetPreferences": preference_pb2.GetPreferencesResponse(),
+}
+OF_AGENT = rule_pb2.Rule(tool_name="pay", scope=rule_pb2.RULE_SCOPE_AGENT, scope_id="clerk")
+GET_CLERK = agents_pb2.GetAgentRequest(name="clerk")
+DOCUMENT = source_pb2.OpenApiConfig(document=b"name: clerk\n", headers={"key": "a=b"})
+
+# The command, what the suite answers, its last request where it counts, and parts of what is shown.
+DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
+    ("--version", {}, None, (f"pawl {version('pawl')}",)),
+    ("attention", {"ListAttention": NEEDS_OPERATOR}, None, ("of ann", "being stopped", "pay", "pawl redrive run_1")),
+    ("attention", {"ListAttention": operator_pb2.ListAttentionResponse()}, None, ("No run needs attention.",)),
+    (
+        "resolve run_1 call_1 --tell-model",
+        {"ListAttention": NEEDS_OPERATOR},
+        agent_pb2.ResolveCallRequest(run_id="run_1", call_id="call_1", resolution=agent_pb2.RESOLUTION_TELL_MODEL),
+        ("[pay: did it happen?]", "Resolved."),
+    ),
+    (
+        "redrive run_1 --reason mended",
+        {"RedriveRun": operator_pb2.RedriveRunResponse(state=run_pb2.RUN_STATE_QUEUED)},
+        operator_pb2.RedriveRunRequest(run_id="run_1", reason="mended"),
+        ("run_1 is queued again.",),
+    ),
+    (
+        "end run_1",
+        {"EndRun": operator_pb2.EndRunResponse(state=run_pb2.RUN_STATE_CANCELLED)},
+        operator_pb2.EndRunRequest(run_id="run_1"),
+        ("run_1 is cancelled.",),
+    ),
+    (
+        "audit list",
+        {"ListAudit": audit_pb2.ListAuditResponse(entries=[AUDIT])},
+        None,
+        ("7\t", "pay", "bot for ann", " by bob"),
+    ),
+    ("tools stats --agent clerk", {"GetToolAnalytics": audit_pb2.GetToolAnalyticsResponse()}, GET_CLERK, ("No tool",)),
+    ("keys list", {"ListKeys": key_pb2.ListKeysResponse()}, None, ("There are no keys.",)),
+    ("memory erase --yes --agent clerk", {"EraseMemories": ERASED_NONE}, GET_CLERK, ("Erased 0 memories.",)),
+    (
+        "notify unmute conv_1",
+        MADE,
+        preference_pb2.UnmuteConversationRequest(conversation_id="conv_1"),
+        ("conv_1 is not muted.",),
+    ),
+    ("rules list", {"ListRules": rule_pb2.ListRulesResponse(rules=[OF_AGENT])}, None, ("for runs of the agent clerk",)),
+    ("agents delete draft/clerk --yes", MADE, agents_pb2.DeleteDraftRequest(name="clerk"), ("Deleted draft/clerk.",)),
+    (
+        "apply --draft --file FILE",
+        MADE,
+        agents_pb2.UpdateDraftRequest(definition=AgentDefinition(name="clerk")),
+        ("draft/clerk: version",),
+    ),
+    (
+        "sources add-http shop --openapi FILE --header key=a=b",
+        MADE,
+        source_pb2.AddSourceRequest(config=source_pb2.SourceConfig(name="shop", open_api=DOCUMENT)),
+        (),
+    ),
+]
+
+
+def test_a_command_asks_the_suite_for_what_was_typed_and_shows_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "clerk.yaml"
+    file.write_text("name: clerk\n")
+    monkeypatch.setattr(AsyncClient, "get_conversation", AsyncMock())
+    for command, answers, sent, shown in DONE:
+        suite = Suite(answers)
+        for service in [name for name, made in vars(Target).items() if isinstance(made, cached_property)]:
+            monkeypatch.setattr(AsyncClient, service, suite)
+        code, output = invoke(*command.replace("FILE", str(file)).split())
+        assert (code, [part for part in shown if part not in output]) == (0, []), (command, output)
+        assert sent is None or sent == suite.asked[-1], command
+    file.write_text("title: clerk\n")
+    assert "an agent is a mapping with a `name`" in invoke("apply", "--file", str(file))[1]

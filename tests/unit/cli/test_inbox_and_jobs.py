@@ -148,13 +148,15 @@ async def test_all_are_asked_about_again_after_an_unclear_answer() -> None:
 async def test_each_line_is_about_the_call_that_was_shown() -> None:
     """HITL-1: a question can be refused; an empty line skips, and the end of the input leaves the rest."""
     agents, rules = Agents(), Rules()
-    two = call("d", approval=call_pb2.ApprovalRequest(approvals_required=2))
+    decided = call_pb2.Decision(user_id="cyd")
+    two = call("d", approval=call_pb2.ApprovalRequest(approvals_required=2, approvals=[decided], escalated=True))
     text = "\na\n/refuse not now\nalways\na\n"
     shown = await typed(agents, text, call("a"), call("b"), call("c", ASKED), two, call("e"), rules=rules)
     approved, refused, also = agents.asked
     assert [each.call_id for each in agents.asked] == ["b", "c", "d"]
     assert (refused.kind, refused.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
     assert approved.kind == also.kind == call_pb2.DECISION_KIND_APPROVE
+    assert ("approved by 1 of 2: cyd" in shown, "escalated: nobody decided in time" in shown) == (True, True)
     assert ("needs two people" in shown, rules.made) == (True, []), "what two people decide is not remembered"
 
 
@@ -231,6 +233,9 @@ def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
     job.waiting.reason = waiting_pb2.WAIT_REASON_PAUSED
     assert "run_2: paused" in job_lines(job)
     assert paused_text(job) == "run_2 (probe) is paused; it goes on with: pawl jobs resume run_2"
+    once = jobs_pb2.BackgroundJob(job_id="run_3")
+    assert "is called once" in paused_text(once)
+    assert not any("last result" in line for line in job_lines(once))
     job.ClearField("waiting")
     job.state, job.stop_cause = run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_USER
     job.iterations, job.trimmed_iterations = 5_101, 5_000

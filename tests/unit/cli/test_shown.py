@@ -7,7 +7,9 @@ import json
 import time
 import unicodedata
 from datetime import UTC, datetime
+from itertools import chain, repeat
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -17,11 +19,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.runs import show_table
+from pawl.cli.runs import _Below, show_table
 from pawl.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
 from pawl.cli.wrapping import WordWrap
+from pawl.client import AsyncClient
+from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.identity.v1 import key_pb2
+from tests.poll import until
 
 
 def shown(*events: event_pb2.RunEvent | gap_pb2.Gap, terminal: bool = False, **options: bool) -> str:
@@ -260,6 +265,22 @@ def test_who_may_not_decide_is_told_who_does() -> None:
         waiting.approval.approvals_required = approvals
         waiting.approval.approvals.extend(call_pb2.Decision(user_id=user) for user in approved)
         assert told in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
+
+
+async def test_what_runs_below_wait_for_is_shown_once_although_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, waiting = io.StringIO(), call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    waiting.run_id = "run_2"
+    own = call(call_pb2.CALL_STATE_ASKED)
+    run = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_AGENT])
+    run.pending_calls.extend([own, waiting])
+    target = AsyncMock(AsyncClient)
+    target.get.side_effect = chain([DependencyUnavailable()], repeat(run))
+    monkeypatch.setattr("pawl.cli.runs._POLL_SECONDS", 0)
+    below = _Below(target, Transcript(Console(file=output, width=100)), "run_1")
+    await below.note(run)
+    await until(lambda: target.get.await_count > 3)
+    await below.close()
+    assert output.getvalue().count("pawl approve") == output.getvalue().count("pawl approve run_2 call_1") == 1
 
 
 def wrapped(*pieces: str, width: int = 10) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator
-from typing import Any, Self
+from typing import Any, Self, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
-from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2, types_pb2
 from pawl.cli.chat import Chat
 from pawl.cli.conversations import lines_of_calls
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient
+from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.event.v1.conversation_pb2 import Conversation, Erasure, LeftCall
 from tests.unit.cli.test_commands import invoke
@@ -65,14 +67,17 @@ class Keyboard:
         return self._lines.pop(0)
 
 
+def talking(*lines: str, **options: Any) -> tuple[Chat, Any, io.StringIO]:
+    """Return a chat at whose keyboard these lines are typed, its session, and what the screen shows."""
+    output = io.StringIO()
+    console, keyboard = Console(file=output, width=400), cast("Any", Keyboard(*lines))
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard, **options)
+    return talk, talk._session, output
+
+
 async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncClient, "session", Session)
-    target = AsyncClient("127.0.0.1:1", environment={})
-    output = io.StringIO()
-    console = Console(file=output, width=200)
-    keyboard: Any = Keyboard("first", "second")
-    talk = Chat(target, console, Transcript(console), keyboard, conversation_key="k")
-    session: Any = talk._session
+    talk, session, output = talking("first", "second", conversation_key="k")
     for _ in range(2):
         session.frames.put_nowait(session_pb2.SessionResponse(heartbeat=session_pb2.ServerHeartbeat()))
 
@@ -111,6 +116,48 @@ class HeldSession(Session):
         self.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
 
 
+async def test_a_panel_that_an_earlier_chat_left_is_shown_by_the_chat_that_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless another client holds the call, or it is of another tool or run."""
+    submitted: list[types_pb2.ToolResult] = []
+
+    def panel(call_id: str, **fields: Any) -> call_pb2.Call:
+        shown: dict[str, Any] = {"tool_name": "show_panel", "arguments_json": b'{"title":"Plan","content":"Sleep"}'}
+        values = shown | {"run_id": "run_1", "state": call_pb2.CALL_STATE_OFFERED} | fields
+        return call_pb2.Call(call_id=call_id, **values)
+
+    left, held = panel("call_1"), panel("call_2", offer=call_pb2.OfferLease(client_id="earlier"))
+    others = [panel("call_3", tool_name="show_map"), panel("call_4", run_id="run_2")]
+
+    async def submit(_: object, result: types_pb2.ToolResult) -> None:
+        submitted.append(result)
+
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    monkeypatch.setattr(AsyncClient, "get", AsyncMock(return_value=run_pb2.Run(pending_calls=[left, held, *others])))
+    monkeypatch.setattr(AsyncClient, "submit", submit)
+    talk, session, output = talking()
+    talk._active["run_1"] = None
+    for resumed, given in ((set[str](), []), ({"run_1"}, ["call_1"])):
+        talk._resumed = resumed
+        changed = event_pb2.RunEvent(run_id="run_1", call_changed=event_pb2.CallChanged(call=left))
+        session.frames.put_nowait(session_pb2.SessionResponse(event=changed))
+        await talk._take_next()
+        assert [result.call_id for result in submitted] == given
+    assert (submitted[0].content_json, "Sleep" in output.getvalue()) == (b'{"shown":true}', True)
+
+
+async def test_a_decision_that_the_suite_refuses_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    talk, session, _ = talking()
+    session.decide = AsyncMock(side_effect=InvalidArguments("amount is no number"))
+    waiting = {name: call_pb2.Call(call_id=name, state=call_pb2.CALL_STATE_AWAITING_APPROVAL) for name in ("a", "b")}
+    talk._pending = dict(waiting)
+    with pytest.raises(InvalidArguments):
+        await talk._decide('e {"amount": "x"}')
+    assert list(talk._pending.items()) == list(waiting.items())
+
+
 async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """ASYNC-5: also after the conversation could not be looked at; what was started here is no news."""
     attached: list[str] = []
@@ -130,16 +177,13 @@ async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeyp
 
     monkeypatch.setattr(AsyncClient, "session", FollowedSession)
     monkeypatch.setattr(AsyncClient, "follow", follow)
-    console = Console(file=io.StringIO(), width=200)
-    keyboard: Any = Keyboard("first")
-    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
-    session: Any = talk._session
-    talking = asyncio.create_task(talk.run())
+    talk, session, _ = talking("first")
+    running = asyncio.create_task(talk.run())
     async with asyncio.timeout(60):
         await followed.wait()
         for run_id in ("run_1", "turn_1"):
             session.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
-        assert await talking == 0
+        assert await running == 0
     assert attached == ["turn_1"]
 
 
@@ -150,10 +194,7 @@ def turn_event(**kind: Any) -> session_pb2.SessionResponse:
 @pytest.mark.parametrize("said", ["", "It has ended: 42."])
 async def test_of_a_turn_that_says_nothing_nothing_is_shown(said: str) -> None:
     """ASYNC-5: neither that it begins, nor what it is told, nor its end; of any other all of it, in order."""
-    output = io.StringIO()
-    console = Console(file=output, width=200)
-    keyboard: Any = Keyboard()
-    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    talk, _, output = talking()
     talk._active["turn_1"], talk._unsaid["turn_1"] = None, []
     talk._prompting = True
     notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="calculate: completed (run_1)")
@@ -182,11 +223,7 @@ async def test_of_a_turn_that_says_nothing_nothing_is_shown(said: str) -> None:
 async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str], str]:
     """Return what was said by lines at the keyboard, and what the screen shows."""
     monkeypatch.setattr(AsyncClient, "session", Session)
-    output = io.StringIO()
-    console = Console(file=output, width=400)
-    keyboard: Any = Keyboard(*lines)
-    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
-    session: Any = talk._session
+    talk, session, output = talking(*lines)
     await asyncio.gather(*(talk._obey(line) for line in lines))
     return session.started, output.getvalue()
 
@@ -336,10 +373,7 @@ async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancel
 
     monkeypatch.setattr(AsyncClient, "session", session)
     monkeypatch.setattr(AsyncClient, "agents", Agents())
-    output = io.StringIO()
-    console = Console(file=output, width=200)
-    keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
-    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    talk, _, output = talking("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
     async with asyncio.timeout(60):
         assert await talk.run() == 0
     assert topped_up == [("run_1", 500)]

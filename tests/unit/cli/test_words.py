@@ -87,7 +87,7 @@ def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone(
         assert explain(error, [NOBODY], typed=typed) == sentence
 
 
-def test_an_error_says_what_to_do_next() -> None:
+def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, advice in (
         (RunNotFound("where is it?"), "Where is it? `pawl runs` lists yours."),
         (ConversationNotFound(), "`pawl conversations list`"),
@@ -99,6 +99,8 @@ def test_an_error_says_what_to_do_next() -> None:
         (KeyError("x"), "KeyError: 'x'"),
     ):
         assert advice in explain(error, [NOBODY])
+    monkeypatch.setenv("PAWL_API_KEY", "k")
+    assert "It came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
 
 
 def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed() -> None:
@@ -316,6 +318,8 @@ def test_what_is_given_is_changed_and_the_rest_stays() -> None:
     assert (edited.kind, edited.for_series, edited.digest) == (call_pb2.DECISION_KIND_EDIT, True, "of the series")
     assert edited.arguments_json == call.arguments_json
     assert (edited.edited_series.interval_seconds, edited.edited_series.iterations_max) == (5.0, 20)
+    zero = decisions._for_series(call, None, 0.0, None, None)
+    assert zero.edited_series.interval_seconds == 0.0, "the server refuses it"
     left = edited.edited_series.end_time.ToDatetime(tzinfo=UTC) - datetime.now(UTC)
     assert timedelta(minutes=9) < left <= timedelta(minutes=10)
     other = decisions._for_series(call, '{"amount": 2}', None, None, None)

@@ -155,6 +155,12 @@ async def boast(title: str) -> str:
     return "x" * 2**20
 
 
+@tool
+async def flood(title: str) -> str:
+    """Show what fits into no frame."""
+    return "x" * FRAME_BYTES_MAX
+
+
 @tool(process=ProcessLimits())
 def compute(n: int) -> int:
     """Compute."""
@@ -169,17 +175,20 @@ async def test_an_offered_call_is_answered_in_any_case(cluster: Cluster) -> None
         "crash": ('"crash failed unexpectedly: RuntimeError"', True),
         "give_up": ('"give_up failed unexpectedly: CancelledError"', True),
         "boast": ('"the result of boast has 1048578 bytes, more than 1048576"', True),
+        "flood": ('"the result of flood is too large', True),
         "fail": ('"no screen"', True),
         "absent": ('"there is no tool absent here"', True),
     }
-    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast]):
+    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast, flood]):
         for name in answers:
             await cluster.book.offer(name, name, b'{"title": "Plan"}', epoch=3)
         await cluster.book.until(
             lambda book: {each.tool_result.call_id for each in book.sent("tool_result")} == {*answers}
         )
     results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
-    assert {each.call_id: (each.content_json.decode(), each.is_error) for each in results} == answers
+    for each in results:
+        content, is_error = answers[each.call_id]
+        assert (each.content_json.decode().startswith(content), each.is_error) == (True, is_error), each
     assert {each.offer_epoch for each in results} == {3}
 
 
@@ -212,6 +221,57 @@ async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_l
         leave.set()
         await cluster.book.until(lambda book: bool(book.sent("tool_result")))
     assert len(runs) == 1
+
+
+async def test_a_result_under_an_older_lease_is_kept_for_the_next_lease(cluster: Cluster) -> None:
+    """FE-2: the replica went away, gave the lease back, and leases anew after the result has come."""
+    slow, runs, leave = waiting_tool()
+    cluster.book.refusals["tool_result"] = WRONG_HOLDER
+    async with cluster.client(tools=[slow]) as client:
+        await cluster.book.offer("call_1", "slow", epoch=1)
+        await until(lambda: runs)
+        cluster.book.offers.clear()
+        cluster.refuse()
+        leave.set()
+        await until(lambda: client._unreceipted)
+        cluster.refuse(None)
+        await until(lambda: not client._tool_tasks)
+        cluster.book.refusals.clear()
+        await cluster.book.offer("call_1", "slow", epoch=2)
+        await cluster.book.until(lambda book: len(book.sent("tool_result")) == 2)
+    results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
+    assert [(result.offer_epoch, result.content_json) for result in results] == [(1, b'"done"'), (2, b'"done"')]
+    assert len(runs) == 1
+
+
+async def test_a_revoked_call_that_is_offered_again_while_it_cleans_up_is_run_anew(cluster: Cluster) -> None:
+    runs: list[str] = []
+    revoked, leave = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def careful(context: ToolContext) -> int:
+        """Leave in good order."""
+        runs.append(context.call_id)
+        try:
+            if len(runs) == 1:
+                await asyncio.Event().wait()
+        finally:
+            revoked.set()
+            await leave.wait()
+        return len(runs)
+
+    async with cluster.client(tools=[careful]) as client:
+        await cluster.book.offer("call_1", "careful", epoch=1)
+        await until(lambda: runs)
+        client._take(session_pb2.SessionResponse(offer_revoked=session_pb2.OfferRevoked(run_id=RUN, call_id="call_1")))
+        await asyncio.wait_for(revoked.wait(), 60)
+        await cluster.book.offer("call_1", "careful", epoch=2)
+        await until(lambda: [offer.offer_epoch for offer in client._offers.values()] == [2])
+        assert len(runs) == 1
+        leave.set()
+        await cluster.book.until(lambda book: bool(book.sent("tool_result")))
+    (result,) = [frame.tool_result for frame in cluster.book.sent("tool_result")]
+    assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
 async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster) -> None:

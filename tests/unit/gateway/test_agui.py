@@ -6,14 +6,19 @@ import base64
 import json
 from contextlib import suppress
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.errors import CallNotFound, DigestMismatch, InvalidField
+from pawl.agent.v1 import agent_pb2
+from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.gateway.domain import agui_input
 from pawl.gateway.domain.agui import Fold
+from pawl.gateway.http.agui import _Plan, _Thread
+from tests.tables import not_explained
 from tests.unit.gateway.agui_page import Page
 
 WORDS = st.sampled_from(["a ", "b ", "\u00e9 ", "long " * 9])
@@ -218,6 +223,9 @@ def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_i
                 agui_input.answers(both, WAITING, {})
     with pytest.raises(InvalidField, match="tokens"):
         agui_input.answers(resume(**{"budget.run.100": {"tokens": 2**63}}), WAITING, {})
+    first, *rest = resume()
+    with pytest.raises(InvalidField, match="is resolved or cancelled"):
+        agui_input.answers([agui_input.Resume(interrupt_id=first.interrupt_id, status="maybe"), *rest], WAITING, {})
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists))
@@ -235,3 +243,52 @@ def test_a_run_that_waits_for_the_page_ends_as_each_generation_has_it() -> None:
     assert modern["outcome"] == {"type": "success", "pendingToolCallIds": ["call_3"]}
     assert agui_input.outcome(agui_input.read(said), run) == {"type": "RUN_FINISHED", "threadId": "t", "runId": "r"}
     assert agui_input.outcome(agui_input.read(said), run, {"call_3"}) is None
+
+
+def test_a_run_that_needs_an_operator_is_told_also_to_who_comes_later() -> None:
+    fold, attention = Fold("run", legacy=False), {"reason": "ATTENTION_REASON_UNKNOWN_OUTCOME"}
+    changed = {"runId": "run", "state": "RUN_STATE_NEEDS_ATTENTION", "attention": attention}
+    told = fold.fold({"seq": "1", "runChanged": {"run": changed}})
+    assert told == [{"type": "CUSTOM", "name": "pawl.needs_attention", "value": attention}]
+    assert fold.attach()[-1:] == told
+
+
+def test_a_request_of_another_form_is_refused_with_its_place() -> None:
+    def read(wrong: dict[str, Any]) -> None:
+        said = {"threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "go"}]}
+        found = agui_input.read(said | wrong)
+        agui_input.wishes(found)
+        agui_input.start(found, found.messages[0])
+
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"runId": 3}, "no RunAgentInput: .*runId"),
+        ({"tools": [{"name": "show", "description": "d", "parameters": 3}]}, "of show must be a JSON Schema"),
+        ({"forwardedProps": {"pawl": {"nope": 1}}}, "forwardedProps.pawl: .*nope"),
+        ({"forwardedProps": {"pawl": {"drafts": True}}}, "drafts needs AG-UI 1.0"),
+    ]
+    told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
+    assert told == []
+    assert not_explained(InvalidField, agui_input.read_stop, [(3, "which thread")]) == []
+
+
+async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the_end_stops_nothing() -> None:
+    """A front end may close its connection with the last event, when the run waits for its user."""
+    asked = call_pb2.Call(call_id="call_1", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    run = run_pb2.Run(run_id="run", state=run_pb2.RUN_STATE_WAITING, last_seq=1, pending_calls=[asked])
+    run.waits.append(run_pb2.WAIT_KIND_APPROVAL)
+    event = event_pb2.RunEvent(seq=1, run_changed=event_pb2.RunChanged(run=run))
+
+    async def watch(*_: object) -> Any:
+        yield agent_pb2.WatchRunResponse(events=[event])
+
+    services = MagicMock(watch=watch)
+    services.call = AsyncMock(side_effect=[ConversationNotFound(), agent_pb2.GetRunResponse(run=run)])
+    said: dict[str, Any] = {"threadId": "t", "runId": "r", "messages": []}
+    thread = _Thread(services, (), agui_input.read(said))
+    empty = [event["type"] async for event in thread.events(await thread.plan())]
+    assert empty == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    said["messages"] = [{"id": "1", "role": "user", "content": "go"}]
+    thread = _Thread(services, (), agui_input.read(said))
+    *_, last = [event async for event in thread.events(_Plan({"runId": "run", "conversationId": "c"}, is_new=True))]
+    await thread.leave("run")
+    assert (last["outcome"]["type"], services.call.await_count) == ("interrupt", 2)

@@ -45,6 +45,13 @@ def ask(prompt: str, offered: tuple[Tool, ...] = ALL, *, after: tuple[dict[str, 
     return reply_for(ChatRequest(model="m", messages=messages, tools=offered, **more))
 
 
+def test_a_conversation_gets_a_title_and_no_tool_is_called_where_the_caller_forbids_tools() -> None:
+    system = {"role": "system", "content": "Write a title for the conversation."}
+    prompt = {"role": "user", "content": "The first message: what is 17 * 23\nplease"}
+    assert reply_for(ChatRequest(model="m", messages=(system, prompt))).text == '"About: what is 17 * 23"'
+    assert (len(ask("what is 17 * 23").tool_calls), ask("what is 17 * 23", tool_choice="none").tool_calls) == (1, ())
+
+
 def calls(reply: Reply) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(arguments_text(call))) for call in reply.tool_calls]
 

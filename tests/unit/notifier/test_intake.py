@@ -209,11 +209,17 @@ async def test_while_it_is_not_known_who_approves_only_requests_come_again(scene
     assert not [entry for entry in logs if "exc_info" in entry]  # that a database is away is no fault of the program
 
 
-async def test_each_change_says_what_is_over_with_it_also_if_nobody_is_told(scene: Scene) -> None:
+async def test_each_change_says_what_is_over_with_it_also_if_nobody_is_told(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes: list[Change] = [change("a", "run.waiting"), change("a", "run.running"), asked("b")]
     await scene.intake.take([scene.delivery(each) for each in (*changes, None, PoisonEvent("garbage"))])
     assert scene.store.over == list(map(over_by, changes))
     assert len(scene.store.drafts) == 3
+    with capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(scene.store, "note_over", None)
+        await scene.intake.take([delivery := scene.delivery(change("c"))])
+    assert (delivery.answers, [entry["event"] for entry in logs]) == (["accepted"], ["intake.over_not_noted"])
 
 
 def job_end(name: str, conversation_id: str) -> RunChange:
