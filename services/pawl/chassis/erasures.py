@@ -12,7 +12,7 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import ConversationId, StoreId
 from pawl.chassis.rpc_client import translated, translating
-from pawl.errors import MethodNotFound, PawlError
+from pawl.errors import MethodNotFound, PawlError, Unavailable
 from pawl.job.v1 import erasure_pb2 as pb
 from pawl.job.v1.erasure_pb2_grpc import ErasureServiceStub
 
@@ -56,17 +56,29 @@ class ErasureWork:
             await self._clock.sleep(_POLL_SECONDS)
 
     async def sweep(self) -> None:
-        """Erase all that is to be erased now."""
+        """Erase all that is to be erased now. A conversation that cannot be erased waits for the next sweep, alone."""
+        failed: set[tuple[str, str]] = set()
         with translating():
             async for part in self._stub.ListErasures(pb.ListErasuresRequest(), timeout=_DEADLINE_SECONDS):
-                await self._erase(
-                    ErasurePart(
-                        store_id=StoreId(part.store_id),
-                        conversation_id=ConversationId(part.conversation_id),
-                        run_ids=part.run_ids,
-                        call_ids=part.call_ids,
-                    )
-                )
-                if part.last:
-                    done = pb.ConfirmErasureRequest(store_id=part.store_id, conversation_id=part.conversation_id)
-                    await translated(self._stub.ConfirmErasure(done))
+                key = part.store_id, part.conversation_id
+                if key in failed:
+                    continue
+                try:
+                    await self._take(part)
+                except Exception as error:  # noqa: BLE001  # one conversation holds up no other
+                    log = _log.info if isinstance(error, Unavailable) else _log.exception
+                    log("erasures.not_erased", store=key[0], conversation=key[1], error=type(error).__name__)
+                    failed.add(key)
+
+    async def _take(self, part: pb.ListErasuresResponse) -> None:
+        await self._erase(
+            ErasurePart(
+                store_id=StoreId(part.store_id),
+                conversation_id=ConversationId(part.conversation_id),
+                run_ids=part.run_ids,
+                call_ids=part.call_ids,
+            )
+        )
+        if part.last:
+            done = pb.ConfirmErasureRequest(store_id=part.store_id, conversation_id=part.conversation_id)
+            await translated(self._stub.ConfirmErasure(done))

@@ -278,3 +278,12 @@ async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(limited: Repl
     assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (0, 3, 2)
     await end_leases(database)
     assert (await stats.count())["claimable"] == 4
+
+
+async def test_a_run_that_cannot_be_read_is_claimed_like_the_others(user: User, database: Database) -> None:
+    broken = (await user.submit(conversation_id="c")).run.run_id
+    good = (await user.submit(conversation_id="d")).run.run_id
+    await database.execute("UPDATE job_store.runs SET usage = 'x' WHERE run_id = $1", broken)
+    await database.execute("UPDATE job_store.messages SET body = 'x' WHERE run_id = $1", broken)
+    claimed = await user.claim(runs_max=2)
+    assert {run.run_id: run.HasField("loaded") for run in claimed} == {broken: False, good: True}

@@ -252,3 +252,12 @@ async def test_what_cannot_be_a_mailbox_is_refused_with_its_field(box: Box) -> N
         assert refused.value.metadata["field"] == f"definition.mailbox.{field}", value
     with pytest.raises(InvalidField, match="whose mails count"):
         await box.make(senders=[])
+
+
+async def test_a_mailbox_that_cannot_be_read_holds_up_no_other(box: Box, replica: Replica) -> None:
+    await box.make()
+    box.owner.store_id = "other"
+    await box.make()
+    await replica.database.execute("UPDATE job_store.triggers SET claim_at = now()")
+    await replica.database.execute("UPDATE job_store.triggers SET definition = '' WHERE store_id = 'acme'")
+    assert [each.due.owner.store_id for each in await box.due()] == ["other"]

@@ -250,3 +250,13 @@ async def test_their_calls_are_leased_to_their_client_alone_also_by_another_repl
 @pytest.fixture
 async def start_two(start: StartReplica) -> list[User]:
     return [User((await start()).stub), User((await start()).stub)]
+
+
+async def test_a_call_that_cannot_be_read_holds_up_no_other(user: User, replica: Replica, database: Database) -> None:
+    owner = await offered(user, "call_1", "call_2")
+    for call_id in ("call_1", "call_2"):
+        await user.lease(owner.run_id, call_id, "tab")
+    await end_leases(database)
+    await database.execute("UPDATE job_store.calls SET decision = '' WHERE call_id = 'call_1'")
+    assert await replica.ledger.offer_again() == 1
+    assert (await user.lease(owner.run_id, "call_2", "other")).granted

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from pawl.errors import RequestIdReused, ScheduleExists, ScheduleNotFound
 from pawl.event.v1 import run_pb2, schedule_pb2
@@ -368,3 +369,18 @@ async def test_a_claim_says_when_to_ask_again(timer: Timer) -> None:
     await timer.put()
     await timer.make_due(-0.9)
     assert (await timer.stub.ClaimSchedules(asked)).wait_seconds <= 0.9
+
+
+async def test_a_schedule_that_cannot_be_read_holds_up_no_other(timer: Timer, replica: Replica) -> None:
+    ids = {}
+    for name in ("moved", "broken", "good"):
+        ids[name] = (await timer.put(name, cron="0 3 * * *", time_zone="Europe/Berlin")).schedule_id
+        await timer.make_due(name=name)
+    change = "UPDATE job_store.schedules SET definition = $2 WHERE name = $1"
+    packed = await replica.database.fetchval("SELECT definition FROM job_store.schedules WHERE name = 'moved'")
+    await replica.database.execute(change, "moved", packed.replace(b"Europe/Berlin", b"Europe/Xanadu"))
+    await replica.database.execute(change, "broken", b"")
+    with capture_logs() as logs:
+        assert [due.definition.name for due in await timer.claim()] == ["good"]
+    assert {each["id"] for each in logs if each["event"] == "row.unreadable"} == {ids["moved"], ids["broken"]}
+    assert not await timer.claim(), "all of them are claimed"

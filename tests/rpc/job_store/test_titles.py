@@ -177,3 +177,11 @@ async def test_of_an_erased_conversation_nothing_is_kept(replica: Replica, user:
     assert not await claim(replica)
     rows = await replica.database.fetch("SELECT model_title, title_at, title_run_id FROM job_store.conversations")
     assert {tuple(row) for row in rows} == {("", None, "")}
+
+
+async def test_a_message_that_cannot_be_read_holds_up_no_other_title(replica: Replica, user: User) -> None:
+    broken, good = await answered(user, "one"), await answered(user, "two")
+    await replica.database.execute("UPDATE job_store.messages SET body = 'x' WHERE conversation_id = $1", broken)
+    assert [task.conversation_id for task in await claim(replica)] == [good]
+    await take_in(replica.database)
+    assert await listed(user, query="two") == [good]

@@ -412,3 +412,12 @@ async def test_events_are_forgotten_after_three_days_and_not_what_waits(hook: Ho
     assert [row["event_id"] for row in kept] == ["msg_2"]
     lanes = await hook.replica.database.fetch("SELECT lane FROM job_store.trigger_lanes")
     assert [row["lane"] for row in lanes] == [""]
+
+
+async def test_a_trigger_that_cannot_be_read_holds_up_no_other(hook: Hook, replica: Replica) -> None:
+    for name in ("broken", "good"):
+        await hook.put(name, debounce_seconds=60)
+        await hook.deliver(lane="")
+    await replica.database.execute("UPDATE job_store.triggers SET definition = '' WHERE name = 'broken'")
+    await hook.make_due()
+    assert [each.due.definition.name for each in await hook.claim()] == ["good"]

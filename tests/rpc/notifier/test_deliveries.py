@@ -24,7 +24,7 @@ from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 from tests.poll import until
 from tests.rpc.notifier.conftest import wired
-from tests.rpc.notifier.desk import ANN, DEAD, DELIVERED, WAITING, Desk
+from tests.rpc.notifier.desk import ANN, BOB, DEAD, DELIVERED, WAITING, Desk
 from tests.rpc.notifier.test_inbox import reason_of
 from tests.web_server import Asked, Reply, WebServer
 
@@ -275,3 +275,17 @@ async def test_what_was_claimed_by_a_process_that_died_is_tried_again_and_its_la
     receiver.close()  # What hung breaks now.
     await asyncio.sleep(0.2)
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
+
+
+async def test_preferences_that_cannot_be_read_hold_up_only_their_user(
+    desk: Desk, store: PostgresStore, draft: Drafts, database: Database, receiver: WebServer
+) -> None:
+    channel_id, _ = await desk.hook("/ann")
+    channel = pb.Channel(url=f"http://127.0.0.1:{receiver.port}/bob")
+    await desk.stub.CreateChannel(pb.CreateChannelRequest(channel=channel), metadata=BOB)
+    await database.execute("INSERT INTO notifier.preferences VALUES ('acme', 'ann', '{future}', '{}')")
+    await store.add([draft("a"), draft("b", user="bob")])
+    delivery = await desk.looked_at(channel_id)
+    assert (delivery.state, delivery.tries, "cannot be read" in delivery.last_error) == (WAITING, 0, True)
+    assert [asked.target for asked in receiver.asked] == ["/bob"]
+    assert delivery.next_try_time.ToDatetime() > delivery.create_time.ToDatetime() + timedelta(seconds=50)

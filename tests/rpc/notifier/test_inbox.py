@@ -382,3 +382,13 @@ async def test_what_is_erased_is_found_by_an_index(database: Database) -> None:
     plan = await database.fetch(f"EXPLAIN {ERASE}", "acme", "conv_1", ["run_1"])
     assert sum("Index Cond" in line and "conversation_id" in line for (line,) in plan) == 2
     assert not any("Seq Scan" in line for (line,) in plan)
+
+
+async def test_a_notification_that_cannot_be_read_holds_up_no_other(
+    store: PostgresStore, database: Database, draft: Callable[..., Draft]
+) -> None:
+    await store.add([draft("a"), draft("b", store="other")])
+    await database.execute("UPDATE notifier.notifications SET kind = 'future' WHERE store_id = 'acme'")
+    for expected in (["other"], []):
+        async with store.unpublished(limit=10) as found:
+            assert [each.draft.inbox.store_id for each in found] == expected

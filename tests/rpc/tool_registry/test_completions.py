@@ -243,6 +243,22 @@ async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press:
         assert await refused(registry, press.tokens[call].token) == "CALL_NOT_PENDING"
 
 
+async def test_an_end_that_cannot_be_read_holds_up_no_other(
+    registry: Registry, press: Press, database_url: str
+) -> None:
+    for call in ("broken", "good"):
+        await run(registry, call=call)
+        await complete(registry, press.tokens[call].token)
+        await told(registry, call)
+    registry.awaited.told.clear()
+    change = "UPDATE tool_registry.executions SET untold_at = now()"
+    await execute(database_url, f"{change}, completion_terms = '' WHERE call_id = 'broken'")
+    await execute(database_url, f"{change} WHERE call_id = 'good'")
+    await run(registry)
+    await complete(registry, press.tokens["call"].token)
+    await told(registry, "good")
+
+
 async def test_the_run_is_told_later_if_the_ledger_is_unavailable_and_the_chain_once(
     registry: Registry, press: Press, database_url: str
 ) -> None:

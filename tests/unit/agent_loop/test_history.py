@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import agents, history, output, settle
+from pawl.agent_loop.domain import agents, history, output, parts, settle
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
 from pawl.agent_loop.domain.fact import FallbackChecked
@@ -158,6 +159,27 @@ def test_no_line_of_another_user_passes_for_anything_else(others: list[tuple[Rol
     labels = {f"[{what} bob, another user of this conversation:]" for what in ("Written by", "Answered to")}
     assert (told["role"], last) == ("user", "mine")
     assert all(not line or line in labels or line.startswith("> ") for line in quoted)
+
+
+@given(st.lists(LINES, min_size=1).map("".join))
+def test_each_line_of_another_user_is_quoted(text: str) -> None:
+    """However lines end, and also if the last one does not."""
+    (told,) = history.of_run(state(of_another(user(text or "x"))))
+    quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
+    assert told["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
+
+
+def test_a_text_that_is_joined_with_many_others_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    joined = parts.joined
+
+    def counted(contents: Sequence[str]) -> object:
+        copied.extend(map(len, contents))
+        return joined(contents)
+
+    monkeypatch.setattr(parts, "joined", counted)
+    (told,) = history.of_run(state(*[user("word")] * 100))
+    assert (told["content"], sum(copied)) == ("\n\n".join(["word"] * 100), 400)
 
 
 def test_an_error_reaches_the_model_as_an_error() -> None:

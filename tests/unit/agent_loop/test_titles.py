@@ -13,7 +13,7 @@ from pawl.agent_loop.app.titles import TitleMaker
 from pawl.agent_loop.domain.run import Undo, Usage
 from pawl.agent_loop.domain.titles import SECONDS_MAX, TitleTask
 from pawl.chassis.ids import ConversationId, RunId, StoreId
-from pawl.errors import MethodNotFound, PawlError
+from pawl.errors import DependencyUnavailable, MethodNotFound
 from tests.fakes.loop_world import CountingMeter, World
 from tests.fakes.model import FakeModel, Script, fails, says
 from tests.fakes.virtual_time import VirtualClock
@@ -32,7 +32,7 @@ TASK = TitleTask(
 class Ledger:
     """A `TitleLedger` that gives tasks and keeps what is brought."""
 
-    def __init__(self, tasks: Sequence[TitleTask], *, refuses: type[PawlError] | None = None) -> None:
+    def __init__(self, tasks: Sequence[TitleTask], *, refuses: type[Exception] | None = None) -> None:
         self.tasks = list(tasks)
         self.refuses = refuses
         self.brought: list[tuple[str, str, Usage]] = []
@@ -80,6 +80,13 @@ async def test_a_model_that_fails_or_is_silent_makes_no_title_and_stops_nothing(
     ledger = Ledger(tasks(6))
     await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
     assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
+
+
+@pytest.mark.parametrize("error", [DependencyUnavailable, ValueError])
+async def test_a_title_that_cannot_be_kept_stops_no_other(error: type[Exception]) -> None:
+    ledger = Ledger(tasks(6), refuses=error)
+    await made(ledger, FakeModel([]))
+    assert len(ledger.brought) == 6
 
 
 @pytest.mark.parametrize("makes_titles", [False, True])

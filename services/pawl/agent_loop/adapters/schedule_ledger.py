@@ -12,6 +12,7 @@ from pawl.agent_loop.adapters.public_ledger import submission
 from pawl.agent_loop.app.public_values import DueSchedule, NewMessage, ScheduledMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2
 from pawl.job.v1 import schedules_pb2 as pb
@@ -55,7 +56,8 @@ class ScheduleLedgerClient:
 
     async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
         response = await translated(self._stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=schedules_max)))
-        return tuple(map(_due, response.schedules)), response.wait_seconds
+        due = read_each("schedule", response.schedules, _due, lambda each: each.schedule_id)
+        return due, response.wait_seconds
 
     async def fire_schedule(
         self,

@@ -9,6 +9,7 @@ import grpc
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain.run import Usage
 from pawl.agent_loop.domain.titles import TitleTask
+from pawl.chassis.rows import read_each
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import titles_pb2 as pb
@@ -25,9 +26,9 @@ class TitleLedgerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = titles_pb2_grpc.TitleServiceStub(channel)
 
-    async def claim_titles(self, *, titles_max: int) -> tuple[TitleTask, ...]:
+    async def claim_titles(self, *, titles_max: int) -> list[TitleTask]:
         response = await translated(self._stub.ClaimTitles(pb.ClaimTitlesRequest(titles_max=titles_max)))
-        return tuple(map(_TASK.read, response.tasks))
+        return read_each("title", response.tasks, _TASK.read, lambda each: each.conversation_id)
 
     async def set_title(self, task: TitleTask, text: str, usage: Usage) -> None:
         request = pb.SetTitleRequest(

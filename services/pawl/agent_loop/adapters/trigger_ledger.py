@@ -24,6 +24,7 @@ from pawl.agent_loop.app.public_values import (
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
 from pawl.chassis.mailbox_place import MailboxPlace
+from pawl.chassis.rows import read_each
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
@@ -79,7 +80,7 @@ class TriggerLedgerClient:
 
     async def claim_events(self, events_max: int) -> tuple[Sequence[tuple[DueTrigger, TriggerEvent]], float]:
         response = await translated(self._stub.ClaimEvents(pb.ClaimEventsRequest(events_max=events_max)))
-        claimed = tuple((_due(each.due), _event(each.event)) for each in response.events)
+        claimed = read_each("event", response.events, _claimed, lambda each: (each.due.trigger_id, each.event.event_id))
         return claimed, response.wait_seconds
 
     async def claim_mailboxes(
@@ -87,12 +88,7 @@ class TriggerLedgerClient:
     ) -> tuple[Sequence[DueMailbox], float]:
         request = pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max, busy_store_ids=busy_stores)
         response = await translated(self._stub.ClaimMailboxes(request))
-        claimed = tuple(
-            DueMailbox(
-                trigger=_due(each.due), place=MailPlace(uid_validity=each.place.uid_validity, uid=each.place.uid)
-            )
-            for each in response.mailboxes
-        )
+        claimed = read_each("mailbox", response.mailboxes, _mailbox, lambda each: each.due.trigger_id)
         return claimed, response.wait_seconds
 
     async def note_mailbox(self, due: DueTrigger, place: MailPlace | None, *, reason: str, has_more: bool) -> None:
@@ -147,6 +143,15 @@ def _due(message: pb.DueTrigger) -> DueTrigger:
         folder_id=_folder_id(definition.mailbox) if definition.HasField("mailbox") else "",
         document=message,
     )
+
+
+def _claimed(message: pb.ClaimedEvent) -> tuple[DueTrigger, TriggerEvent]:
+    return _due(message.due), _event(message.event)
+
+
+def _mailbox(message: pb.DueMailbox) -> DueMailbox:
+    place = MailPlace(uid_validity=message.place.uid_validity, uid=message.place.uid)
+    return DueMailbox(trigger=_due(message.due), place=place)
 
 
 def _folder_id(mailbox: trigger_pb2.MailboxSource) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -96,13 +97,13 @@ def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str
     return "\n\n".join(each["text"] for each in told)
 
 
-def joined(
-    first: str | Sequence[Mapping[str, Any]] | None, second: str | Sequence[Mapping[str, Any]] | None
-) -> str | list[Mapping[str, Any]] | None:
-    """Return two contents of the chat-completions protocol as one."""
-    if isinstance(first, str | None) and isinstance(second, str | None):
-        return "\n\n".join(part for part in (first, second) if part) or None
-    return [*_listed(first), *_listed(second)]
+def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str | list[Mapping[str, Any]] | None:
+    """Return contents of the chat-completions protocol as one; texts before any list are one text."""
+    texts = list(takewhile(lambda content: isinstance(content, str | None), contents))
+    text = "\n\n".join(each for each in texts if isinstance(each, str) and each) or None
+    if len(texts) == len(contents):
+        return text
+    return [part for content in (text, *contents[len(texts) :]) for part in _listed(content)]
 
 
 def size_bytes(content: object) -> int:

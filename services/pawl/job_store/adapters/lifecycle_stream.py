@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import nats.errors
+from google.protobuf.message import DecodeError
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import BadRequestError, NotFoundError
@@ -102,7 +103,11 @@ class JetStreamLifecycle:
             "content-type": "application/x-protobuf; messageType=pawl.event.v1.RunEvent",
         }
         subject = f"pawl.v1.{event.store_id}.lifecycle.{kind}"
-        payload = fitting(event.payload, self._bus.payload_bytes_max)
+        try:
+            payload = fitting(event.payload, self._bus.payload_bytes_max)
+        except DecodeError:
+            _log.exception("lifecycle.unreadable", event_id=event.event_id)
+            return 0  # As below.
         if len(payload) > self._bus.payload_bytes_max:
             # Those that come after it must not wait for ever. The notifier misses it; the ledger has it.
             _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)

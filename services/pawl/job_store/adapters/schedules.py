@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import itemgetter
 from typing import Final
 
 from asyncpg import Record
 
 from pawl.chassis.database import Database
+from pawl.chassis.rows import read_each
 from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.starters import PostgresStarters
 from pawl.job_store.app.schedules import ClaimedSchedule
@@ -45,7 +47,8 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
         lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
-        return tuple(map(_claimed, await self._database.fetch(_CLAIM, schedules_max, lease, look)))
+        records = await self._database.fetch(_CLAIM, schedules_max, lease, look)
+        return read_each("schedule", records, _claimed, itemgetter("schedule_id"))
 
     async def wait_seconds(self) -> float | None:
         seconds: float | None = await self._database.fetchval(_WAIT)

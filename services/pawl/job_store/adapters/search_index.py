@@ -16,6 +16,7 @@ from asyncpg import Record
 
 from pawl.chassis.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.job_store.domain.search import mark, words
 
 # The newest first: what was said just now is what is looked for.
@@ -108,7 +109,9 @@ class PostgresSearchIndex(DatabaseAdapter):
         owner = mark(due["store_id"], due["user_id"])
         found = {0: _marked(owner, due["title"] or due["model_title"])} if has_new_title else {}
         for record in whole:
-            found[record["number"]] = _marked(owner, self._text_of(record["body"]))
+            # A message that cannot be read is not found by its words.
+            (text,) = read_each("message", [record["body"]], self._text_of, lambda _: _key(due)) or [""]
+            found[record["number"]] = _marked(owner, text)
             await asyncio.sleep(0)  # A long text keeps nobody waiting but the next one.
         return _Read(due=due, words=found, searched_number=due["last_number"] if is_all else last)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from operator import itemgetter
 from typing import Final
+
+from asyncpg import Record
 
 from pawl.chassis.database import Database, DatabaseAdapter
 from pawl.chassis.ids import ConversationId, StoreId
+from pawl.chassis.rows import read_each
 from pawl.job_store.adapters import usage
 from pawl.job_store.adapters.columns import joined
 from pawl.job_store.adapters.search_index import put_title
@@ -85,25 +89,28 @@ class PostgresTitles(DatabaseAdapter):
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
+        records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
+        read = read_each("title", records, lambda each: (each, self._task(each)), itemgetter("conversation_id"))
         tasks = []
-        for record in await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE):
+        for record, task in read:
             quota = await self._quota(record["store_id"], record["agent_name"])
             if quota.is_used_up:
                 place = record["store_id"], record["conversation_id"]
                 await self._database.execute(_PUT_OFF, *place, record["attempt"], quota.day_end_time)
-                continue
-            asked, answered = self._said(record["asked"]), self._said(record["answered"])
-            tasks.append(
-                TitleTask(
-                    store_id=record["store_id"],
-                    conversation_id=record["conversation_id"],
-                    attempt=record["attempt"],
-                    model=answered.model,
-                    user_text=asked.text[:TEXT_CHARACTERS_MAX],
-                    answer_text=answered.text[:TEXT_CHARACTERS_MAX],
-                )
-            )
+            else:
+                tasks.append(task)
         return tasks
+
+    def _task(self, record: Record) -> TitleTask:
+        asked, answered = self._said(record["asked"]), self._said(record["answered"])
+        return TitleTask(
+            store_id=record["store_id"],
+            conversation_id=record["conversation_id"],
+            attempt=record["attempt"],
+            model=answered.model,
+            user_text=asked.text[:TEXT_CHARACTERS_MAX],
+            answer_text=answered.text[:TEXT_CHARACTERS_MAX],
+        )
 
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Final
+
+from asyncpg import Record
 
 from pawl.chassis.database import Database
 from pawl.chassis.ids import StoreId
+from pawl.chassis.rows import read_each
 from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.starters import PostgresStarters
 from pawl.job_store.app.triggers import ClaimedEvent
@@ -86,8 +90,8 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
         lanes = list(map(tables.lane, await self._database.fetch(_CLAIM, events_max, lease, look)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
-        rows = map(tables.trigger, await self._database.fetch(_OF_LANES, *owners)) if lanes else ()
-        triggers = {row.key: row for row in rows}
+        records = await self._database.fetch(_OF_LANES, *owners) if lanes else ()
+        triggers = {row.key: row for row in _read(records)}
         keys = [TriggerKey(row.store_id, row.trigger_id) for row in lanes]
         found = zip(keys, lanes, strict=True)
         return tuple(ClaimedEvent(trigger=triggers[key], lane=row) for key, row in found if key in triggers)
@@ -97,9 +101,13 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return seconds
 
     async def claim_mailboxes(self, *, mailboxes_max: int, busy_stores: Sequence[StoreId]) -> Sequence[TriggerRow]:
-        rows = await self._database.fetch(_CLAIM_MAILBOXES, mailboxes_max, _READING, busy_stores)
-        return tuple(map(tables.trigger, rows))
+        return _read(await self._database.fetch(_CLAIM_MAILBOXES, mailboxes_max, _READING, busy_stores))
 
     async def mailbox_wait_seconds(self, busy_stores: Sequence[StoreId]) -> float | None:
         seconds: float | None = await self._database.fetchval(_MAILBOX_WAIT, busy_stores)
         return seconds
+
+
+def _read(records: Sequence[Record]) -> Sequence[TriggerRow]:
+    """Return the triggers of records, which are of many stores."""
+    return read_each("trigger", records, tables.trigger, itemgetter("trigger_id"))

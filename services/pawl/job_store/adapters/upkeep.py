@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Final
 
 from asyncpg import Record
 
 from pawl.chassis.database import Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.job_store.adapters import tables
+from pawl.job_store.domain.background import NO_BACKGROUND, Background
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.states import RunState
 
@@ -122,9 +125,15 @@ class PostgresLedgerStats:
     async def _count_again(self) -> None:
         async with self._database.transaction() as connection:
             for record in await connection.fetch(_NOT_COUNTED):
-                told = tables.background(record["background"])
                 key = record["store_id"], record["conversation_id"]
+                # One that cannot be read counts for nothing, and is not read again until it changes.
+                read = read_each("background", [record], _background, itemgetter("conversation_id"))
+                told = read[0] if read else NO_BACKGROUND
                 await connection.execute(_COUNT_AGAIN, *key, told.pending, told.entered)
+
+
+def _background(record: Record) -> Background:
+    return tables.background(record["background"])
 
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:

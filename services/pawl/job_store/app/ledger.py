@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
+from pawl.chassis import logs
 from pawl.chassis.ids import ClientId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
 from pawl.chassis.parts import in_parts
+from pawl.errors import PawlError
 from pawl.job_store.app.forks import Forks
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
-from pawl.job_store.app.ports import Limits, Ports
+from pawl.job_store.app.ports import Limits, Operation, Ports
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
 from pawl.job_store.domain.forks import Head
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
@@ -22,6 +24,10 @@ _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
 # What such an operation weighs in a group, at most.
 _SWEEP_BYTES: Final = 64 * 1024
+
+T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
 
 
 class Ledger:
@@ -67,8 +73,7 @@ class Ledger:
         """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
         count = 0
         for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
-            operation = Quarantine(runs=tuple(part), crashes_max=self.limits.crashes_max, lost=self._lost)
-            count += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
+            count += await self._sweep(part, self._quarantine)
         return count
 
     async def renew_offers(
@@ -102,4 +107,19 @@ class Ledger:
         calls = await self._offer_repository.run_out(calls_max=_CALLS_PER_OPERATION)
         if not calls:
             return 0
-        return await self.group_commit.run(ReleaseOffers(client_id=None, calls=calls), size_bytes=_SWEEP_BYTES)
+        return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
+
+    def _quarantine(self, runs: tuple[RunKey, ...]) -> Quarantine:
+        return Quarantine(runs=runs, crashes_max=self.limits.crashes_max, lost=self._lost)
+
+    async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
+        """Run an operation on keys of many stores, or one for each if that fails; the next sweep repeats failures."""
+        try:
+            return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES)
+        except PawlError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a row that cannot be read holds up no other
+            if len(keys) == 1:
+                _log.error("ledger.sweep_failed", key=keys[0], error=type(error).__name__)
+                return 0
+            return sum([await self._sweep([key], operation) for key in keys])

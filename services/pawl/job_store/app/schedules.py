@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final, Protocol, TypeAlias
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.errors import ScheduleNotFound
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
@@ -152,11 +153,15 @@ class Schedules:
             raise ScheduleNotFound
 
     async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-        """Claim schedules that are due; return them, and after how many seconds there may be more."""
+        """Claim schedules that are due; return them, and after how many seconds there may be more.
+
+        A schedule whose next time cannot be computed is left out, and claimed again when its claim has ended.
+        """
         claimed = await self._repository.claim(schedules_max=schedules_max)
+        due = read_each("schedule", claimed, _due, lambda each: each.row.schedule_id)
         if len(claimed) == schedules_max:
-            return tuple(map(_due, claimed)), 0.0
-        return tuple(map(_due, claimed)), pause_seconds(await self._repository.wait_seconds(), len(claimed))
+            return due, 0.0
+        return due, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
     async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
         """Fire a schedule; None if it has changed since, and nothing was done.

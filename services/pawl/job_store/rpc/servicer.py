@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from pawl.chassis import logs
 from pawl.chassis.ids import StoreId, UserId, check_id
 from pawl.chassis.rpc_kinds import Context
-from pawl.errors import InvalidField, InvalidPageToken, PawlError, RunNotFound, SeqBeyondEnd
+from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEnd
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
@@ -35,6 +35,8 @@ _PENDING_RUNS: Final = "ListPendingCalls, runs"
 _BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
 _PAGE_BYTES_WITH_RUNS_MAX: Final = 1024 * 1024
 """A page with more of calls takes no runs."""
+
+_log = logs.get_logger(__name__)
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
@@ -87,11 +89,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Put what is loaded of a run with its claim, if it is small; whatever stands against that, LoadRun says."""
-        with suppress(PawlError):
+        """Put what is loaded of a run with its claim, if it is small; LoadRun reports why a run cannot be loaded."""
+        try:
             loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
-            if len(loaded) == 1:
-                run.loaded.CopyFrom(loaded[0])
+        except Exception as error:  # noqa: BLE001  # the other runs are claimed already
+            _log.info("run.not_loaded", run=run.run_id, error=type(error).__name__)
+            return
+        if len(loaded) == 1:
+            run.loaded.CopyFrom(loaded[0])
 
     async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
         renewed = await self._ledger.leases.renew(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Final
 
 import asyncpg
 
 from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import RunId
+from pawl.chassis.rows import read_each
 from pawl.notifier.adapters.channels import (
     CHANGED,
     LOCK,
@@ -36,6 +38,7 @@ from pawl.notifier.domain.delivery import (
     DeliveryState,
     Due,
     Outcome,
+    Plan,
     Verdict,
     crowded,
     judge,
@@ -160,6 +163,9 @@ WHERE webhook_id = $1
 """
 # The version before does not know it.
 _STORED_AS: Final = {DeliveryState.SKIPPED: DeliveryState.DEAD}
+_UNREADABLE: Final = "the preferences of its user cannot be read"
+_UNREADABLE_PAUSE_MIN: Final = timedelta(minutes=1)
+_UNREADABLE_PAUSE_MAX: Final = timedelta(hours=1)
 _COUNT_WAITING: Final = """
 SELECT
     CASE WHEN w.url LIKE 'mailto:%' THEN 'email' WHEN w.url ILIKE 'http%' THEN 'webhook' ELSE 'apprise' END AS kind,
@@ -205,7 +211,7 @@ class PostgresDeliveries(DatabaseAdapter):
             rows = await connection.fetch(HOLD_DUE, list(by_id), CODE_LASTS, VIEWER_SECONDS)
             if not rows:
                 return []
-            plans = [(row, plan(_due(row), row["now"])) for row in rows]
+            plans = [(row, _plan(row)) for row in rows]
             until = rows[0]["now"] + timedelta(seconds=seconds)
             changes = [
                 (
@@ -290,6 +296,14 @@ def _settlement(attempt: Attempt, outcome: Outcome, verdict: Verdict) -> tuple[o
         round(outcome.latency_seconds * 1000),
         outcome.message,
     )
+
+
+def _plan(row: asyncpg.Record) -> Plan:
+    """Return the plan for a delivery. One that cannot be judged is judged again later, after ever longer pauses."""
+    now: datetime = row["now"]
+    pause = min(max(now - row["insert_time"], _UNREADABLE_PAUSE_MIN), _UNREADABLE_PAUSE_MAX)
+    judged = read_each("delivery", [row], lambda each: plan(_due(each), now), itemgetter("delivery_id"))
+    return judged[0] if judged else Plan(reason=_UNREADABLE, until_time=now + pause)
 
 
 def _due(row: asyncpg.Record) -> Due:

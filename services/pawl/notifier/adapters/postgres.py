@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
+from operator import itemgetter
 from typing import Final
 
 import asyncpg
@@ -12,6 +13,7 @@ import asyncpg
 from pawl.chassis.database import Database, DatabaseAdapter, affected
 from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
 from pawl.notifier.domain.announcement import Over
@@ -333,7 +335,8 @@ class PostgresStore(DatabaseAdapter):
     async def unpublished(self, *, limit: int) -> AsyncIterator[Sequence[Notification]]:
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNPUBLISHED, limit)
-            yield [_notification(row) for row in rows]
+            # One that cannot be read is never published, and marked like the others.
+            yield read_each("notification", rows, _notification, itemgetter("notification_id"))
             if rows:
                 await connection.execute(
                     _MARK_PUBLISHED,
@@ -346,7 +349,7 @@ class PostgresStore(DatabaseAdapter):
     async def untold(self, *, limit: int) -> AsyncIterator[Sequence[ChannelEvent]]:
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNTOLD, limit)
-            yield [ChannelEvent(**row) for row in rows]
+            yield read_each("channel event", rows, lambda row: ChannelEvent(**row), itemgetter("event_id"))
             if rows:
                 await connection.execute(_FORGET_TOLD, [row["event_id"] for row in rows])
 

@@ -51,6 +51,8 @@ class Intake:
             except PoisonEvent as error:
                 _log.warning("intake.event_unreadable", error=str(error))
                 await self._reject(delivery)
+            except Exception as error:  # noqa: BLE001  # whatever one event does, the others go on
+                await self._postpone(delivery, error)
         approvers = await self._approvers(changes)
         drafts: list[tuple[Delivery, Sequence[Draft]]] = []
         ends: list[tuple[Delivery, Draft]] = []

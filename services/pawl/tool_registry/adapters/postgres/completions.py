@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 import asyncpg
@@ -13,6 +13,7 @@ import msgspec
 from pawl.chassis.auth import Principal
 from pawl.chassis.database import Connection, Database
 from pawl.chassis.ids import CallId, CallKey, CredentialId, RunId, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.tool_registry.adapters.postgres.journal import RESULT, SECONDS_LEFT, result_of
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.domain.audit import sha256_hex
@@ -134,7 +135,7 @@ class PostgresCompletions:
 
     async def claim_untold(self, most: int) -> Sequence[UntoldEnd]:
         rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
-        return [_untold(row) for row in rows]
+        return read_each("completion", rows, _untold, itemgetter("call_id"))
 
     async def mark_told(self, key: CallKey, *, is_told: bool) -> None:
         await self._database.execute(_TOLD, key.store_id, key.call_id, is_told, _PAUSE_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Final
 
 import asyncpg
@@ -11,6 +12,7 @@ import msgspec
 
 from pawl.chassis.database import Database
 from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
 from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
 from pawl.tool_registry.domain.execution import Progress
@@ -113,7 +115,7 @@ class PostgresWorkerRepository:
         rows = await self._database.fetch(
             sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
         )
-        return [_invocation(row) for row in rows]
+        return read_each("call", rows, _invocation, itemgetter("call_id"))
 
     async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
         rows = await self._database.fetch(sql.HELD_BY, list(attachments))

@@ -1,0 +1,44 @@
+"""What services erase when job-store asks them to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.erasures import ErasurePart, ErasureWork
+from pawl.job.v1 import erasure_pb2 as pb
+
+
+class Stub:
+    """A job-store with two conversations to erase, the first in two parts."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[str] = []
+
+    async def ListErasures(self, _: object, *, timeout: float) -> AsyncIterator[pb.ListErasuresResponse]:
+        for conversation_id, last in (("broken", False), ("broken", True), ("good", True)):
+            yield pb.ListErasuresResponse(store_id="acme", conversation_id=conversation_id, last=last)
+
+    async def ConfirmErasure(self, request: pb.ConfirmErasureRequest) -> pb.ConfirmErasureResponse:
+        self.confirmed.append(request.conversation_id)
+        return pb.ConfirmErasureResponse()
+
+
+async def test_a_conversation_that_cannot_be_erased_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def erase(part: ErasurePart) -> None:
+        asked.append(part.conversation_id)
+        if part.conversation_id == "broken":
+            raise ValueError
+
+    stub: Any = Stub()
+    async with grpc.aio.insecure_channel("unix:unused") as channel:
+        work = ErasureWork(channel, erase, SystemClock())
+        monkeypatch.setattr(work, "_stub", stub)
+        await work.sweep()
+    assert (asked, stub.confirmed) == (["broken", "good"], ["good"])
