@@ -75,7 +75,7 @@ def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: Co
     keyboard = (
         "show me the plan\n"
         "book a table\n2\n"
-        "e-mail ann@example.com about lunch: hi\nperhaps\nr not today\n"
+        "e-mail ann@example.com about lunch: hi\nperhaps\nr: not today\n"
         "/runs\nwhat is 6 * 7\n"
     )
     output = pawl.succeed("chat", keyboard=keyboard)
