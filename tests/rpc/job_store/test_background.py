@@ -328,6 +328,14 @@ async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -
     )
 
 
+async def test_a_worker_keeps_room_for_people(user: User) -> None:
+    await begun(user, *map(str, range(5)))
+    request = pb.ClaimRunsRequest(worker_id="w", runs_max=8, lease_seconds=30, background_runs_max=2)
+    assert [len((await user.stub.ClaimRuns(request)).runs) for _ in range(2)] == [2, 0]
+    await user.submit()
+    assert len((await user.stub.ClaimRuns(request)).runs) == 1
+
+
 async def test_a_worker_of_before_gets_neither_jobs_nor_turns(user: User) -> None:
     """I23: it would hold up the one, and drive the other as a run of which the message is missing."""
     await begun(user, "a")

@@ -30,11 +30,18 @@ def gated(world: World, required: int = 1, **who: Any) -> str:
 
 
 def decide(
-    world: World, run_id: str, user_id: str, kind: DecisionKind = DecisionKind.APPROVE, digest: str = DIGEST, **who: Any
+    world: World,
+    run_id: str,
+    user_id: str,
+    kind: DecisionKind = DecisionKind.APPROVE,
+    digest: str = DIGEST,
+    *,
+    right: DecisionRight = DecisionRight.STORE,
+    **who: Any,
 ) -> tuple[str, str]:
     """Outcome and reason of the decision of somebody who may approve for others."""
     edit = EDIT if kind is DecisionKind.EDIT else {"arguments": b"", "edited_digest": ""}
-    command = Decide(call_id=CALL, kind=kind, right=DecisionRight.STORE, digest=digest, reason="", **edit)
+    command = Decide(call_id=CALL, kind=kind, right=right, digest=digest, reason="", **edit)
     receipt = world.send(run_id, command, who.pop("command_id", ""), user_id=user_id, **who)
     return receipt.outcome.name, receipt.reason
 
@@ -208,3 +215,23 @@ def test_the_life_cycle_tells_when_a_call_is_put_to_people_and_when_it_is_no_mor
     starts(world, run_id, "cmd")
     told = [event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")]
     assert told == ["run.awaiting_approval", "run.approval_settled"]
+
+
+def test_a_user_without_the_right_to_approve_answers_questions_only(world: World) -> None:
+    run_id = gated(world)
+    assert decide(world, run_id, "ann", right=DecisionRight.QUESTIONS) == REFUSED
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call", CallState.ASKED),))
+    assert decide(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == TAKEN
+
+
+def test_a_request_is_escalated_once_and_stays_what_it_was(world: World) -> None:
+    run_id = gated(world, 2)
+    decide(world, run_id, "cyd")
+    for digest, refused in ((EDITED_DIGEST, True), (DIGEST, False), (DIGEST, True)):
+        again = change("call", CallState.AWAITING_APPROVAL, digest=digest, escalated=True)
+        with pytest.raises(IllegalTransition) if refused else nullcontext():
+            world.commit(run_id, calls=(again,))
+    call = world.call("call")
+    assert (call.escalated, [approval.user_id for approval in call.approvals]) == (True, ["cyd"])
