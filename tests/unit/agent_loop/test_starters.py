@@ -143,6 +143,23 @@ async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
+async def test_all_fire_of_many_that_are_due_at_once(clock: ManualClock) -> None:
+    ledger = ScheduleBook([due(f"{number}") for number in range(64)], [due("one more")])
+    await played(ledger, clock, 20)
+    assert len({*ledger.fired}) == len(ledger.fired) == 65
+
+
+async def test_a_trigger_gives_up_when_the_schedule_changes_all_the_time(clock: ManualClock) -> None:
+    class Changing(ScheduleBook):
+        async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
+            return None, due("stale")
+
+    ledger = Changing()
+    with pytest.raises(DependencyUnavailable):
+        await firing_of(ledger, Checks({}), clock).trigger(ANN, "x", RequestId("r"))
+    assert len(ledger.fired) > 1
+
+
 async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualClock) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
 
@@ -439,6 +456,12 @@ async def test_what_is_wrong_with_a_mailbox_is_noted_and_others_are_read(clock: 
     reader = Reader(bad=error, away=DependencyUnavailable(), faulty=RuntimeError("a fault"), good=good)
     await mails_read(ledger, reader, clock)
     assert sorted(ledger.noted) == [("bad", None, str(error), False), ("good", None, "", False)]
+
+
+async def test_a_trigger_that_has_changed_has_its_mails_read_again(clock: ManualClock) -> None:
+    ledger = MailboxBook("in", gone=(12,))
+    await mails_read(ledger, Reader(**{"in": MailboxView(place=PLACE, mails=(mail(11), mail(12), mail(13)))}), clock)
+    assert ([uid for _, uid, *_ in ledger.fired], ledger.noted) == ([11, 12], [])
 
 
 async def some_time(clock: ManualClock) -> None:
