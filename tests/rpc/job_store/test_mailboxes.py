@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.errors import InvalidField, InvalidId, PermissionDenied, TriggerNotFound
 from pawl.event.v1 import run_pb2, trigger_pb2
 from pawl.job.v1 import ledger_pb2
@@ -252,3 +253,13 @@ async def test_what_cannot_be_a_mailbox_is_refused_with_its_field(box: Box) -> N
         assert refused.value.metadata["field"] == f"definition.mailbox.{field}", value
     with pytest.raises(InvalidField, match="whose mails count"):
         await box.make(senders=[])
+
+
+async def test_each_folder_of_a_mailbox_numbers_its_mails_for_itself(box: Box) -> None:
+    """A mail fires whose number a mail of another folder had."""
+    ledger, ids = TriggerLedgerClient(box.replica.channel), list[str]()
+    for folder in ("Orders", "Archive"):
+        await box.make(must_exist=bool(ids), folder=folder)
+        (due,), _ = await ledger.claim_mailboxes(8)
+        ids.append(due.trigger.folder_id)
+    assert len({*ids, ""}) == 3

@@ -309,15 +309,3 @@ async def test_a_drive_that_ends_in_no_way_that_anybody_foresaw_leaves_nothing_h
     async with at_work(worker):
         await end_of(world, key)
     assert (world.meter.left, world.meter.held) == (["crashed", "ended"], 0)
-
-
-async def test_a_run_of_a_program_that_the_worker_does_not_know_is_not_driven_as_an_agent() -> None:
-    """I23: also before it has begun, for it is created with its cursor."""
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello")
-    world.ledger.tables.loop_states[world.ledger.row(key).key] = b'{"undo":{"program":"another"}}'
-    async with at_work(world.worker()):
-        while len(world.meter.left) < 3:
-            await asyncio.sleep(1)
-    assert (set(world.meter.left), world.model.requests) == ({"left_to_newer"}, [])
-    assert world.ledger.run(key).state is RunState.QUEUED

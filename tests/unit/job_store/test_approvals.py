@@ -173,7 +173,7 @@ def test_a_call_starts_only_with_as_many_users_and_as_many_credentials_as_it_nee
     run_id = gated(world, required, credential_id=started_with)
     shown: dict[str, Any] = {"digest": DIGEST, "arguments": b"{}"}
     for (user_id, credential_id), kind in decisions:
-        who = {"credential_id": credential_id, "command_id": f"cmd_{world.number()}"}
+        who: dict[str, Any] = {"credential_id": credential_id, "command_id": f"cmd_{world.number()}"}
         if decide(world, run_id, user_id, kind, shown["digest"], **who) == TAKEN and kind is DecisionKind.EDIT:
             shown = {"digest": EDITED_DIGEST, "arguments": EDIT["arguments"]}
             again = change("call", CallState.AWAITING_APPROVAL, **shown)
