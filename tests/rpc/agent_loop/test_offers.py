@@ -244,15 +244,15 @@ async def test_a_call_that_another_client_holds_is_neither_leased_nor_offered_an
 async def test_a_ledger_that_is_away_only_delays_an_offer(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, lease_offer, away = await attached(stub), ledger.lease_offer, iter([DependencyUnavailable()])
+    client, lease_offer, away = await attached(stub), ledger.lease_offer, [DependencyUnavailable()]
 
     async def fail_once(*args: Any, **fields: Any) -> Any:
-        for error in away:
-            raise error
+        if away:
+            raise away.pop()
         return await lease_offer(*args, **fields)
 
     monkeypatch.setattr(ledger, "lease_offer", fail_once)
     await ledger.offer("call_1")
-    await until(lambda: not [*away])
+    await until(lambda: not away)
     await ledger.offer("call_2")
     assert (await client.offer()).call.call_id in {"call_1", "call_2"}
