@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent_loop.app.public_values import ResultCommand
 from pawl.chassis.ids import CallId, ClientId
+from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2
+from pawl.job_store.domain.rows import Offer
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.client import ACCEPTED, Client, until
+from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -189,3 +192,67 @@ async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsync
     assert ledger.released == [("cli_a", "run_1")]
     assert not holder(ledger, "call_1")
     assert ledger.runs["run_2"].calls["call_2"].offer.client_id == "cli_a"
+
+
+async def leased(stub: AgentServiceAsyncStub, client_id: str) -> tuple[bool, int]:
+    request = agent_pb2.LeaseCallRequest(run_id="run_1", call_id="call_1", client_id=client_id)
+    response = await stub.LeaseCall(request, metadata=ME)
+    assert response.lease_seconds == 30
+    return response.granted, response.call.offer.offer_epoch
+
+
+async def brought(stub: AgentServiceAsyncStub, client_id: str, epoch: int) -> types_pb2.ReceiptStatus.ValueType:
+    result = types_pb2.ToolResult(call_id="call_1", content_json=b"1", offer_epoch=epoch)
+    request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", client_id=client_id, results=[result])
+    return (await stub.SubmitToolResults(request, metadata=ME)).receipts[0].status
+
+
+async def test_a_client_without_a_stream_leases_a_call_and_brings_its_result_under_that_lease(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    await ledger.offer("call_1")
+    for client_id, expected in (
+        ("tab_a", (True, 1)),
+        ("tab_a", (True, 1)),
+        ("tab_b", (False, 1)),
+        ("tab_b", (True, 2)),
+    ):
+        assert await leased(stub, client_id) == expected
+        await clock.advance(20)
+    results = [("", 0, WRONG_HOLDER), ("tab_a", 1, WRONG_HOLDER), ("tab_b", 2, ACCEPTED), ("tab_a", 1, LATE)]
+    for client_id, epoch, status in results:
+        assert await brought(stub, client_id, epoch) == status
+    assert await leased(stub, "tab_a") == (False, 2)
+
+
+async def test_a_call_that_another_client_holds_is_neither_leased_nor_offered_and_one_that_was_lost_is_revoked(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    client = await attached(stub)
+    await ledger.offer("call_1")
+    offer = await client.offer()
+    for client_id in ("tab_a", "cli_a"):
+        assert await leased(stub, client_id) == (False, 1), "the stream of that client is the newer one"
+    assert (await client.answer(offer)).status == ACCEPTED
+    await ledger.offer("call_2")
+    await client.offer()
+    ledger.put_call("call_2", offer=Offer(client_id=ClientId("cli_z"), epoch=2, expire_time=None, lease_seconds=30.0))
+    await client.heartbeat()
+    assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_2"
+
+
+async def test_a_ledger_that_is_away_only_delays_an_offer(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, lease_offer, away = await attached(stub), ledger.lease_offer, [DependencyUnavailable()]
+
+    async def fail_once(*args: Any, **fields: Any) -> Any:
+        if away:
+            raise away.pop()
+        return await lease_offer(*args, **fields)
+
+    monkeypatch.setattr(ledger, "lease_offer", fail_once)
+    await ledger.offer("call_1")
+    await until(lambda: not away)
+    await ledger.offer("call_2")
+    assert (await client.offer()).call.call_id in {"call_1", "call_2"}

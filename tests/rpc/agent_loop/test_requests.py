@@ -20,6 +20,7 @@ from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
+from tests.rpc.agent_loop.asking import top_up
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import APPROVER, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
@@ -325,3 +326,20 @@ def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
 def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
     """I2: job-store tells requests apart by their bytes, and versions before wrote no empty limits."""
     assert not wire.ASKED.write(convert.options(asked)).HasField("limits")
+
+
+async def test_a_top_up_counts_once_and_up_to_the_ceiling(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """LOOP-12, I2: and who sends it again is told so after the end, too."""
+    await ledger.add_run()
+    ledger.put_run("run_1", token_budget=1000, token_ceiling=1600)
+    first, again = [await stub.TopUpRun(top_up(request_id="r1"), metadata=ME) for _ in range(2)]
+    assert (first.receipt.status, first.run.token_budget) == (types_pb2.RECEIPT_STATUS_ACCEPTED, 1500)
+    assert (again.receipt.status, again.run.token_budget) == (types_pb2.RECEIPT_STATUS_DUPLICATE, 1500)
+    assert await reason(stub.TopUpRun(top_up(501, request_id="r1"), metadata=ME)) == "REQUEST_ID_REUSED"
+    assert (await stub.TopUpRun(top_up(100), metadata=ME)).run.token_budget == 1600
+    for _ in range(2):
+        assert await reason(stub.TopUpRun(top_up(1, request_id="r2"), metadata=ME)) == "TOKEN_CEILING"
+    await ledger.finish()
+    again = await stub.TopUpRun(top_up(request_id="r1"), metadata=ME)
+    assert again.receipt.status == types_pb2.RECEIPT_STATUS_DUPLICATE
+    assert await reason(stub.TopUpRun(top_up(request_id="r3"), metadata=ME)) == "RUN_ENDED"

@@ -12,6 +12,7 @@ from pawl.agent_loop.domain.undo import undo_call_id
 from pawl.chassis.ids import CallId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ADMIN, ME, OFFICE
+from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -141,3 +142,11 @@ async def test_an_undo_needs_as_many_people_as_the_run_that_it_undoes(
     options = run_pb2.RunOptions(approvals_required=3)
     ledger.put_run("run_1", options=run_pb2.Run(options=options).SerializeToString())
     assert (await stub.UndoRun(RUN, metadata=ME)).run.options.approvals_required == 3
+
+
+async def test_one_call_of_the_run_can_be_undone_alone(stub: AgentServiceAsyncStub) -> None:
+    request = undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_9")
+    assert await reason(stub.UndoCall(request, metadata=ME)) == "CALL_NOT_FOUND"
+    request.call_id = "call_1"
+    undoing = (await stub.UndoCall(request, metadata=ME)).run
+    assert undoing.undo == run_pb2.Undo(run_id="run_1", call_id="call_1", user_id="me")

@@ -241,17 +241,19 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 40
 
 
+@pytest.mark.parametrize(("payload_bytes_max", "told"), [(20_000, [16_384]), (4096, [0]), (1100, [])])
 async def test_a_nats_that_takes_little_gets_less_and_holds_up_nothing(
-    start: StartReplica, database: Database, tmp_path: Path
+    start: StartReplica, database: Database, tmp_path: Path, payload_bytes_max: int, told: list[int]
 ) -> None:
     """I20: what NATS would refuse must not wait for ever, nor what comes after it."""
-    with servers.NatsServer(tmp_path, "max_payload = 4096") as nats:
+    with servers.NatsServer(tmp_path, f"max_payload = {payload_bytes_max}") as nats:
         replica = await start(nats_url=nats.url)
         owner = await User(replica.stub).start()
-        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="x" * 10_000)
+        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="x" * 100_000)
         await until(lambda: outbox_is_empty(database))
-        run = event_pb2.RunEvent.FromString((await lifecycle(replica.bus, 3))[-1].data).run_changed.run
-        assert (run.run_id, run.state) == (owner.run_id, run_pb2.RUN_STATE_COMPLETED)
+        events = [event_pb2.RunEvent.FromString(each.data) for each in await lifecycle(replica.bus, 3)] if told else []
+        ends = [event.run_changed.run for event in events if event.type == "run.completed"]
+        assert [(run.run_id, len(run.output_text)) for run in ends] == [(owner.run_id, length) for length in told]
 
 
 async def test_what_becomes_of_each_fire_is_told_once(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.jobs import Jobs
+from pawl.agent_loop.app.operators import Operators
+from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
+from pawl.chassis.auth import Principal
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
 from pawl.errors import InvalidField, QueueFull, RequestIdReused, RunNotFound
@@ -208,6 +215,44 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
         await user.stub.ListRuns(request)
 
 
+class Removing(PublicLedgerClient):
+    """A ledger that loses the job `removed` once runs have been listed, as if retention came in that moment."""
+
+    removed = ""
+    database: Database
+
+    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
+        found = await super().list_runs(caller, wanted, page)
+        await self.database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
+        return found
+
+
+async def test_a_request_never_names_jobs_that_another_one_has_stopped(user: User, replica: Replica) -> None:
+    """ASYNC-7: however often it is sent; nor does a job that is removed during it stop the others from being named."""
+    clock, nobody, ann = SystemClock(), cast("Any", None), Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
+    ledger, ids = Removing(replica.channel), IdSource(clock)
+    ledger.database = replica.database
+    inbox = Inbox(ledger=ledger, checker=nobody, ids=ids, now=clock.now)
+    jobs = Jobs(ledger=ledger, inbox=inbox, messages=nobody, checker=nobody, clock=clock, ids=ids)
+    operators = Operators(ledger=ledger, ids=ids)
+
+    async def of_conversation(request_id: str) -> list[str]:
+        return [job.run_id for job in await jobs.stop_all(ann, RequestId(request_id), conversation_id, "on fire")]
+
+    async def of_store(request_id: str) -> list[str]:
+        return list(await operators.end_jobs(ann, RequestId(request_id), "on fire"))
+
+    for stop_all in (of_conversation, of_store):
+        named = [f"{name}_{stop_all.__name__}" for name in "abc"]
+        conversation_id = ConversationId(await begun(user, *named))
+        await worked(user, 3)
+        mine, stopped, ledger.removed = (f"job_{name}" for name in named)
+        await user.cancel(stopped)
+        assert (await user.run(stopped)).state == run_pb2.RUN_STATE_CANCELLING
+        assert [await stop_all(f"r1_{mine}") for _ in range(3)] == 3 * [[mine]]
+        assert [await stop_all(f"r2_{mine}") for _ in range(3)] == [[], [], []]
+
+
 async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
@@ -281,6 +326,14 @@ async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -
         list((await user.ask("ClaimRuns", worker_id="jobs", runs_max=8, lease_seconds=30, background_runs_max=3)).runs)
         == []
     )
+
+
+async def test_a_worker_keeps_room_for_people(user: User) -> None:
+    await begun(user, *map(str, range(5)))
+    request = pb.ClaimRunsRequest(worker_id="w", runs_max=8, lease_seconds=30, background_runs_max=2)
+    assert [len((await user.stub.ClaimRuns(request)).runs) for _ in range(2)] == [2, 0]
+    await user.submit()
+    assert len((await user.stub.ClaimRuns(request)).runs) == 1
 
 
 async def test_a_worker_of_before_gets_neither_jobs_nor_turns(user: User) -> None:

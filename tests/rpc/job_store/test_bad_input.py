@@ -66,6 +66,7 @@ STEPS: list[dict[str, Any]] = [
     {"lease_action": pb.LEASE_ACTION_PARK},
     {"wake_time": Timestamp(seconds=2**60)},
     {"stop_cause": 99},
+    {"delegations": [pb.Delegation(call_id="call", run_id="run_b")]},
     {"usage": run_pb2.Usage(input_tokens=2**53 + 1)},
 ]
 STEP_IDS: list[dict[str, Any]] = [

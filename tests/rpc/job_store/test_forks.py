@@ -155,6 +155,19 @@ async def test_an_original_is_kept_as_long_as_a_fork_shows_it(user: User, databa
         await user.run(run_id)
 
 
+async def test_what_was_erased_is_gone_from_the_forks(user: User, database: Database) -> None:
+    await told(user, "c1", "q0", "a0")
+    one = (await fork(user, "c1")).conversation_id
+    await told(user, one, "q1", "a1")
+    await database.execute("UPDATE job_store.conversation_segments SET source_conversation_id = ''")
+    for table in ("messages", "conversations"):
+        await database.execute(f"DELETE FROM job_store.{table} WHERE conversation_id = 'c1'")  # noqa: S608
+    two = await fork(user, one)
+    for of in (one, two.conversation_id):
+        assert await texts(user, of) == [(3, "q1"), (4, "a1")]
+    assert [m.text for m in (await loaded(user, two.conversation_id)).messages] == ["q1", "a1"]
+
+
 async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: User, database: Database) -> None:
     await told(user, "c1", "q0", "a0")
     made = (await fork(user, "c1")).conversation_id

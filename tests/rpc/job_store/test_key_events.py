@@ -11,7 +11,8 @@ import pytest
 
 from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.key_rows import secret_of
-from pawl.chassis.login_failures import FailureKind, FailureReport, FailureSum
+from pawl.chassis.login_failures import REPORTS_MAX, FailureKind, FailureReport, FailureSum
+from pawl.errors import InvalidField
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.domain import keys as rules
@@ -175,3 +176,11 @@ async def test_the_logins_that_fail_here_are_summed_without_a_secret(world: Worl
     assert {(event.service, event.failures.source) for event in found} == {("job-store", "unix")}
     (text,) = await world.database.fetch("SELECT string_agg(key_events::text, '') AS all FROM job_store.key_events")
     assert not [secret for secret in (gone.secret, unknown) if secret[5:40] in text["all"]]
+
+
+async def test_what_is_no_report_is_refused(world: World) -> None:
+    source = await world.sync_client()
+    too_many = [report(number) for number in range(1, REPORTS_MAX + 2)]
+    for wrong in (too_many, [report(0)], [report(1, key_id="no key")]):
+        with pytest.raises(InvalidField):
+            await source.sync_keys(0, (), wrong)

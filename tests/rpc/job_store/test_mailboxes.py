@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.errors import InvalidField, InvalidId, PermissionDenied, TriggerNotFound
 from pawl.event.v1 import run_pb2, trigger_pb2
 from pawl.job.v1 import ledger_pb2
@@ -261,3 +262,13 @@ async def test_a_mailbox_that_cannot_be_read_holds_up_no_other(box: Box, replica
     await replica.database.execute("UPDATE job_store.triggers SET claim_at = now()")
     await replica.database.execute("UPDATE job_store.triggers SET definition = '' WHERE store_id = 'acme'")
     assert [each.due.owner.store_id for each in await box.due()] == ["other"]
+
+
+async def test_each_folder_of_a_mailbox_numbers_its_mails_for_itself(box: Box) -> None:
+    """A mail fires whose number a mail of another folder had."""
+    ledger, ids = TriggerLedgerClient(box.replica.channel), list[str]()
+    for folder in ("Orders", "Archive"):
+        await box.make(must_exist=bool(ids), folder=folder)
+        (due,), _ = await ledger.claim_mailboxes(8)
+        ids.append(due.trigger.folder_id)
+    assert len({*ids, ""}) == 3

@@ -342,3 +342,15 @@ async def test_conversations_are_found_by_all_of_their_labels(user: User) -> Non
         await update(user, "c0", labels=conversation_pb2.Labels(labels={"pawl.x": ""}))
     with pytest.raises(InvalidField):
         await listed(user, labels={"": "x"})
+
+
+async def test_a_run_in_doubt_is_listed_with_its_calls_that_may_run(user: User) -> None:
+    owner = await user.start()
+    states = {"ran": call_pb2.CALL_STATE_FAILED, "runs": call_pb2.CALL_STATE_RUNNING}
+    calls = [owner.call(name, state, index=index) for index, (name, state) in enumerate(states.items())]
+    calls[0].result.CopyFrom(result())
+    await owner.commit(calls=calls)
+    await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
+    (run,) = (await user.ask("ListAttention")).runs
+    assert (run.run_id, [call.call_id for call in run.pending_calls]) == (owner.run_id, ["runs"])
+    assert (await User(user.stub, store_id="beta").ask("ListAttention")).runs == []

@@ -196,6 +196,9 @@ async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_agai
     (again,) = await timer.claim()
     assert (again.expected_time, again.definition.text) == (due.expected_time, "look there")
     assert (await timer.fire(again)).outcome == STARTED
+    await timer.delete()
+    with pytest.raises(ScheduleNotFound):
+        await timer.fire(again)
 
 
 async def test_what_is_too_late_is_missed_and_what_is_not_is_made_up_for(timer: Timer) -> None:

@@ -203,3 +203,23 @@ async def test_another_worker_continues_from_the_checkpoint_of_one_that_was_lost
 
 
 CONVERSATION = ConversationId("conversation")
+
+
+async def test_an_execution_stops_once_another_one_of_its_call_has_begun(database_url: str, tmp_path: Path) -> None:
+    kept, release = asyncio.Event(), asyncio.Event()
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def go_on(context: ToolContext) -> None:
+        """Go on."""
+        await context.checkpoint("old")
+        kept.set()
+        await release.wait()
+        await context.checkpoint("older")
+
+    async with running(database_url, tmp_path, [go_on]) as registry, record(database_url) as (_, checkpoints):
+        asked = asyncio.ensure_future(registry.run("go_on", call="c1"))
+        await kept.wait()
+        assert await checkpoints.take(writer("newer", attempt=2)) == b'"old"'
+        release.set()
+        assert outcome(await asked) == "FAILED TOOL_ERROR"
+        assert await checkpoints.take(writer("newest", attempt=3)) == b'"old"'

@@ -70,6 +70,18 @@ async def test_a_call_that_wants_a_page_opened_first_is_made_again_once_it_is(
     assert content(await mcp.run("fake.log_in", answers=[answer(asked, "done")])) == "welcome"
 
 
+async def test_a_server_that_always_wants_another_page_is_not_asked_for_ever(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    (server.folder / "closed").touch()
+    await mcp.add(server.config())
+    result, answers = await mcp.run("fake.log_in"), []
+    while outcome(result) == "INPUT_REQUIRED":
+        answers.append(answer(result, "done"))
+        result = await mcp.run("fake.log_in", answers=answers, earlier_attempts=1)
+    assert "it asked for more than 10 times before it answered" in failure(result)
+
+
 async def test_secrets_of_the_server_are_not_in_its_questions(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config(secret_environment={"TOKEN": "token"}))
     schema = {"type": "object", "properties": {"a": {"type": "string", "description": "s3cret-token?"}}}

@@ -234,3 +234,11 @@ async def test_a_task_of_which_nobody_can_be_asked_is_unknown(interrupted: Inter
         put(server.folder / "mode", "broken")
         result = await other.run("fake.echo", {"city": "Oslo"}, earlier_attempts=1, timeout_seconds=60)
         assert outcome(result) == UNKNOWN
+
+
+async def test_a_task_that_fails_after_its_registry_went_away_fails_its_call(
+    interrupted: Interrupted, server: FakeServer
+) -> None:
+    async with interrupted("fake.fail") as other:
+        end(server, "failed")
+        assert failure(await other.run("fake.fail", earlier_attempts=1)) == "no such city"

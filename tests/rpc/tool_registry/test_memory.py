@@ -159,6 +159,8 @@ async def test_what_nobody_can_mean_is_refused(host: Host) -> None:
     assert await refusal(clients["acme", "vic"].EraseMemories(pb.EraseMemoriesRequest())) == "PERMISSION_DENIED", (
         "a viewer only reads"
     )
+    for text in (" \n", "bell \a"):
+        assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no line of words"
 
 
 async def test_only_runs_that_name_them_have_these_tools(host: Host) -> None:

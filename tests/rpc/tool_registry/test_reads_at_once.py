@@ -59,6 +59,12 @@ class Tools:
             self.ran["large_kept"] += 1
             return "x" * 300_000
 
+        @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
+        def kept() -> str:
+            """Return the same for a while."""
+            self.ran["kept"] += 1
+            return "kept"
+
         @tool(category=SAFE, effect=READ_ONLY, rate_per_minute=5)
         def counted() -> int:
             """Look, seldom."""
@@ -83,7 +89,7 @@ class Tools:
             self.ran["private"] += 1
             return "secret"
 
-        return [look, slow, fail, asking, large_kept, counted, locked, note, private]
+        return [look, slow, fail, asking, kept, large_kept, counted, locked, note, private]
 
 
 async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool = True) -> list[execution_pb2.Verdict]:
@@ -167,6 +173,13 @@ async def test_a_result_that_is_cached_or_large_does_not_come_with_the_check(reg
     assert not verdict.HasField("result")
     assert "cache" in (await registry.run("large_kept", call="b")).result.note
     assert tools.ran["large_kept"] == 1
+
+
+async def test_a_kept_result_is_given_again(registry: Registry, tools: Tools) -> None:
+    await until_read(registry, "a", "kept")
+    ran = tools.ran["kept"]
+    verdict = await until_read(registry, "b", "kept")
+    assert (tools.ran["kept"], "cache" in verdict.result.result.note) == (ran, True)
 
 
 async def test_what_takes_longer_runs_once_and_its_result_is_for_who_executes_it(

@@ -82,6 +82,7 @@ def test_what_the_registry_would_load_is_shown_with_what_could_be_better(kit: Pa
 
 
 def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
+    assert check(kit)[0] == 2, "nothing is named"
     (kit / "kit/b_broken.py").write_text("x = 1\nimport nothing_like_this\n")
     (kit / "kit/c_twins.py").write_text(TWINS)
     (kit / "kit/d_typo.py").write_text(

@@ -108,6 +108,12 @@ async def test_a_worker_that_comes_back_keeps_its_call(lasting: Registry) -> Non
         assert await answer(back, call) == Status.RESULT_STATUS_ACCEPTED
 
 
+async def test_a_worker_has_one_stream(lasting: Registry) -> None:
+    async with attached(lasting) as first, attached(lasting) as second:
+        assert await first.ended() is grpc.StatusCode.CANCELLED
+        await second.beat()
+
+
 async def test_a_result_after_the_call_was_given_away_is_late(registry: Registry) -> None:
     async with attached(registry, IDEMPOTENT) as first:
         asked, call = await begun(registry, first)
@@ -316,3 +322,17 @@ async def test_a_call_is_not_lost_with_the_answer_to_a_claim(
         assert (later.call_id, faults) == ("call_2", [])
         assert await answer(worker, later) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await following) == "SUCCEEDED"
+
+
+async def test_a_call_whose_record_stays_broken_is_of_unknown_outcome(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1, internal_seconds_max=0.2)
+    async with (
+        running(database_url, tmp_path, worker_options=options) as registry,
+        attached(registry, AT_MOST_ONCE) as worker,
+    ):
+        asked, call = await begun(registry, worker)
+        break_statement(monkeypatch, "look", is_done=False, times=1000)
+        assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await asked) == UNKNOWN

@@ -410,3 +410,17 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     is_silent = reports is JobReports.NONE
     assert ("you are not told" in present(call.result).note) is is_silent
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
+
+
+def test_a_name_of_a_parameter_within_a_value_is_none() -> None:
+    for written in ('{"n":"_interval"}', '["_interval"]'):
+        assert domain.read(written, b"{}") == domain.Reading(arguments=written)
+
+
+async def test_a_call_of_the_tool_that_makes_no_sense_begins_nothing() -> None:
+    story = Story(calls("in_background {}"), says("I see."), as_tool=True)
+    key = story.say("do it")
+    await story.until(lambda: story.is_over)
+    (call,) = story.calls(story.world.ledger.run(key))
+    assert (call.state, story.jobs) == (CallState.FAILED, [])
+    assert "`tool` is the name" in present(call.result).content_json.decode()

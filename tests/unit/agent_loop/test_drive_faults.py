@@ -15,8 +15,10 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.command import Cancel, Steer
 from pawl.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
+from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import (
+    RunOptions,
     RunState,
     StopCause,
 )
@@ -307,3 +309,12 @@ async def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_m
     fails_inside(world, until=world.clock.now() + 120.0, name=name)
     await world.finish(key)
     check_whole(world, key)
+
+
+async def test_a_run_that_never_reached_the_registry_says_so() -> None:
+    world = everything()
+    key = world.ledger.submit("hello", RunOptions(limits=Limits(run_timeout_seconds=20)))
+    world.registry.unreachable = 10**6
+    await world.finish(key)
+    failure = present(world.ledger.run(key).failure)
+    assert (failure.reason, "whether tool-registry can be reached" in failure.message) == ("RUN_TIMEOUT", True)

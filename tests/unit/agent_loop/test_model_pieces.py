@@ -141,8 +141,12 @@ def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_wr
         TextPiece(text="2"),
         RefusalPiece(text="no"),
     ]
+    assembly = Assembly()
     for piece in pieces:
         coalescer.add(piece)
+        assembly.add(piece)
+    whole = assembly.answer()
+    assert (whole.text, whole.reasoning, whole.refusal) == ("12", "ab", "no")
     assert coalescer.take(0.0) == (
         replace(
             HEAD,

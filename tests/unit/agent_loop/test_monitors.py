@@ -180,11 +180,11 @@ def test_what_is_remembered_is_bounded(values: list[str]) -> None:
 
 def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its_period() -> None:
     what = job(reports=JobReports.DIGEST, report_seconds=5.0)
-    cursor, told = JobCursor(), []
+    cursor, told, text = JobCursor(), [], ""
     for number, value in enumerate([1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 5], 1):
         call, said = looked(number, value), str(value)
         after_it = monitor.judged(what, cursor, call, said)
-        text = monitor.told(what, cursor, after_it, said, "")
+        text = monitor.told(what, cursor, after_it, said, text)
         cursor, tells = monitor.tells(what, cursor, after_it, call, said)
         if tells:
             told.append(
@@ -197,6 +197,8 @@ def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its
         (5, [(1, 2, "1"), (3, 3, "2"), (4, 5, "3")]),
         (10, [(6, 7, "3"), (8, 9, "4"), (10, 10, "5")]),
     ]
+    waiting = [each["result"] for each in msgspec.json.decode(text)["digest_before"]]
+    assert waiting == ["3", "4", "5"], "what was told of may not have been read yet"
     many = JobCursor()
     for number in range(1, 21):
         many = monitor.judged(what, many, looked(number, number), str(number))
@@ -319,3 +321,8 @@ def test_whatever_is_written_comes_to_true_or_false_or_an_error_and_to_the_same_
         except ExpressionError as error:
             outcomes.append(f"{error}")
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_bound_is_passed_by_numbers_only() -> None:
+    above = present(condition.read({"above": 1}))
+    assert [above.is_met(found) for found in (2, 1.5, 1, True, "2", None)] == [True, True, *[False] * 4]

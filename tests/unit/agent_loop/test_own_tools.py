@@ -10,6 +10,7 @@ import pytest
 
 from pawl.agent_loop.adapters import worker_ledger
 from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.domain.call import CallState, OfferFallback
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
@@ -126,3 +127,21 @@ def test_a_ledger_that_does_not_know_the_tools_is_asked_again_later() -> None:
 
 
 # What a user does through this process, and makes a run due by, is looked for at once.
+
+
+def test_what_takes_the_place_of_one_that_nobody_runs_is_pinned_along() -> None:
+    panel = own_tool("panel", fallback="mail")
+
+    async def test(world: World) -> None:
+        options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))
+        world.registry.own_verdict = tool(
+            "OFFER", context="FRONTEND", offer_fallback=OfferFallback.BACKEND_TOOL, fallback_tool_name="mail"
+        )
+        key = world.ledger.submit("go", options, own_tools=[panel])
+        while world.ledger.run(key).state is not RunState.COMPLETED:
+            await world.drive()
+        assert offered(world) == ["panel", "look"]
+        (call,) = world.ledger.calls(key)
+        assert (call.tool_name, call.proposed_tool_name, call.state) == ("mail", "panel", CallState.SUCCEEDED)
+
+    world_test(test, calls("panel"), says("Done."))

@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.parts import FilePart, ImagePart, Part
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.errors import InvalidField, TooLarge
+from pawl.errors import InvalidField, TooLarge, UnsupportedPart
 from pawl.event.v1 import message_pb2
 from tests.fakes.images import GIF, IMAGES, PNG, WEBP, chunk, jpeg, png
 from tests.fakes.provider import check_history
@@ -346,3 +346,9 @@ def test_a_pointer_finds_values_that_say_who_belongs_together() -> None:
         assert outside.pointed_at(data, pointer) is None
     assert outside.pointed_at("text", "/a") is None
     assert outside.pointed_at({"a": "1"}, "/a") != outside.pointed_at({"a": 1}, "/a")
+
+
+def test_models_that_take_no_images_are_sent_none() -> None:
+    with pytest.raises(UnsupportedPart):
+        parts.checked("look", [image()], takes_images=False)
+    assert parts.checked("look", [file()], takes_images=False)

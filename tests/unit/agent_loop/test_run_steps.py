@@ -234,3 +234,8 @@ def test_steps_tell_it_so_behind_a_gap_too() -> None:
     step_log.take_in(steps, log_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap())))
     step_log.take_in(steps, logged()[-1:])
     assert shown(steps) == expected()
+
+
+def test_a_result_that_the_log_leaves_out_says_how_large_it_is() -> None:
+    result = steps_of(events(called("call_1", call_pb2.CALL_STATE_SUCCEEDED, omitted_bytes=20_000))).all()[1]
+    assert (result.content, result.content_omitted_bytes) == ("", 20_000)

@@ -67,6 +67,9 @@ class ScheduleBook:
             raise batch
         return batch, self._wait_seconds if not self._batches else 0.0
 
+    async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
+        return None, due(name)
+
     async def fire_schedule(
         self,
         one: DueSchedule,
@@ -143,6 +146,15 @@ async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
+async def test_many_due_at_once_all_fire_and_one_that_keeps_changing_does_not(clock: ManualClock) -> None:
+    ledger = ScheduleBook([due(f"{number}") for number in range(64)], [due("one more")])
+    await played(ledger, clock, 20)
+    assert len({*ledger.fired}) == len(ledger.fired) == 65
+    with pytest.raises(DependencyUnavailable):
+        await firing_of(ledger, Checks({}), clock).trigger(ANN, "stale", RequestId("r"))
+    assert len(ledger.fired) > 66
+
+
 async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualClock) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
 
@@ -150,9 +162,6 @@ async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualC
         def __init__(self) -> None:
             super().__init__()
             self.requests: list[tuple[datetime | None, RequestId]] = []
-
-        async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
-            return None, due("look")
 
         async def past_times(self, caller: Principal, name: str, begin: datetime, end: datetime) -> Sequence[datetime]:
             return times
@@ -306,13 +315,7 @@ async def test_a_trigger_that_changes_is_checked_again_under_the_same_event(cloc
 
 async def test_what_has_waited_fires_and_one_that_cannot_be_fired_now_keeps_none_from_it(clock: ManualClock) -> None:
     event = TriggerEvent(event_id="e", lane="", data=b"{}", conversation_key="key")
-    waiting = [
-        [
-            (due_trigger("gone{{event}}"), event),
-            (due_trigger("busy{{event}}"), event),
-            (due_trigger("good{{event}}"), event),
-        ]
-    ]
+    waiting = [[(due_trigger(name + "{{event}}"), event) for name in ("gone", "busy", "good")]]
     ledger = EventBook(due_trigger(), waiting=waiting)
     triggers = triggers_of(ledger, clock, **{"gone{}": AgentNotFound(), "busy{}": Overloaded()})
     firing = asyncio.create_task(triggers.fire_forever())
@@ -430,6 +433,9 @@ async def test_each_mail_is_an_event_and_one_of_others_is_skipped(clock: ManualC
     assert '"data":{"from":"a@b.example","text":"hi"}' in first[3].text
     assert second[3] is None
     assert ledger.noted == [("in", None, "", True)]
+    ledger = MailboxBook("in", gone=(11,))
+    await mails_read(ledger, reader, clock)
+    assert (len(ledger.fired), ledger.noted) == (1, []), "a trigger that has changed has its mails read again"
 
 
 @pytest.mark.parametrize("error", [MailboxUnreachable("no answer"), InvalidField("not allowed", field="host")])

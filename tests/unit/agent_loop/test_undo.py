@@ -30,6 +30,7 @@ from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import ENDED, Run, RunState, StopCause, Undo
 from pawl.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.errors import RunNotFound
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -404,3 +405,30 @@ def test_a_call_that_was_stopped_while_it_asked_is_no_question() -> None:
         result=CallResult(content_json=b"{}", is_error=True, error_reason="CANCELLED"),
     )
     assert undo.judged(UndoSource(call=call)).state is UndoState.CANNOT_BE_UNDONE
+
+
+async def test_an_inverse_that_was_answered_instead_of_run_has_undone_nothing() -> None:
+    world = new_world()
+    world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
+    key = await finished(world)
+    by = await undo_of(world, key, world.ledger.calls(key)[0].call_id)
+    await world.drive()
+    answer = Decide(call_id=world.ledger.calls(by)[0].call_id, kind=DecisionKind.ANSWER, answer="never mind")
+    await world.ledger.send(by, answer)
+    await world.finish(by)
+    assert UndoState.FAILED in {state for _, state in await report(world, key, by)}
+
+
+async def test_an_undo_of_a_run_that_is_gone_fails() -> None:
+    async def gone(name: str, done: bool) -> None:
+        if name == "ListCalls":
+            raise RunNotFound
+
+    world = new_world()
+    key = await finished(world)
+    by = await undo_of(world, key)
+    world.ledger.fault = gone
+    await world.finish(by)
+    run = world.ledger.run(by)
+    assert run.failure is not None
+    assert (run.failure.reason, "nothing was undone" in run.output_text) == ("RUN_NOT_FOUND", True)

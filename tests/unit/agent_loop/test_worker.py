@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.call import Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause
-from pawl.errors import DependencyUnavailable, Internal
+from pawl.errors import DependencyUnavailable, Internal, LeaseLost
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
@@ -270,3 +270,42 @@ async def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hur
     assert left.count("given_up") == 3
     assert world.ledger.row(keys[0]).crashes == 3
     assert world.ledger.run(keys[1]).state is RunState.COMPLETED
+
+
+@pytest.mark.parametrize("error", [DependencyUnavailable, ZeroDivisionError, LeaseLost])
+async def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal(error: type[Exception]) -> None:
+    """Whatever the ledger answers: a lease that is renewed and a run that nobody drives would last for ever."""
+    world = World(VERDICTS, [])
+    key = world.ledger.submit("hello")
+    tries, away = iter([Hopeless, Hopeless]), iter([error])
+
+    def drive(claim: Claim) -> Drive:
+        return next(tries, Drive)(claim, world.dependencies)
+
+    async def fail(name: str, done: bool) -> None:
+        for raised in away if name == "ReportCrash" else ():
+            raise raised
+
+    world.ledger.fault = fail
+    async with at_work(world.worker(new_drive=drive, ending_drive=drive)):
+        await end_of(world, key)
+    assert world.meter.left == ["lost" if error is LeaseLost else "crashed", "ended"]
+
+
+async def test_a_drive_that_ends_in_no_way_that_anybody_foresaw_leaves_nothing_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claim goes whatever the task raised, and the next renewal drives the run again."""
+    world = World(VERDICTS, [])
+    key, worker, fails = world.ledger.submit("hello"), world.worker(), iter([ZeroDivisionError])
+    as_before = worker._drive
+
+    async def burst(drive: Drive, loaded: Loaded | None) -> str:
+        for raised in fails:
+            raise raised
+        return await as_before(drive, loaded)
+
+    monkeypatch.setattr(worker, "_drive", burst)
+    async with at_work(worker):
+        await end_of(world, key)
+    assert (world.meter.left, world.meter.held) == (["crashed", "ended"], 0)

@@ -30,11 +30,18 @@ def gated(world: World, required: int = 1, **who: Any) -> str:
 
 
 def decide(
-    world: World, run_id: str, user_id: str, kind: DecisionKind = DecisionKind.APPROVE, digest: str = DIGEST, **who: Any
+    world: World,
+    run_id: str,
+    user_id: str,
+    kind: DecisionKind = DecisionKind.APPROVE,
+    digest: str = DIGEST,
+    *,
+    right: DecisionRight = DecisionRight.STORE,
+    **who: Any,
 ) -> tuple[str, str]:
     """Outcome and reason of the decision of somebody who may approve for others."""
     edit = EDIT if kind is DecisionKind.EDIT else {"arguments": b"", "edited_digest": ""}
-    command = Decide(call_id=CALL, kind=kind, right=DecisionRight.STORE, digest=digest, reason="", **edit)
+    command = Decide(call_id=CALL, kind=kind, right=right, digest=digest, reason="", **edit)
     receipt = world.send(run_id, command, who.pop("command_id", ""), user_id=user_id, **who)
     return receipt.outcome.name, receipt.reason
 
@@ -166,7 +173,7 @@ def test_a_call_starts_only_with_as_many_users_and_as_many_credentials_as_it_nee
     run_id = gated(world, required, credential_id=started_with)
     shown: dict[str, Any] = {"digest": DIGEST, "arguments": b"{}"}
     for (user_id, credential_id), kind in decisions:
-        who = {"credential_id": credential_id, "command_id": f"cmd_{world.number()}"}
+        who: dict[str, Any] = {"credential_id": credential_id, "command_id": f"cmd_{world.number()}"}
         if decide(world, run_id, user_id, kind, shown["digest"], **who) == TAKEN and kind is DecisionKind.EDIT:
             shown = {"digest": EDITED_DIGEST, "arguments": EDIT["arguments"]}
             again = change("call", CallState.AWAITING_APPROVAL, **shown)
@@ -208,3 +215,23 @@ def test_the_life_cycle_tells_when_a_call_is_put_to_people_and_when_it_is_no_mor
     starts(world, run_id, "cmd")
     told = [event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")]
     assert told == ["run.awaiting_approval", "run.approval_settled"]
+
+
+def test_a_user_without_the_right_to_approve_answers_questions_only(world: World) -> None:
+    run_id = gated(world)
+    assert decide(world, run_id, "ann", right=DecisionRight.QUESTIONS) == REFUSED
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call", CallState.ASKED),))
+    assert decide(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == TAKEN
+
+
+def test_a_request_is_escalated_once_and_stays_what_it_was(world: World) -> None:
+    run_id = gated(world, 2)
+    decide(world, run_id, "cyd")
+    for digest, refused in ((EDITED_DIGEST, True), (DIGEST, False), (DIGEST, True)):
+        again = change("call", CallState.AWAITING_APPROVAL, digest=digest, escalated=True)
+        with pytest.raises(IllegalTransition) if refused else nullcontext():
+            world.commit(run_id, calls=(again,))
+    call = world.call("call")
+    assert (call.escalated, [approval.user_id for approval in call.approvals]) == (True, ["cyd"])

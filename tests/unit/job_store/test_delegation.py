@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import RunId, RunKey
-from pawl.errors import InboxChanged
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import inbox, stop
 from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.calls import CallChange
@@ -87,3 +87,20 @@ def test_a_run_under_quarantine_hears_of_it_when_it_goes_on(world: World) -> Non
     world.send(parent, Redrive(), as_operator=True)
     assert world.run(parent).claim_at == world.now
     assert [command.name for command in world.unit.inbox(world.run(parent))] == [inbox.AGENT_ENDED]
+
+
+def test_a_call_is_delegated_to_the_run_that_the_step_creates_and_to_no_other(world: World) -> None:
+    run_id = world.begin()
+    bare, itself = change("call", CallState.DELEGATED), change("call", CallState.DELEGATED, child_run_id=run_id)
+    for calls, delegations, error in (
+        ((delegated(),), (), InvalidField),
+        ((bare,), (delegation("call", CHILD),), InvalidField),
+        ((delegated(),), (delegation("call", "run_other"),), InvalidField),
+        ((), (delegation("call", CHILD),), InvalidField),
+        ((delegated(),), (delegation("call", run_id),), InvalidField),
+        ((delegated(CallState.RUNNABLE),), (), IllegalTransition),
+        ((itself,), (delegation("call", run_id),), IllegalTransition),
+    ):
+        with pytest.raises(error):
+            world.commit(run_id, calls=calls, delegations=delegations)
+    assert world.unit.runs.get(RunKey(STORE, RunId(CHILD))) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pawl.errors import IllegalTransition, InboxChanged
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField, RunNotFound
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.states import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
@@ -15,10 +15,10 @@ STARTS = (CallState.RUNNABLE, CallState.RUNNING, CallState.OFFERED)
 EDITED: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'}
 
 
-def gated(world: World) -> str:
+def gated(world: World, **fields: Any) -> str:
     """A run with a call `call` that awaits an approval."""
     run_id = world.begin()
-    world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST),))
+    world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, **fields),))
     return run_id
 
 
@@ -104,3 +104,30 @@ def test_an_answer_to_a_tool_that_asks_leaves_the_approval_of_the_call_as_it_is(
     begin(world, run_id, CallState.ASKED)
     world.decide(run_id, "call", DecisionKind.ANSWER, "red")
     begin(world, run_id, CallState.RUNNING, "red", attempt=2)
+
+
+def test_an_approved_front_end_call_starts_as_its_ungated_fallback_but_as_no_other_tool(world: World) -> None:
+    run_id = gated(world, fallback_tool_name="backend")
+    world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
+    begin(world, run_id, CallState.OFFERED, "yes", fallback_tool_name="backend")
+    with pytest.raises(IllegalTransition):
+        begin(world, run_id, digest="", tool_name="other")
+    begin(world, run_id, digest="", tool_name="backend")
+
+
+def test_a_step_neither_gates_a_call_late_nor_repeats_an_attempt_nor_takes_the_call_of_another_run(
+    world: World,
+) -> None:
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
+    with pytest.raises(IllegalTransition):
+        begin(world, run_id, CallState.RUNNABLE)
+    begin(world, run_id, digest="", attempt=1)
+    with pytest.raises(IllegalTransition):
+        begin(world, run_id, digest="", attempt=1)
+    other = world.begin(conversation_id="other")
+    with pytest.raises(InvalidField):
+        begin(world, other, digest="", attempt=2)
+    begin(world, run_id, digest="", attempt=2)
+    with pytest.raises(RunNotFound):
+        world.commit("run_none", 1)

@@ -175,3 +175,12 @@ def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_o
         else:
             grant = world.run(run_id).grant
             assert (grant.uses if grant else 0) == uses
+
+
+def test_a_series_is_granted_only_where_that_was_offered_and_by_several_people_alike(world: World) -> None:
+    assert decide(world, asked(world, series=None)).reason == "GRANT_NOT_OFFERED"
+    world = World()
+    run_id = asked(world, approvals_required=2)
+    assert decide(world, run_id, "cyd").reason == ""
+    assert decide(world, run_id, "dan", for_series=False, digest=DIGEST).reason == "DIGEST_MISMATCH"
+    assert decide(world, run_id, "dan").reason == ""

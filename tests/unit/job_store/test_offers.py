@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey
-from pawl.job_store.domain.offers import RenewOffers
+from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.domain.states import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, STORE, World, change
 
@@ -52,3 +52,11 @@ def test_a_call_that_is_offered_a_second_time_gets_higher_epochs(world: World) -
     assert world.call("call").offer.client_id == ""  # type: ignore[union-attr]
     world.lease(run_id, "call", "tab")
     assert world.call("call").offer.epoch == 2  # type: ignore[union-attr]
+
+
+def test_a_call_that_its_holder_gives_back_is_offered_again(world: World) -> None:
+    run_id = offered(world)
+    world.lease(run_id, "call", "tab_1")
+    released = [world.apply(ReleaseOffers(client_id=ClientId(f"tab_{tab}"), calls=key(run_id))) for tab in (2, 1, 1)]
+    assert released == [0, 1, 0]
+    assert world.lease(run_id, "call", "tab_2").granted

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.errors import InvalidField, TooLarge
-from pawl.job_store.domain import timing
+from pawl.job_store.domain import timing, triggers
 from pawl.job_store.domain.schedules import (
     FIRES_MAX,
+    SCHEDULES_MAX,
     Definition,
     FireOutcome,
     FireRow,
@@ -27,8 +28,10 @@ from pawl.job_store.domain.schedules import (
     put,
     resumed,
     saved,
+    with_ending,
     with_fire,
 )
+from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.timing import Timing
 
 BERLIN = "Europe/Berlin"
@@ -312,3 +315,23 @@ def test_any_text_is_a_part_of_a_cron_expression_or_refused(part: str, place: in
     except InvalidField:
         return
     assert next(timing.due_times(cron, "x", SPRING)) > SPRING
+
+
+def test_a_user_has_so_many_schedules_and_triggers_at_most() -> None:
+    schedule, trigger = kept().definition, triggers.TriggerDefinition(name="x", text="x")
+    made = {"new_id": "x", "must_exist": False}
+    with pytest.raises(TooLarge):
+        put(None, schedule, OWNER, SPRING, **made, count=SCHEDULES_MAX)  # type: ignore[arg-type]
+    with pytest.raises(TooLarge):
+        triggers.put(None, trigger, OWNER, SPRING, **made, secret=b"", place=None, count=triggers.TRIGGERS_MAX)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ending", "failures"), [(RunState.FAILED, 3), (RunState.COMPLETED, 0), (RunState.CANCELLED, 2), (None, 2)]
+)
+def test_the_end_of_a_run_counts_once_for_its_schedule(ending: RunState | None, failures: int) -> None:
+    """One that was removed before it was counted is neither a failure nor a success."""
+    row = replace(kept(), failures=2, last_run_counted=False)
+    assert with_ending(row, RunState.RUNNING) is row
+    counted = with_ending(row, ending)
+    assert (counted.failures, with_ending(counted, RunState.FAILED)) == (failures, counted)

@@ -36,3 +36,6 @@ def test_an_old_signature_is_not_good_for_another_id_and_time() -> None:
 def test_who_shows_the_secret_itself_may_call_an_event_anything() -> None:
     headers = {"webhook-id": "a.1", "authorization": f"Bearer {secret_text(SECRET)}"}
     assert event_id_of(Authentication.BEARER, headers, b"", [SECRET], NOW) == "a.1"
+    for wrong in (f"Basic {secret_text(SECRET)}", "Bearer whsec_", ""):
+        with pytest.raises(BadSignature):
+            event_id_of(Authentication.BEARER, headers | {"authorization": wrong}, b"", [SECRET], NOW)

@@ -178,3 +178,5 @@ def test_a_schema_with_patterns_counts_as_what_it_compiles_to() -> None:
     )
     assert made.size * 30 > 60_000
     assert replace(made, validator=None).size == len(made.packed)
+    twice = {"$defs": properties, "properties": {name: {"$ref": "#/$defs/a"} for name in "bc"}}
+    assert weigh(twice) > weigh({"$defs": properties, "properties": {name: {} for name in "bc"}}) + 1

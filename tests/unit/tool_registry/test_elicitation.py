@@ -159,6 +159,12 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
     assert (await misfit(person.schemas[0], '{"name": "Ann", "count": 0}')).startswith("count: ")
 
 
+async def test_json_that_does_not_fit_the_properties_is_declined() -> None:
+    asked = form({"a": {"type": "integer"}, "b": {}}, required=["a"])
+    for answer in ('{"b": 1}', '{"a": "x"}', "[]", '{"a": 1, "b": {"c": 2}}'):
+        assert await told(asked, Person(answer, answer)) == ("decline", None), answer
+
+
 async def test_who_gives_no_answer_declines() -> None:
     assert await told(form({"a": ENUM}), Person(None)) == ("decline", None)
 

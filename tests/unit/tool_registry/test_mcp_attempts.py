@@ -149,6 +149,8 @@ def test_a_connection_may_break_as_often_as_it_likes_while_a_user_is_asked() -> 
 def test_a_task_that_its_server_does_not_know_is_gone_at_once() -> None:
     assert times(looked_at(""), Refused("no such task", code=INVALID_PARAMS)) == 0
     assert times(looked_at("completed"), Refused("no such task", code=INVALID_PARAMS)) > 0, "a look says more"
+    with pytest.raises(Refused, match="no such city"):
+        looked_at("failed").refused(Refused("no such city", code=INTERNAL))
 
 
 def test_pauses_grow_and_end_when_the_task_is_at_work() -> None:

@@ -187,6 +187,27 @@ def test_the_same_document_gives_the_same_tools_as_json_and_as_yaml() -> None:
     assert read(json.dumps(document)) == read(PETS)
 
 
+def test_names_fit_and_differ() -> None:
+    ids = ["a" * 80, "a" * 81, "x y", "x-y", "x/y", "é"]
+    paths = {f"/{number}": {"get": {"operationId": name}} for number, name in enumerate(ids)}
+    document: Any = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths}
+    names = read(json.dumps(document))[0].keys()
+    assert len(names) == len(ids)
+    assert all(len(name) <= 63 and name.startswith("pets.") for name in names)
+    assert {"pets.x_y", "pets.x-y", "pets.operation"} <= names
+
+
+def test_schemas_of_3_1_are_taken_unchanged() -> None:
+    properties: dict[str, Any] = {
+        "a": {"const": 1},
+        "b": {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+        "e": {"type": "integer", "exclusiveMinimum": 3},
+    }
+    content = {"application/json": {"schema": {"type": ["object", "null"], "properties": properties}}}
+    tool = one({"requestBody": {"content": content}})
+    assert tool.definition.arguments_schema["properties"]["body"]["properties"] == properties
+
+
 def test_operations_can_be_chosen() -> None:
     assert list(read(PETS, "deletePet")[0]) == ["pets.deletePet"]
     with pytest.raises(UnusableDocument, match="no operation 'none'"):

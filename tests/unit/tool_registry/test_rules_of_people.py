@@ -172,6 +172,13 @@ def test_what_is_allowed_is_every_item_and_what_is_refused_is_any() -> None:
         assert not meets(inside, arguments, strictly=False)
 
 
+def test_an_address_is_refused_whatever_case_it_has() -> None:
+    """Hardly a mail server tells cases apart, also before the @."""
+    for glob in ("boss@example.com", "Boss@Example.com", "*@EXAMPLE.com"):
+        pattern = ArgumentPattern(argument="to", glob=glob)
+        assert meets(pattern, {"to": ["BOSS@example.com."]}, strictly=False, to="email")
+
+
 def test_numbers_that_are_equal_are_one_value() -> None:
     five = ArgumentPattern(argument="n", equals=canonical_value(5.0))
     assert meets(five, {"n": 5})

@@ -18,6 +18,7 @@ from pawl.tool_registry.sdk.values import plain, without
 from pawl.tools import (
     Category,
     EffectClass,
+    ExecutionContext,
     SecretNotFound,
     ToolCancelled,
     ToolContext,
@@ -43,6 +44,10 @@ class Item:
 class Span(msgspec.Struct):
     start: date
     end: date | None = None
+
+
+class Model(pydantic.BaseModel):
+    size: int
 
 
 @tool
@@ -119,6 +124,8 @@ def silent(word: str) -> None:
         {"rate_per_minute": 1.5},
         {"approvals_required": "2"},
         {"process": True},
+        {"heartbeat_seconds": 0.01},
+        {"heartbeat_seconds": -1},
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
@@ -131,6 +138,8 @@ def test_an_option_of_the_wrong_type_is_refused_where_it_is_written(options: dic
 def test_a_name_that_is_none_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ToolDefinitionError, match=r"category.*; it may be SAFE, SENSITIVE, DESTRUCTIVE$"):
         tool(category="harmless")(everything.function)  # type: ignore[call-overload]
+    with pytest.raises(ToolDefinitionError, match="that the registry runs"):
+        tool(heartbeat_seconds=5, context=ExecutionContext.FRONTEND)(everything.function)
     with pytest.raises(ToolDefinitionError, match=r"effect.*; it may be READ_ONLY, "):
         tool(effect="readonly")(everything.function)  # type: ignore[call-overload]
 
@@ -240,11 +249,12 @@ def test_what_makes_no_sense_of_jobs_breaks_the_module(said: Any, options: dict[
 
 
 def test_whatever_a_function_returns_becomes_json() -> None:
-    value = {"c": Color.RED, "i": Item("x"), "s": Span(start=date(2026, 1, 2)), "t": (1, 2)}
+    value = {"c": Color.RED, "i": Item("x"), "s": Span(start=date(2026, 1, 2)), "m": Model(size=2), "t": (1, 2)}
     assert plain(value) == {
         "c": "red",
         "i": {"name": "x", "count": 1},
         "s": {"start": "2026-01-02", "end": None},
+        "m": {"size": 2},
         "t": [1, 2],
     }
     with pytest.raises(TypeError):

@@ -303,7 +303,11 @@ def method(self: Any) -> None:
     """Be of a class."""
 
 
-del method.__annotations__["self"]
+def untyped(it: Any) -> None:
+    """Take one."""
+
+
+del method.__annotations__["self"], untyped.__annotations__["it"]
 
 
 @for_each(
@@ -311,6 +315,7 @@ del method.__annotations__["self"]
     [
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
         (two_contexts, r"two_contexts: both one and two are a ToolContext"),
+        (untyped, r"untyped: parameter it has no type; write for example it: str"),
         (rest, r"rest: \*\*others.* write a parameter for each argument"),
         (by_place, r"by_place: it.* write a parameter for each argument"),
         (method, r"method: a method cannot be a tool; write a function outside of the class"),
@@ -345,6 +350,7 @@ def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> 
         (int, 0.5, r"its default 0.5 does not fit its type$"),
         (int, None, r"its default None does not fit its type; write \| None behind the type"),
         (Color, "green", r"its default 'green' does not fit its type$"),
+        (int, pydantic.Field(ge=1), r"write its Field within Annotated"),
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],
 )
