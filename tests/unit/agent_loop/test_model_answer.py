@@ -190,6 +190,9 @@ def test_faults_are_typed() -> None:
         ([{"error": {"code": 502}}], "HTTP_502", FailureClass.PROVIDER, True),
         ([{"error": {"code": 400}}], "HTTP_400", FailureClass.PROVIDER, False),
         ([{"object": "error", "message": "bad", "code": 401}], "HTTP_401", FailureClass.AUTH, False),
+        ([delta("error") | {"error": {"message": "broken"}}], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([delta(content="Hi") | {"error": {"code": 429}}], "HTTP_429", FailureClass.RATE, True),
+        ([{"choices": [{"delta": "no"}], "error": {"code": 401}}], "HTTP_401", FailureClass.AUTH, False),
         ([delta(content="Hi"), delta("error")], "STREAM_ERROR", FailureClass.PROVIDER, True),
         ([delta(content="Hi"), delta("content_filter"), DONE], "CONTENT_FILTER", FailureClass.CONTENT_FILTER, False),
     ]

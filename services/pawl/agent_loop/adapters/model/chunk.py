@@ -108,13 +108,13 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
     """
     try:
         chunk = _decoded(data)
+        if _is_error(chunk):
+            raise ModelError(failure.reported(msgspec.to_builtins(msgspec.structs.replace(chunk, choices=None))))
         if not whole and (text_piece := _only_text(chunk)) is not None:
             return [text_piece]
         found = [piece for choice in chunk.choices or () for piece in _choice(choice, whole=whole)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ModelError(failure.garbled(data)) from None
-    if _is_error(chunk):
-        raise ModelError(failure.reported(msgspec.to_builtins(chunk)))
     return found + _usage(chunk.usage)
 
 
@@ -137,7 +137,7 @@ def _is_error(chunk: _Chunk) -> bool:
 
 def _only_text(chunk: _Chunk) -> TextPiece | None:
     """Return the piece of a chunk that holds text and nothing else, as nearly all do."""
-    if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None or _is_error(chunk):
+    if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None:
         return None
     choice = chunk.choices[0]
     if choice is None or choice.index or choice.finish_reason or choice.usage is not None:
