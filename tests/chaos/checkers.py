@@ -324,7 +324,8 @@ def ends_of_jobs_are_told(record: Record) -> Iterator[str]:
             for message in record.messages[conversation_id]
             if message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
         )
-        if numbers and not any(answers) and all(run_state(run.state) == "COMPLETED" for run in beside):
+        silent = (jobs.says_nothing(run) and run.end_time.ToNanoseconds() >= end for run in turns)
+        if numbers and not (any(answers) or any(silent)) and all(run_state(run.state) == "COMPLETED" for run in beside):
             yield f"the end of {job.run_id} is told, and nothing was answered"
 
 

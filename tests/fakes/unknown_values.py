@@ -1,4 +1,4 @@
-"""Requests as a newer version may send them: whole, with one enum value that nobody here knows."""
+"""Whole requests with one value that the service does not know: an enum of a newer version, or a time out of range."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 
 UNKNOWN: Final = 999
+_SECONDS: Final = 2**60
 BROKEN: Final = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 """What a service never answers to a caller that is newer than itself."""
 _DEPTH_MAX: Final = 6
@@ -42,21 +43,25 @@ async def code_of(answer: Any, *, is_enough: Callable[[Any], bool] = lambda _: F
 
 
 def calls(service: ServiceDescriptor) -> Iterator[tuple[str, str, Any]]:
-    """Give the method, the field and the request for each enum field of each request of a service."""
+    """Give the method, the field and the request for each enum and time of each request of a service."""
     for method in service.methods:
-        for path in _enum_fields(method.input_type, ()):
+        for path in _unknown_fields(method.input_type, ()):
             request = message_factory.GetMessageClass(method.input_type)()
             _fill(request, path)
             yield method.name, ".".join(field.name for field in path), request
 
 
-def _enum_fields(message: Descriptor, above: Path) -> Iterator[Path]:
+def _unknown_fields(message: Descriptor, above: Path) -> Iterator[Path]:
     for field in message.fields:
         path = (*above, field)
-        if field.enum_type is not None:
+        if field.enum_type is not None or _is_time(field):
             yield path
         elif field.message_type is not None and _is_to_follow(field.message_type, above):
-            yield from _enum_fields(field.message_type, path)
+            yield from _unknown_fields(field.message_type, path)
+
+
+def _is_time(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.full_name == "google.protobuf.Timestamp"
 
 
 def _is_to_follow(kind: Descriptor, above: Path) -> bool:
@@ -66,7 +71,7 @@ def _is_to_follow(kind: Descriptor, above: Path) -> bool:
 
 
 def _fill(message: Any, path: Path) -> None:
-    """Set plain fields to what could be meant, and the enum at the end of the path to the unknown value."""
+    """Set plain fields to what could be meant, and the field at the end of the path to the unknown value."""
     for field in message.DESCRIPTOR.fields:
         if field.message_type is not None or field.containing_oneof is not None:
             continue
@@ -82,6 +87,9 @@ def _fill(message: Any, path: Path) -> None:
             inner = inner.add()
         inner.SetInParent()
         _fill(inner, tuple(below))
+    elif _is_time(field):
+        inner = getattr(message, field.name)
+        (inner.add() if field.is_repeated else inner).seconds = _SECONDS
     elif field.is_repeated:
         getattr(message, field.name)[:] = [UNKNOWN]
     else:

@@ -82,7 +82,7 @@ def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
             continue
         elif not told:
             yield f"the end of {job.run_id} is lost"
-        elif not _is_answered(record, conversation_id, told[0], (job.run_id, 0)):
+        elif not _is_answered(record, job, told[0]):
             yield f"the end of {job.run_id} is told, and nothing was answered"
 
 
@@ -262,6 +262,11 @@ def is_turn(run: run_pb2.Run) -> bool:
     return run.generation > 0 and not run.reports_to_conversation_id
 
 
+def says_nothing(run: run_pb2.Run) -> bool:
+    """Return whether a run is a turn in which the model answered nothing."""
+    return is_turn(run) and run.round > 0 and run_state(run.state) == "COMPLETED" and not run.output_text
+
+
 def _tells(record: Record, job: run_pb2.Run) -> bool:
     return any(notice["job_id"] == job.run_id for _, notice in entered(record, job.reports_to_conversation_id))
 
@@ -271,14 +276,21 @@ def _is_held_back(record: Record, conversation_id: str, generation: int) -> bool
     return generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
 
 
-def _is_answered(record: Record, conversation_id: str, number: int, notice: tuple[str, int]) -> bool:
-    """Return whether the model has been told and has answered, in the conversation and by its own count."""
+def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
+    """Return whether the model was told of the end of a job and has answered, or ended a turn without a word."""
     answers = (
-        message
-        for message in record.messages[conversation_id]
-        if message.number > number and message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
+        message.number > number and message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
+        for message in record.messages[job.reports_to_conversation_id]
     )
-    return any(answers) and any(served.whole and notice in served.told for served in record.history.served)
+    ended = record.written_at(job.run_id, job.last_seq)
+    silent = (
+        says_nothing(run)
+        and run.conversation_id == job.reports_to_conversation_id
+        and record.written_at(run.run_id, run.last_seq) >= ended
+        for run in record.runs.values()
+    )
+    was_told = any(served.whole and (job.run_id, 0) in served.told for served in record.history.served)
+    return was_told and (any(answers) or any(silent))
 
 
 def _was_dismissed(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:

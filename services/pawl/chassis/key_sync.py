@@ -11,19 +11,20 @@ from pawl.chassis.key_rows import KeyChanges, KeyGrant
 from pawl.chassis.login_failures import FailureKind, FailureReport
 from pawl.chassis.rpc_client import translating
 from pawl.chassis.translate import Translator
+from pawl.errors import InvalidField
 from pawl.identity.v1 import key_sync_pb2 as pb
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
 
 _DEADLINE_SECONDS: Final = 3.0
-# A process of a newer version must get its keys, though it counts what nobody here has a name for.
-_WIRE: Final = Translator(
-    lambda unknown: ValueError(f"{unknown.value} is none of ours"),
-    defaults={FailureKind: FailureKind.UNKNOWN},
-    newer_is_default=True,
-)
+_WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
 _WIRE.struct(KeyGrant, pb.KeyGrant)
 CHANGES: Final = _WIRE.struct(KeyChanges, pb.SyncKeysResponse)
-REPORTS: Final = _WIRE.struct(FailureReport, pb.FailureReport)
+# A process of a newer version must get its keys, though it counts what nobody here has a name for.
+REPORTS: Final = Translator(
+    lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field),
+    defaults={FailureKind: FailureKind.UNKNOWN},
+    newer_is_default=True,
+).struct(FailureReport, pb.FailureReport, field="failure_reports")
 
 
 class KeySyncClient:

@@ -143,13 +143,16 @@ def _check_scalars(items: list[Any]) -> None:
 
 
 def storable(text: str) -> str:
-    """Return `text`, the same object if it is fine, without NUL and lone surrogates: no store can hold them."""
+    """Return `text` as stores can hold it: without NUL, surrogate pairs joined, U+FFFD for each lone surrogate.
+
+    Text that needs no change is returned as the same object.
+    """
     if "\0" in text:
         text = text.replace("\0", "")
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
 

@@ -30,6 +30,7 @@ KEYS_BYTES_MAX: Final = 512 * 1024
 """Bytes of the largest set of keys, and of the largest description of an issuer."""
 
 _KEYS_MAX: Final = 100
+_TIME_MAX: Final = 253402300799  # The last second of the year 9999, which a Timestamp can hold.
 _TRIED_MAX: Final = 4
 """The most keys that one signature is checked with, where several have its key id."""
 _TEXT_LENGTH_MAX: Final = 1024
@@ -230,6 +231,8 @@ def check_claims(provider: Provider, token: Token, now: float) -> None:
         expected.validate(token.claims)
     except JoseError as error:
         raise TokenRefused(f"claims: {error}") from None
+    if token.claims["exp"] + provider.leeway_seconds > _TIME_MAX:
+        raise TokenRefused("claims: exp is after the year 9999")
 
 
 def parse_keys(content: bytes) -> tuple[PublicKey, ...]:

@@ -11,9 +11,11 @@ import pytest
 
 from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.key_rows import secret_of
+from pawl.chassis.key_sync import REPORTS
 from pawl.chassis.login_failures import REPORTS_MAX, FailureKind, FailureReport, FailureSum
 from pawl.errors import InvalidField
 from pawl.identity.v1 import key_pb2 as pb
+from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
 from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.domain import keys as rules
 from pawl.job_store.domain.key_events import KeyEventKind, event_of
@@ -154,6 +156,15 @@ async def test_reports_of_services_are_kept_once_with_the_service_and_the_key(wo
     sums = found[1].failures
     assert (sums.kind, sums.source) == (pb.LOGIN_FAILURE_KIND_REVOKED, "10.0.0.1")
     assert sums.first_time.ToDatetime(tzinfo=UTC) == sums.last_time.ToDatetime(tzinfo=UTC) == NOW
+
+
+async def test_a_report_with_a_time_out_of_range_is_refused_by_name(world: World) -> None:
+    source = await world.sync_client()
+    for name in ("first_time", "last_time"):
+        sent = REPORTS.write(report(1))
+        getattr(sent.sum, name).seconds = 2**60
+        with pytest.raises(InvalidField, match=f"failure_reports.sum.{name}"):
+            await source._stub.SyncKeys(SyncKeysRequest(failure_reports=[sent]))
 
 
 async def test_the_logins_that_fail_here_are_summed_without_a_secret(world: World) -> None:

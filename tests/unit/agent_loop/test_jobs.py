@@ -17,7 +17,7 @@ from pawl.agent_loop.domain.background import read
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import ModelRequest, TextPiece
+from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece
 from pawl.agent_loop.domain.run import ENDED, JobReports, ReportPolicy, Run, RunOptions, RunState, StopCause
 from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import PawlError
@@ -336,14 +336,26 @@ async def test_what_cannot_be_in_the_background_says_so() -> None:
     assert len(story.jobs) == 10
 
 
-async def test_nothing_is_shown_of_a_turn_in_which_the_model_has_nothing_to_say() -> None:
-    story = Story(calls(background("work")), says("Begun."), says("[silent]", chunks=3))
-    story.say("do it")
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [says("[silent]", chunks=3)],
+        [[Finished(reason="stop")]],
+        [[TextPiece(text=" \n"), Finished(reason="stop")]],
+        [calls('look {"n":1}'), says("[silent]")],
+    ],
+)
+async def test_a_turn_in_which_the_model_has_nothing_to_say_leaves_no_answer(answers: list[Script]) -> None:
+    story = Story(calls(background("work")), says("Begun."), *answers)
+    key = story.say("do it")
     await story.until(lambda: story.is_over)
     (turn,) = story.turns
     assert (turn.state, turn.output_text) == (RunState.COMPLETED, "")
-    types = [event.WhichOneof("kind") for event in story.world.ledger.log(story.key(turn))]
-    assert "output_delta" not in types
+    assert len(story.world.model.requests) == 2 + len(answers)
+    messages = story.world.ledger.messages(key)
+    assert [message for message in messages if not (message.text or message.call_ids)] == []
+    log = story.world.ledger.log(story.key(turn))
+    assert "".join(event.output_delta.text for event in log) == ""
 
 
 async def test_a_model_that_is_down_is_told_three_times_and_then_with_the_next_message() -> None:

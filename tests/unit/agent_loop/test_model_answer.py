@@ -6,6 +6,7 @@ import itertools
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,6 +191,9 @@ def test_faults_are_typed() -> None:
         ([{"error": {"code": 502}}], "HTTP_502", FailureClass.PROVIDER, True),
         ([{"error": {"code": 400}}], "HTTP_400", FailureClass.PROVIDER, False),
         ([{"object": "error", "message": "bad", "code": 401}], "HTTP_401", FailureClass.AUTH, False),
+        ([delta("error") | {"error": {"message": "broken"}}], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([delta(content="Hi") | {"error": {"code": 429}}], "HTTP_429", FailureClass.RATE, True),
+        ([{"choices": [{"delta": "no"}], "error": {"code": 401}}], "HTTP_401", FailureClass.AUTH, False),
         ([delta(content="Hi"), delta("error")], "STREAM_ERROR", FailureClass.PROVIDER, True),
         ([delta(content="Hi"), delta("content_filter"), DONE], "CONTENT_FILTER", FailureClass.CONTENT_FILTER, False),
     ]
@@ -225,6 +229,39 @@ def test_numbers_that_json_does_not_have_cost_nothing() -> None:
 def test_unterminated_text_beside_a_number_that_json_does_not_have_is_read_in_no_time() -> None:
     """One pass: a search that began anew at each quotation mark would not end."""
     assert failed(b'{"a":NaN,"b":"' + rb"\"" * 1_000_000).reason == "STREAM_GARBLED"
+
+
+def text(**fields: Any) -> tuple[Any, ...]:
+    return tuple(delta(**{name: part}) for name, parts in fields.items() for part in parts)
+
+
+def arguments(*parts: Any) -> tuple[Any, ...]:
+    return tuple(delta(tool_calls=[call(0, None, "f" if n == 0 else None, part)]) for n, part in enumerate(parts))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (text(content=["a\ud83d", "\ude00b"]), ("a😀b", "", "")),
+        (text(content=["\ud83d", "\ude00"]), ("😀", "", "")),
+        (text(content=["a\ud83d", "b"]), ("a\ufffdb", "", "")),
+        (text(content=["a\ud83d"]), ("a\ufffd", "", "")),
+        (text(content=["\ude00\ud83d\ud83db\ud83d\ude00"]), ("\ufffd\ufffd\ufffdb😀", "", "")),
+        (text(content=["\ud83d"], reasoning=["\ud83d", "\ude00"]), ("\ufffd", "😀", "")),
+        (text(content=["a\\\ud83d\\ud83d\uffffd83x", "\0"]), ("a\\\ufffd\\ud83d\uffffd83x", "", "")),
+        (text(content=[[{"text": "a\ud83d"}], [{"text": "\ude00"}]]), ("a😀", "", "")),
+        (arguments('"a\ud83d', '\ude00"'), ("", "", '"a😀"')),
+        (arguments('"a\ud83d', '"'), ("", "", '"a\ufffd"')),
+        (arguments({"a": "\ud83d"}), ("", "", '{"a": "\\ufffd"}')),
+        ((*arguments('"\ud83d'), delta(tool_calls=[call(1, "b", "g", "1")])), ("", "", '"\ufffd')),
+        ((*text(content=["a"]), delta(seal=["\ude00"])), ("a", "", "")),
+    ],
+)
+def test_halves_of_a_surrogate_pair_are_joined_or_replaced(chunks: Any, expected: tuple[str, str, str]) -> None:
+    answer = assemble(*chunks, STOP, DONE)
+    assert (answer.text, answer.reasoning, "".join(call.arguments for call in answer.calls[:1])) == expected
+    msgspec.json.encode(answer)
+    json.loads(answer.provider_state_json or b"{}")
 
 
 def test_unknown_fields_are_kept_as_they_came() -> None:

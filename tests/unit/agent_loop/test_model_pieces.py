@@ -289,6 +289,32 @@ def test_fragments_find_their_call(pieces: list[CallPiece], expected: list[tuple
     assert calls(*pieces) == expected
 
 
+@pytest.mark.parametrize(
+    ("fragments", "expected"),
+    [
+        (['{"a":', '{"a":1', '{"a":1}'], '{"a":1}'),
+        (['{"a":1}', '{"a":1}'], '{"a":1}'),
+        (["{}", '{"a":1}'], '{"a":1}'),
+        (["{}", '{"a":', "1}"], '{"a":1}'),
+        (["{}", '{"a":', '{"a":1}'], '{"a":1}'),
+        (['{"a":1}', " I will", " now wait."], '{"a":1}'),
+        (['{"a":1}}'], '{"a":1}'),
+        (["{", '"a":', "1", "1", "}"], '{"a":11}'),
+        (['"', "{}", "{}", '"'], '"{}{}"'),
+        (['{"a":1}', '{"a":2}'], '{"a":1}{"a":2}'),
+        (['{"a":1', '{"a":1'], '{"a":1{"a":1'),
+        (["[1]", " yes"], "[1] yes"),
+        (["{}", '"a":1}'], '{}"a":1}'),
+        (["[" * 100_000], "[" * 100_000),
+    ],
+)
+def test_fragments_spell_one_object(fragments: list[str], expected: str) -> None:
+    """Servers send arguments whole again, `{}` first or text behind them; what joins to JSON stays joined."""
+    for again in (piece(0), piece(0, "a", "f")):
+        pieces = [piece(0, "a", "f"), *(replace(again, arguments=fragment) for fragment in fragments)]
+        assert calls(*pieces) == [("a", "f", expected)]
+
+
 def test_watchers_see_the_position_and_the_name_of_a_call_with_each_fragment() -> None:
     assembly = Assembly()
     assembly.add(piece(3, "a", "f"))
@@ -299,7 +325,7 @@ def test_watchers_see_the_position_and_the_name_of_a_call_with_each_fragment() -
 
 @given(st.data())
 def test_calls_written_as_the_protocol_says_are_whole_however_they_interleave(data: st.DataObject) -> None:
-    arguments = data.draw(st.lists(st.text(alphabet='{}":a1', min_size=1, max_size=8), min_size=1, max_size=4))
+    arguments = data.draw(st.lists(st.text(alphabet='[]":a1', min_size=1, max_size=8), min_size=1, max_size=4))
     queues = [
         [piece(index, f"id{index}", f"f{index}"), *(piece(index, arguments=letter) for letter in text)]
         for index, text in enumerate(arguments)

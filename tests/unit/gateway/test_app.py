@@ -25,7 +25,7 @@ from pawl.gateway.domain.session import Session
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.gateway.test_streams import served
+from tests.unit.gateway.conftest import Listener
 
 SEAL = "s" * 32
 HOST = "pawl.example.com"
@@ -64,7 +64,10 @@ class Channel:
 class Door:
     """A gateway without services, and a browser at it."""
 
-    def __init__(self, *, origins: str = "", health: Response | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *, origins: str = "", health: Response | None = None, listener: Listener | None = None, **settings: Any
+    ) -> None:
+        self.listener = listener or Listener()
         self.clock = ManualClock()
         self.channel = Channel()
         self.app = wire(
@@ -306,10 +309,10 @@ GIVEN = {
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Door:
+def door(tmp_path: Path, listener: Listener) -> Door:
     keys = tmp_path / "keys.json"
     keys.write_text('{"acme": "key"}', encoding="utf-8")
-    return Door(gateway_webhook_keys_file=keys)
+    return Door(listener=listener, gateway_webhook_keys_file=keys)
 
 
 @pytest.fixture
@@ -322,9 +325,9 @@ def webhooks(door: Door) -> list[DeliverWebhookRequest]:
 async def sent(door: Door, *more: tuple[str, str], order: int = 7) -> bytes:
     """Send a webhook with headers as they are, and return the answer."""
     head = "".join(f"{name}: {value}\r\n" for name, value in (*GIVEN.items(), *more, ("Connection", "close")))
-    async with served(door.app) as server:
+    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
         host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
         writer.write(f'POST /hooks/acme/trg_1 HTTP/1.1\r\n{head}\r\n{{"order": {order}}}'.encode())
         answer = await reader.read()
         writer.close()
@@ -383,9 +386,9 @@ async def test_behind_a_request_that_says_its_length_twice_no_other_one_is_read(
     """Something in front of the gateway may have taken what follows for its body."""
     inner = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 5}\r\n"
-    async with served(door.app) as server, asyncio.timeout(60):
+    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
         host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
         writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
         answer = await reader.read()
         writer.close()

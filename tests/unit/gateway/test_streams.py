@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import socket
+import ssl
+import time
 import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -16,11 +18,11 @@ import pytest
 from pawl.chassis.metrics import Metrics
 from pawl.gateway.adapters import server
 from pawl.gateway.adapters.metrics import Counters
-from pawl.gateway.adapters.server import HttpServer
 from pawl.gateway.adapters.services import Services
 from pawl.gateway.http import streams
 from pawl.gateway.http.callers import Callers
 from pawl.gateway.http.streams import Event, Streams
+from tests.unit.gateway.conftest import Listener
 
 
 @dataclass(eq=False)
@@ -161,18 +163,15 @@ async def test_streams_end_with_the_process_also_if_their_reader_takes_nothing(s
 
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-PART = b"x" * 65536
 
 
-def served(app: Any) -> HttpServer:
-    return HttpServer(app, "127.0.0.1:0", closing=asyncio.Event(), tls=None, connections_max=10, drain_seconds=1.0)
-
-
-def reader(address: str, request: bytes) -> socket.socket:
+def reader(address: str, request: bytes, trusting: ssl.SSLContext | None, *, buffer_bytes: int = 4096) -> socket.socket:
     host, _, port = address.rpartition(":")
     found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     found.connect((host, int(port)))
+    if trusting is not None:
+        found = trusting.wrap_socket(found, server_hostname=host)
     found.sendall(request)
     return found
 
@@ -181,21 +180,42 @@ def reader(address: str, request: bytes) -> socket.socket:
     ("request_", "parts"), [(REQUEST, 1), (REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), 1000)]
 )
 async def test_a_reader_that_takes_nothing_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, request_: bytes, parts: int
+    listener: Listener, monkeypatch: pytest.MonkeyPatch, request_: bytes, parts: int
 ) -> None:
     monkeypatch.setattr(server, "_TAKE_SECONDS", 0.2)
-    whole = PART * (16_000_000 // len(PART) // parts)
+    part = bytes(16_000_000 // parts)
     ended = asyncio.Event()
 
     async def app(_: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(parts):
-            await send({"type": "http.response.body", "body": whole, "more_body": True})
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         ended.set()
 
-    async with served(app) as found:
-        with contextlib.closing(reader(found.address, request_)):
+    async with listener.serve(app) as found:
+        with contextlib.closing(await asyncio.to_thread(reader, found.address, request_, listener.trusting)):
             await ended.wait()
             while found._server.server_state.connections:  # what is open is seen nowhere else
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("listener", ["https"], indirect=True)
+async def test_a_slow_reader_gets_the_whole_answer(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_TAKE_SECONDS", 1.0)
+    size = 16_000_000
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    def read(address: str) -> int:
+        count = 0
+        with contextlib.closing(reader(address, REQUEST, listener.trusting, buffer_bytes=65536)) as found:
+            while count < size and (data := found.recv(16384)):
+                count += len(data)
+                time.sleep(0.002)  # so that the whole takes twice as long as one part may
+        return count
+
+    async with listener.serve(app) as found:
+        assert await asyncio.to_thread(read, found.address) >= size

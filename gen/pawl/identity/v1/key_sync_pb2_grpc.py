@@ -54,7 +54,7 @@ class KeySyncServiceServicer(object):
         A `last_change` before `after_change` says that the keys are those of an
         older database: begin again from 0.
 
-        Errors: none of its own.
+        Errors: INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

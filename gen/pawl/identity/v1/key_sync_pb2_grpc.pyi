@@ -41,7 +41,7 @@ class KeySyncServiceStub:
     A `last_change` before `after_change` says that the keys are those of an
     older database: begin again from 0.
 
-    Errors: none of its own.
+    Errors: INVALID_FIELD.
     """
 
 @_typing.type_check_only
@@ -57,7 +57,7 @@ class KeySyncServiceAsyncStub(KeySyncServiceStub):
     A `last_change` before `after_change` says that the keys are those of an
     older database: begin again from 0.
 
-    Errors: none of its own.
+    Errors: INVALID_FIELD.
     """
 
 class KeySyncServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -76,7 +76,7 @@ class KeySyncServiceServicer(metaclass=_abc_1.ABCMeta):
         A `last_change` before `after_change` says that the keys are those of an
         older database: begin again from 0.
 
-        Errors: none of its own.
+        Errors: INVALID_FIELD.
         """
 
 def add_KeySyncServiceServicer_to_server(servicer: KeySyncServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

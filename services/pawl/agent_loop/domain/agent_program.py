@@ -22,6 +22,8 @@ def follows(state: State, now: float) -> Decision:
         return EnterSteers()
     run, last = state.run, state.last_message
     limits = run.options.limits
+    if state.loop.said_nothing and (last is None or last.role is not Role.USER):
+        return Finish(state=RunState.COMPLETED)
     answered = last is not None and last.role is Role.ASSISTANT
     if answered and last is not None and last.misfit and not output.may_be_tried_again(state):
         return Fail(failure=output.failure(last))

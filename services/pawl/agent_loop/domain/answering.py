@@ -159,7 +159,7 @@ def with_partial(state: State, shown: Shown) -> State:
     partial = state.loop.partial_text
     opened = state.loop.model_call
     state = replace(state, loop=replace(state.loop, model_call=None, partial_text=""))
-    if not partial or (opened and opened.summary):
+    if not partial.strip() or (opened and opened.summary):
         return state
     message = Message(
         role=Role.ASSISTANT,
@@ -224,8 +224,10 @@ def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) ->
         misfit="\n".join(output.faults),
     )
     run = replace(state.run, output_text=message.text or message.refusal, output_json=output.output_json)
-    loop = replace(state.loop, misfits=state.loop.misfits + bool(output.faults))
-    return replace(state, run=run, loop=loop).with_message(message)
+    said_nothing = is_silent and not message.refusal.strip()
+    loop = replace(state.loop, misfits=state.loop.misfits + bool(output.faults), said_nothing=said_nothing)
+    state = replace(state, run=run, loop=loop)
+    return state if said_nothing else state.with_message(message)
 
 
 def usage_of(report: UsageReport) -> Usage:

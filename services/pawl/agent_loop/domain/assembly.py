@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -25,6 +27,7 @@ from pawl.errors import InvalidJson, TooLarge
 
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 """Most bytes that the arguments of one call may have."""
+_decoder: Final = json.JSONDecoder()
 
 
 def is_json(arguments: str, kind: type = object) -> bool:
@@ -33,6 +36,28 @@ def is_json(arguments: str, kind: type = object) -> bool:
         return isinstance(strict_json.loads(arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX), kind)
     except (InvalidJson, TooLarge):
         return False
+
+
+def _meant(fragments: Sequence[str]) -> str:
+    """Return the arguments that fragments spell: joined, unless only another reading is a JSON object.
+
+    Some servers send all arguments again in each fragment, `{}` first, or text after the object.
+    """
+    joined = "".join(fragments)
+    if is_json(joined):
+        return joined
+    return next((reading for reading in _readings(fragments, joined) if is_json(reading, dict)), joined)
+
+
+def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
+    last = fragments[-1] if fragments else ""
+    if all(last.startswith(fragment) or fragment == "{}" for fragment in fragments):
+        yield last
+    yield joined.removeprefix("{}")
+    with suppress(ValueError, RecursionError):
+        end = _decoder.raw_decode(joined[:ARGUMENTS_BYTES_MAX])[1]
+        if not joined.startswith("{}") and "{" not in joined[end:]:  # broken arguments never become an empty object
+            yield joined[:end]
 
 
 class RawCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +166,7 @@ class Assembly:
                 RawCall(
                     provider_call_id=call.provider_call_id,
                     name=call.name,
-                    arguments="".join(call.arguments),
+                    arguments=_meant(call.arguments),
                 )
                 for call in calls
             ),
@@ -193,7 +218,7 @@ class Assembly:
         if not piece.name:
             return current
         if call.arguments:
-            return None if piece.name != call.name or is_json("".join(call.arguments)) else current
+            return None if piece.name != call.name or is_json(_meant(call.arguments)) else current
         return None if piece.index is None and call.name else current
 
     def _last(self, test: Callable[[_OpenCall], bool]) -> int | None:

@@ -149,6 +149,8 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     Only its program looks into it. Its tag names that program: a worker that does not know it meets a NewerVersion and
     lets the run go, instead of driving it as an agent. Versions before this one call it `undo` and write no tag.
     """
+    said_nothing: bool = False
+    """True if the last answer was empty, so that no message was added."""
     fallbacks_used: int = 0
     """The number of models that have failed for good: the run goes on with the next of its `model_fallbacks`."""
 

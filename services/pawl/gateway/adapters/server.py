@@ -22,6 +22,7 @@ _KEEP_ALIVE_SECONDS: Final = 30
 _TAKE_SECONDS: Final = 30.0
 """The time after which a reader that takes nothing of its answer is cut off."""
 _BACKLOG: Final = 1024
+_PART_BYTES: Final = 64 * 1024
 
 _log = logs.get_logger(__name__)
 
@@ -50,7 +51,7 @@ class HttpServer:
         self._closing = closing
         self._drain_seconds = drain_seconds
         config = uvicorn.Config(
-            app,
+            _in_parts(app),
             http=_Protocol,
             ws="none",
             loop="none",
@@ -103,6 +104,26 @@ class HttpServer:
         await tasks.end([self._serving])
 
 
+def _in_parts(app: Any) -> Any:
+    """Return `app` sending bodies in small parts.
+
+    The buffer of a TLS transport does not count what it has passed to the socket's. After one large write it would be
+    empty, so nobody would notice a reader that takes nothing, or that a slow one does take something.
+    """
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        async def send_parts(message: Any) -> None:
+            body = message.get("body", b"")
+            last = max(len(body) - 1, 0) // _PART_BYTES * _PART_BYTES
+            for start in range(0, last, _PART_BYTES):
+                await send({**message, "body": body[start : start + _PART_BYTES], "more_body": True})
+            await send({**message, "body": body[last:]} if last else message)
+
+        await app(scope, receive, send_parts)
+
+    return serve
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to the process."""
 
@@ -119,7 +140,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that it is known of every byte that is not taken
+        transport.set_write_buffer_limits(high=1)  # Pause at any unsent byte. With 0, TLS pauses an empty buffer too.
         self._late = self.loop.call_later(_HEAD_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:

@@ -8,7 +8,8 @@ from pawl.errors import InvalidField
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import PendingFilter, RunFilter
 from pawl.job_store.domain.states import CallState, RunState
-from pawl.job_store.rpc.operations import enum_member, moment, wait_kinds
+from pawl.job_store.rpc.messages import optional_moment
+from pawl.job_store.rpc.operations import enum_member, wait_kinds
 
 
 def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
@@ -43,8 +44,8 @@ def run_filter(request: ledger_pb2.ListRunsRequest) -> RunFilter:
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         states=states,
         oldest_first=request.oldest_first,
-        create_time_from=moment(request.create_time_from) if request.HasField("create_time_from") else None,
-        create_time_before=moment(request.create_time_before) if request.HasField("create_time_before") else None,
+        create_time_from=optional_moment(request, "create_time_from"),
+        create_time_before=optional_moment(request, "create_time_before"),
         waits=waits,
         parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
         agent_name=check_agent_name(request.agent_name, "agent_name", optional=True),

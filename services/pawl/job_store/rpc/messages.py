@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -185,6 +185,19 @@ def timestamp(time: datetime) -> Timestamp:
     """Return a time as protobuf has it."""
     seconds, microseconds = divmod((time - _EPOCH) // _MICROSECOND, 1_000_000)
     return Timestamp(seconds=seconds, nanos=microseconds * 1000)
+
+
+def moment(value: Timestamp, field: str) -> datetime:
+    """Return a time; InvalidField if it is not in the years 1 to 9999."""
+    try:
+        return value.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise InvalidField(f"{field} must be in the years 1 to 9999", field=field) from None
+
+
+def optional_moment(message: Any, name: str, above: str = "") -> datetime | None:
+    """Return the time in a field, None if it is absent; `above` is the path of the message."""
+    return moment(getattr(message, name), above + name) if message.HasField(name) else None
 
 
 def run(row: RunRow) -> run_pb2.Run:

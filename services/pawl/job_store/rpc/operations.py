@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.ids import (
     DEFAULT_AGENT,
@@ -189,7 +187,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         lease=enum_member(LeaseAction, request.lease_action, "lease_action")
         if request.lease_action
         else LeaseAction.KEEP,
-        wake_time=moment(request.wake_time) if has("wake_time") else None,
+        wake_time=messages.optional_moment(request, "wake_time"),
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_unstopped(request.unstopped_call_ids),
         delegations=tuple(map(_delegation, request.delegations)),
@@ -338,7 +336,7 @@ def call_change(call: call_pb2.Call) -> CallChange:
         "arguments": call.arguments_json,
         "attempt": _int32(call.attempt, "calls.attempt"),
         "digest": check_digest(digest, "calls.approval.digest") if digest else "",
-        "deadline_time": moment(call.deadline_time) if call.HasField("deadline_time") else None,
+        "deadline_time": messages.optional_moment(call, "deadline_time", "calls."),
         "result": call.result.SerializeToString() if call.HasField("result") else None,
         "approvals_required": people_needed(call.approval.approvals_required),
         "escalated": call.approval.escalated,
@@ -490,11 +488,3 @@ def enum_member(kind: type[E], value: int, field: str) -> E:
         return kind(value)
     except ValueError:
         raise InvalidField(f"{field} has no value {value}", field=field) from None
-
-
-def moment(value: Timestamp) -> datetime:
-    """Return a time; InvalidField if it is none that we can write."""
-    try:
-        return value.ToDatetime(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        raise InvalidField("a time is out of range", field="time") from None

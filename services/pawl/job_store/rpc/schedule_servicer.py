@@ -20,7 +20,7 @@ from pawl.job_store.domain.schedules import Definition, FireRow, Overlap, Owner,
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
-from pawl.job_store.rpc.messages import timestamp
+from pawl.job_store.rpc.messages import moment, optional_moment, timestamp
 
 CLAIMED_MAX: Final = 512
 
@@ -47,7 +47,7 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
     async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:
         past = None
         if request.HasField("begin_time") or request.HasField("end_time"):
-            past = operations.moment(request.begin_time), operations.moment(request.end_time)
+            past = moment(request.begin_time, "begin_time"), moment(request.end_time, "end_time")
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
         view = await self._schedules.get(store_id, user_id, check_id(request.name, "name"), past)
         schedule = _message(view.row)
@@ -85,12 +85,12 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
                 schedule=ScheduleKey(store_id, check_id(due.schedule_id, "schedule_id")),
                 generation=due.generation,
                 last_run_id=RunId(check_id(due.last_run_id, "last_run_id", optional=True)),
-                expected_time=operations.moment(due.expected_time) if due.HasField("expected_time") else None,
-                next_time=operations.moment(due.next_time) if due.HasField("next_time") else None,
+                expected_time=optional_moment(due, "expected_time", "due."),
+                next_time=optional_moment(due, "next_time", "due."),
                 submit=operations.submit(request.message, self._limits) if request.HasField("message") else None,
                 refusal=request.refusal,
                 request_id=check_id(request.request_id, "request_id", optional=True),
-                backfill_time=operations.moment(request.backfill_time) if request.HasField("backfill_time") else None,
+                backfill_time=optional_moment(request, "backfill_time"),
             ),
             request.ByteSize(),
         )
@@ -100,7 +100,7 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
 def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
     check_id(message.name, "definition.name")
     for name in ("start_time", "end_time"):
-        operations.moment(getattr(message, name))
+        moment(getattr(message, name), f"definition.{name}")
     definition = _DEFINITION.read(message)
     check_labels(definition.labels, "definition.labels")
     return definition

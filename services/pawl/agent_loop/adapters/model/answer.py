@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
+
+import msgspec
 
 from pawl.agent_loop.adapters.model import chunk, failure, words
 from pawl.agent_loop.adapters.model.sse import EventTooLargeError, SseDecoder
-from pawl.agent_loop.domain.model import Finished, ModelError, Piece, Problem, TextPiece, UsageReport
+from pawl.agent_loop.domain.model import (
+    CallPiece,
+    Finished,
+    ModelError,
+    Piece,
+    Problem,
+    ReasoningPiece,
+    RefusalPiece,
+    TextPiece,
+    UsageReport,
+)
+from pawl.chassis.strict_json import storable
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes of one answer."""
 
 # What a line of a stream of events begins with that says nothing.
 _OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data:")
+_REPLACEMENT: Final = "\ufffd"
+
+_Text: TypeAlias = tuple[type[TextPiece | ReasoningPiece | RefusalPiece | CallPiece], int | None]
+"""The kind of a text, and the index of the call whose arguments it is."""
 
 
 class Answer:
@@ -33,6 +50,7 @@ class Answer:
         self._lead = b""
         self._has_output = False
         self._finish_reason: str | None = None
+        self._halves: dict[_Text, str] = {}
         self.done = False
 
     @property
@@ -82,7 +100,8 @@ class Answer:
             raise ModelError(failure.CONTENT_FILTER)
         if self._finish_reason == "error":
             raise ModelError(failure.reported({}))
-        return [*pieces, Finished(reason=self._finish_reason or "")]
+        lone = [_piece(text, _REPLACEMENT) for text in self._halves]
+        return [*pieces, *lone, Finished(reason=self._finish_reason or "")]
 
     def _nothing(self) -> Problem:
         lines = [line for line in self._lead.splitlines() if line.strip() and not line.startswith(_OF_A_STREAM)]
@@ -105,7 +124,7 @@ class Answer:
         if text == b"[DONE]":
             self.done = True
             return []
-        found = chunk.pieces(text, whole=whole)
+        found = [each for piece in chunk.pieces(text, whole=whole) for each in self._storable(piece)]
         if len(found) == 1 and type(found[0]) is TextPiece:
             self._has_output = True
             return found
@@ -117,3 +136,31 @@ class Answer:
                 self._has_output = self._has_output or not isinstance(piece, UsageReport)
                 pieces.append(piece)
         return pieces
+
+    def _storable(self, piece: Piece) -> Iterator[Piece]:
+        """Give `piece` without NUL and lone surrogates; the first half of a pair waits for the second."""
+        match piece:
+            case TextPiece(text=written) | ReasoningPiece(text=written) | RefusalPiece(text=written):
+                text: _Text = type(piece), None
+            case CallPiece(arguments=written):
+                text = CallPiece, piece.index
+            case _:
+                yield piece
+                return
+        half = self._halves.pop(text, "")
+        if half and not "\udc00" <= written[:1] <= "\udfff":
+            yield _piece(text, _REPLACEMENT)
+            half = ""
+        whole = half + written
+        if "\ud800" <= whole[-1:] <= "\udbff":
+            self._halves[text], whole = whole[-1], whole[:-1]
+        whole = storable(whole)
+        if isinstance(piece, CallPiece):
+            yield piece if whole == written else msgspec.structs.replace(piece, arguments=whole)
+        elif whole:
+            yield piece if whole == written else _piece(text, whole)
+
+
+def _piece(text: _Text, written: str) -> Piece:
+    kind, index = text
+    return CallPiece(index=index, arguments=written) if issubclass(kind, CallPiece) else kind(text=written)

@@ -92,6 +92,12 @@ _calls: Final = msgspec.json.Decoder(_ToolCall | None)
 _loose_calls: Final = msgspec.json.Decoder(_LooseToolCall)
 
 _NOTHING: Final = (b"", b"null")
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""An escape of JSON; group 1 is a lone surrogate."""
+_MARKED_ESCAPE: Final = re.compile(rb"\\uffffd[89a-f][0-9a-f]{2}")
+_MARKED: Final = re.compile("\uffff(d[89a-f][0-9a-f]{2})")
 # A string, whole or not, so that nothing inside one is found; or a number that JSON does not have.
 _STRING_OR_NO_NUMBER: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|Infinity)\b', re.DOTALL)
 
@@ -101,24 +107,27 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
 
     Only the first choice counts. Where a server sends reasoning under both of
     its names, it is taken once. NaN and Infinity, which some servers write where
-    there is no number, count as null.
+    there is no number, count as null. Texts may hold NUL and lone surrogates.
 
     Raises:
         ModelError: STREAM_GARBLED, or the error that the server reports.
     """
     try:
         chunk = _decoded(data)
+        if _is_error(chunk):
+            raise ModelError(failure.reported(msgspec.to_builtins(msgspec.structs.replace(chunk, choices=None))))
         if not whole and (text_piece := _only_text(chunk)) is not None:
             return [text_piece]
         found = [piece for choice in chunk.choices or () for piece in _choice(choice, whole=whole)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ModelError(failure.garbled(data)) from None
-    if _is_error(chunk):
-        raise ModelError(failure.reported(msgspec.to_builtins(chunk)))
     return found + _usage(chunk.usage)
 
 
 def _decoded(data: bytes) -> _Chunk:
+    if b"\\ud" in data or b"\\uD" in data:
+        # The decoder refuses lone surrogates, so a noncharacter and their digits replace them.
+        data = _ESCAPE.sub(lambda found: rb"\uffff" + found[1].lower() if found[1] else found[0], data)
     try:
         return _chunks.decode(data)
     except msgspec.DecodeError:
@@ -137,7 +146,7 @@ def _is_error(chunk: _Chunk) -> bool:
 
 def _only_text(chunk: _Chunk) -> TextPiece | None:
     """Return the piece of a chunk that holds text and nothing else, as nearly all do."""
-    if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None or _is_error(chunk):
+    if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None:
         return None
     choice = chunk.choices[0]
     if choice is None or choice.index or choice.finish_reason or choice.usage is not None:
@@ -149,7 +158,7 @@ def _only_text(chunk: _Chunk) -> TextPiece | None:
     content = delta.content
     if type(content) is not str or delta != _Delta(role=delta.role, content=content):
         return None
-    written = storable(content)
+    written = _text(content)
     return TextPiece(text=written) if written else None
 
 
@@ -161,7 +170,7 @@ def _choice(choice: _Choice | None, *, whole: bool) -> Iterator[Piece]:
         yield from _delta(delta)
     yield from _usage(choice.usage)
     if choice.finish_reason or whole:
-        yield Finished(reason=_text(choice.finish_reason))
+        yield Finished(reason=storable(_text(choice.finish_reason)))
 
 
 def _delta(data: msgspec.Raw) -> Iterator[Piece]:
@@ -170,7 +179,7 @@ def _delta(data: msgspec.Raw) -> Iterator[Piece]:
     except msgspec.ValidationError:
         delta = _loose_deltas.decode(data)
         if more := fields.unknown(data, _Delta.__struct_fields__):
-            yield ProviderState(fields_json=fields.written(more))
+            yield ProviderState(fields_json=_written(more))
     if reasoning := _text(delta.reasoning_content) or _text(delta.reasoning):
         yield ReasoningPiece(text=reasoning)
     yield from _content(delta.content)
@@ -207,17 +216,17 @@ def _tool_call(data: msgspec.Raw) -> Iterator[CallPiece]:
         call = _loose_calls.decode(data)
         more = fields.unknown(data, _ToolCall.__struct_fields__)
         if call.function is not None and (inside := fields.unknown_of_function(data, _Function.__struct_fields__)):
-            more[fields.FUNCTION] = msgspec.Raw(fields.written(inside))
-        yield msgspec.structs.replace(_call(call.index, call.id, call.function), fields_json=fields.written(more))
+            more[fields.FUNCTION] = msgspec.Raw(_written(inside))
+        yield msgspec.structs.replace(_call(call.index, call.id, call.function), fields_json=_written(more))
 
 
 def _call(index: Any, call_id: Any, function: _Function | None) -> CallPiece:
     function = function or _Function()
     return CallPiece(
         index=index if type(index) is int else None,
-        call_id=_text(call_id),
-        name=_text(function.name),
-        arguments=storable(_arguments(bytes(function.arguments))),
+        call_id=storable(_text(call_id)),
+        name=storable(_text(function.name)),
+        arguments=_text(_arguments(bytes(function.arguments))),
     )
 
 
@@ -225,7 +234,11 @@ def _arguments(raw: bytes) -> str:
     """Return the text of arguments: usually a JSON string, sometimes null or the object itself."""
     if raw in {b"", b"null"}:
         return ""
-    return _texts.decode(raw) if raw.startswith(b'"') else raw.decode()
+    return _texts.decode(raw) if raw.startswith(b'"') else _MARKED_ESCAPE.sub(rb"\\ufffd", raw).decode()
+
+
+def _written(more: fields.RawObject) -> bytes:
+    return _MARKED_ESCAPE.sub(rb"\\ufffd", fields.written(more))
 
 
 def _usage(usage: Any) -> list[Piece]:
@@ -249,4 +262,6 @@ def _count(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    return storable(value) if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return _MARKED.sub(lambda found: chr(int(found[1], 16)), value) if "\uffff" in value else value
