@@ -124,6 +124,8 @@ class History:
     """How many people must approve a gated call by the settings of each worker."""
     jumps: list[float] = field(default_factory=list)
     """When the database's clock jumped."""
+    made_private: set[str] = field(default_factory=set)
+    """The conversations that were shared for writing and are not, or were not for a while."""
     set_back_seconds: float = 0.0
     """How far it was set back in all: what is due comes that much later."""
     violations: list[str] = field(default_factory=list)

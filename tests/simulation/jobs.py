@@ -54,8 +54,24 @@ def notices_are_new_once(record: Ledger) -> Iterator[str]:
                 yield f"{conversation_id} is told of job {job_id} in this order: {occasions}"
 
 
+def notices_stay_with_their_user(record: Record) -> Iterator[str]:
+    """ASYNC-5: each is in runs and model requests of the user who started the job, and in no other one."""
+    for conversation_id, messages in record.messages.items():
+        runs = {message.number: record.runs[message.run_id] for message in messages}
+        for number, notice in entered(record, conversation_id):
+            job, run = record.runs[notice["job_id"]], runs[number]
+            if run.user_id != job.user_id:
+                yield f"{run.run_id} of {run.user_id} is told of job {job.run_id} of {job.user_id}"
+    users = {message.user_id for message in record.history.messages}
+    for served in record.history.served:
+        user_id = served.plan.partition("x")[0]
+        for job_id, _ in served.told if user_id in users else ():
+            if record.runs[job_id].user_id != user_id:
+                yield f"the model answers {user_id} and is told of job {job_id} of {record.runs[job_id].user_id}"
+
+
 def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
-    """ASYNC-5: the model has answered, or the user stopped the turn; else it stands in the row why not yet."""
+    """ASYNC-5: the model has answered, or the user stopped the turn or lost the right to write; else it waits."""
     for job in record.runs.values():
         if not job.reports_to_conversation_id:
             continue
@@ -277,14 +293,18 @@ def _is_held_back(record: Record, conversation_id: str, generation: int) -> bool
 
 
 def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
-    """Return whether the model was told of the end of a job and has answered, or ended a turn without a word."""
+    """Return whether the model of its user was told of the end and answered, or ended a turn without a word."""
     answers = (
-        message.number > number and message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
+        message.number > number
+        and message.role == message_pb2.ROLE_ASSISTANT
+        and not message.interrupted
+        and message.user_id == job.user_id
         for message in record.messages[job.reports_to_conversation_id]
     )
     ended = record.written_at(job.run_id, job.last_seq)
     silent = (
         says_nothing(run)
+        and run.user_id == job.user_id
         and run.conversation_id == job.reports_to_conversation_id
         and record.written_at(run.run_id, run.last_seq) >= ended
         for run in record.runs.values()
@@ -294,17 +314,24 @@ def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
 
 
 def _was_dismissed(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:
-    """Return whether the user stopped a turn that ended after the job, or its own model has stopped it."""
+    """Return whether its user stopped a turn that ended after it, or might not write, or its model has stopped it."""
     if job.stop_cause == run_pb2.STOP_CAUSE_MODEL and run_state(job.state) == "CANCELLED":
+        return True
+    if conversation_id in record.history.made_private and job.user_id != _owner(record, conversation_id):
         return True
     ended = record.written_at(job.run_id, job.last_seq)
     return any(
         is_turn(run)
         and run.conversation_id == conversation_id
-        and run.stop_cause == run_pb2.STOP_CAUSE_USER
+        and (run.stop_cause, run.user_id) == (run_pb2.STOP_CAUSE_USER, job.user_id)
         and record.written_at(run.run_id, run.last_seq) >= ended
         for run in record.runs.values()
     )
+
+
+def _owner(record: Record, conversation_id: str) -> str:
+    rows = record.tables.conversations.values()
+    return next(row.user_id for row in rows if row.conversation_id == conversation_id)
 
 
 LEDGER_CHECKERS = (
@@ -316,6 +343,7 @@ LEDGER_CHECKERS = (
 """Those that need nothing but the ledger."""
 
 CHECKERS = (
+    notices_stay_with_their_user,
     ends_are_told_or_dismissed,
     turns_keep_their_distance,
     paused_jobs_begin_nothing,

@@ -33,7 +33,8 @@ MODELS = ("first", "second", "third")
 """Those of runs with fallbacks: each may be down for one round of a run."""
 WATCHED = "value.endsWith('again')"
 """A condition of jobs that about half of the results meet."""
-_PLAN = re.compile(r"plan-(\w+)")
+# Not in the words of another user, which are quoted.
+_PLAN = re.compile(r"(?<!> )plan-(\w+)")
 _ROUNDS_MAX = 3
 _SILENCE = 0.15
 # Fewer tokens than a careful estimate takes them for, as with real models.

@@ -25,7 +25,7 @@ from pawl.agent_loop.domain.run import (
 )
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
-from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
+from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull, RunOfAnotherUser
 from pawl.event.v1 import run_pb2
 from tests.simulation import grants, own_tools
 from tests.simulation.cluster import AgentLoop
@@ -135,7 +135,7 @@ class User:
 
         try:
             run = await self.world.insist(self.network, self.draw, "submit", work)
-        except (ConversationBusy, QueueFull, ConversationNotFound) as error:
+        except (ConversationBusy, QueueFull, ConversationNotFound, RunOfAnotherUser) as error:
             self.world.history.tell(f"{message.request_id} refused: {error.reason}")
             return
         message.run_ids.append(run.run_id)
@@ -148,7 +148,8 @@ class User:
         known = len(self.run_ids)
         for run in self.world.tables.runs.values():
             is_turn = run.is_turn and run.conversation_id == self.conversation_id
-            if is_turn or (run.reports_to and run.reports_to == self.conversation_id):
+            is_job = run.reports_to != "" and run.reports_to == self.conversation_id
+            if run.user_id == self.name and (is_turn or is_job):
                 self.run_ids.setdefault(run.run_id)
         return len(self.run_ids) > known
 

@@ -80,6 +80,14 @@ OF_JOBS = (
         seed=1,
     ),
     Mutant(
+        name="notices_enter_runs_of_others",
+        module="pawl.job_store.domain.background",
+        text="if each.user_id == user_id and not each.entered_by",
+        instead="if not each.entered_by",
+        checker="notices_stay_with_their_user",
+        seed=34,
+    ),
+    Mutant(
         name="every_job_is_told_of_as_a_success",
         module=_LOOP,
         text='told["state"] = str(notice.state)',

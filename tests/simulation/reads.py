@@ -291,20 +291,19 @@ class MemoryReads:
                 for row in self._tables.runs.values()
                 if row.store_id == key.store_id and row.run_id in run_ids and row.state is RunState.FAILED
             },
-            told=self._told(conversation),
+            told=self._told(conversation, run.user_id),
         )
 
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
         await self._database.reach()
         run = self._run(key, UserId(""))
         conversation = self._tables.conversations[ConversationKey(run.store_id, run.conversation_id)]
-        return self._tables.unread(run.key), self._told(conversation)
+        return self._tables.unread(run.key), self._told(conversation, run.user_id)
 
-    def _told(self, conversation: ConversationRow) -> Told:
+    def _told(self, conversation: ConversationRow, user_id: UserId) -> Told:
         notices = tuple(
             (self._tables.runs[RunKey(conversation.store_id, each.run_id)], each.occasion)
-            for each in conversation.background.notices
-            if not each.entered_by
+            for each in conversation.background.pending_of(user_id)
         )
         return Told(notices=notices, open_jobs=conversation.background.open_jobs)
 

@@ -46,21 +46,23 @@ def beside_each_other(runs: Iterable[RunRow], conversation: ConversationRow) -> 
 
 
 def turn_not_begun(unit: UnitOfWork, operation: Any) -> RunRow | None:
-    """Return the turn that nobody has begun in the conversation to which an operation brings a message."""
+    """Return the turn that no worker has begun in the conversation to which its user brings a message."""
     if not isinstance(operation, Submit):
         return None
     conversation = unit.conversations.get(ConversationKey(operation.store_id, operation.conversation_id))
     if conversation is None or conversation.active_run_id is None:
         return None
     active = unit.runs.get(RunKey(operation.store_id, conversation.active_run_id))
-    if active is None or not active.is_turn or active.last_commit is not None or active.worker_id is not None:
+    if active is None or active.user_id != operation.user_id:
+        return None
+    if not active.is_turn or active.last_commit is not None or active.worker_id is not None:
         return None
     return active
 
 
 def held_up(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
     """Return in which way a turn that had not begun held up a message of a user (ASYNC-5)."""
-    if isinstance(outcome, ConversationBusy):
+    if isinstance(outcome, ConversationBusy) and not unit.conversation_of(turn).queue:
         return f"a message was refused for {turn.run_id}, which had not begun"
     after = unit.runs.get(turn.key)
     is_new = isinstance(outcome, Submitted) and outcome.run.conversation_id == turn.conversation_id

@@ -29,6 +29,7 @@ from tests.simulation import (
     talkers,
     timers,
     triggers,
+    writers,
 )
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
@@ -89,6 +90,7 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     world = World(chance, history)
     world.start()
     users, approvers = _users(world), _approvers(world)
+    users += writers.of(users)
     trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
     their: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
     their += [senders.Sender(world, STORE)] if has_triggers and triggers.are_played(chance) else []

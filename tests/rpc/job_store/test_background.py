@@ -20,13 +20,14 @@ from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, Run
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
 from pawl.errors import InvalidField, QueueFull, RequestIdReused, RunNotFound
-from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.tool_registry.adapters.ledger import LedgerReads
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
+from tests.rpc.job_store.test_conversations import Shared, listed, take_in
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept
 from tests.rpc.job_store.test_forks import fork
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
@@ -99,6 +100,43 @@ async def test_the_end_of_a_job_begins_a_turn_that_is_told_of_it_once(user: User
     await turn.commit(state=COMPLETED)
     assert await user.claim() == [], "nothing is left to be told"
     assert (await user.start(conversation_id=conversation_id)).run_id
+
+
+async def test_a_notice_is_loaded_for_runs_of_its_user_and_shown_to_that_user_alone(replica: Replica) -> None:
+    """ASYNC-5, in a conversation that is shared for writing. Others see that there is a notice."""
+    ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
+    conversation_id = await begun(ann, "mine")
+    talk = Shared(ann=ann, bob=bob, conversation_id=conversation_id)
+    await talk.share(conversation_pb2.SHARING_WRITE)
+    await begun(bob, "theirs", conversation_id=conversation_id)
+    jobs = await worked(ann, 2)
+    active = await talk.begin(ann)
+    for job in jobs:
+        await ended(job)
+    for notices in ((await active.load()).notices, await active.notices()):
+        assert [each.run.run_id for each in notices] == ["job_mine"]
+    await active.commit(state=COMPLETED)
+
+    first = await ann.take()
+    run = (await first.load()).run
+    told = {"ann": "job_mine", "bob": "job_theirs"}
+    assert [each.run.run_id for each in (await first.load()).notices] == [told[run.user_id]]
+    notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="wombat", notices_json=b'["wombat"]')
+    entered = [pb.EnteredNotice(run_id=run_id) for run_id in told.values()]
+    await first.commit(state=run_pb2.RUN_STATE_RUNNING, messages=[notice], entered_notices=entered)
+    await first.commit(state=COMPLETED)
+    other = {"ann": bob, "bob": ann}[run.user_id]
+    for user in (ann, bob):
+        seen = (await talk.said(user))[-1]
+        assert (seen.role, seen.user_id, seen.number) == (message_pb2.ROLE_NOTICE, run.user_id, seen.number)
+        shown = ("", b"") if user is other else ("wombat", b'["wombat"]')
+        assert (seen.text, seen.notices_json) == shown
+    await replica.database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
+    second = await (await other.take()).load()
+    assert [each.run.run_id for each in second.notices] == [told[other.user_id]], "the first turn could not enter it"
+    assert second.messages[-1].text == ""
+    await take_in(replica.database)
+    assert await listed(ann, query="wombat") == []
 
 
 def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.StartJobRequest:

@@ -156,6 +156,12 @@ class Owner:
         with translating():
             return [command async for part in self.user.stub.ListCommands(request) for command in part.commands]
 
+    async def notices(self) -> list[pb.Notice]:
+        """The notices that come with its inbox."""
+        request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
+        with translating():
+            return [notice async for part in self.user.stub.ListCommands(request) for notice in part.notices]
+
     def call(self, call_id: str, state: Any, **fields: Any) -> call_pb2.Call:
         values: dict[str, Any] = {"round": 1, "tool_name": "tool", "tool_version": 1, "arguments_json": b"{}"}
         return call_pb2.Call(call_id=call_id, state=state, **(values | fields))

@@ -73,7 +73,7 @@ class Desk(World):
 
     def enter(self, run_id: str) -> tuple[Entered, ...]:
         """Let the model of a run be told what waits."""
-        waiting = [each for each in self.background.notices if not each.entered_by]
+        waiting = self.background.pending_of(self.run(run_id).user_id)
         entered = tuple(Entered(run_id=each.run_id, occasion=each.occasion) for each in waiting)
         self.commit(run_id, entered=entered)
         return entered

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import RunId, UserId
 from pawl.errors import ConversationBusy, IllegalTransition
 from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.background import Background
 from pawl.job_store.domain.command import TopUp
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
 from pawl.job_store.domain.rows import RunRow
-from pawl.job_store.domain.states import CallState, MessagePolicy, RunState, StopCause
+from pawl.job_store.domain.states import CallState, MessagePolicy, RunState, Sharing, StopCause
 from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
-from tests.unit.job_store.world import change, delegation
+from tests.unit.job_store.world import BOB, USER, change, delegation
 
 
 def test_the_end_of_a_job_begins_a_turn_that_tells_of_it_once() -> None:
@@ -168,7 +168,10 @@ def test_an_eleventh_job_is_refused_and_one_that_ends_makes_room(desk: Desk) -> 
 
 
 class Games(RuleBasedStateMachine):
-    """Random interleavings of what jobs tell, what models are told, and what users say, beside the simplest model."""
+    """Random interleavings of what jobs tell, what models are told, and what two users say, beside the simplest model.
+
+    The conversation is shared for writing.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -176,22 +179,29 @@ class Games(RuleBasedStateMachine):
         self.told: dict[str, str] = {}
         """What became of the end of each job: PENDING, ENTERED by a run, ANSWERED or DISMISSED."""
         self.begun: list[datetime] = []
-        self.is_telling = False
-        """True while a model was told something and has not answered."""
+        self.telling: set[UserId] = set()
+        """The users whose model was told something and has not answered."""
         self.desk.take(self.desk.submit().run.run_id)
+        self.desk.unit.put_conversation(replace(self.desk.conversation, sharing=Sharing.WRITE))
         self.begin_job()
 
-    @rule(policy=st.sampled_from(list(MessagePolicy)))
-    def say(self, policy: MessagePolicy) -> None:
+    @rule(policy=st.sampled_from(list(MessagePolicy)), user_id=st.sampled_from([USER, BOB]))
+    def say(self, policy: MessagePolicy, user_id: UserId) -> None:
         active = self.desk.active
-        waits = active is not None and active.is_turn and active.last_commit is None and active.worker_id is None
-        if active is not None and not active.is_turn and policy in {MessagePolicy.REJECT, MessagePolicy.STEER}:
+        gives_way = active is not None and active.is_turn and active.user_id == user_id
+        waits = active is not None and active.last_commit is None and active.worker_id is None
+        if active is not None and not gives_way and policy in {MessagePolicy.REJECT, MessagePolicy.STEER}:
             return
-        if active is not None and policy is MessagePolicy.REJECT and self.desk.conversation.queue:
+        if active is not None and active.user_id != user_id and policy is MessagePolicy.INTERRUPT:
             return
-        submitted = self.desk.submit(policy)
-        if waits or active is None:
+        queue = self.desk.conversation.queue
+        if active is not None and policy is MessagePolicy.REJECT and queue:
+            return
+        submitted = self.desk.submit(policy, user_id=user_id)
+        if active is None or (gives_way and waits and not queue):
             assert submitted.place == 0
+        if active is not None and active.user_id != user_id:
+            assert self.desk.run(active.run_id) == active
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 2.0, 30.0]))
     def pass_time(self, seconds: float) -> None:
@@ -237,7 +247,8 @@ class Games(RuleBasedStateMachine):
         held = self._held()
         assert held is not None
         for each in self.desk.enter(held.run_id):
-            self.is_telling = True
+            self.telling.add(held.user_id)
+            assert self.desk.run(each.run_id).user_id == held.user_id
             if each.occasion == 0:
                 assert self.told[each.run_id] == "PENDING"
                 self.told[each.run_id] = "ENTERED"
@@ -253,8 +264,7 @@ class Games(RuleBasedStateMachine):
         else:
             self.desk.end(held.run_id, state)
             if state is RunState.COMPLETED:
-                self.is_telling = False
-                self.told = {job: "ANSWERED" if how == "ENTERED" else how for job, how in self.told.items()}
+                self._move(held, "ENTERED", "ANSWERED")
 
     @precondition(lambda self: self.desk.active is not None)
     @rule()
@@ -289,7 +299,7 @@ class Games(RuleBasedStateMachine):
         if self.desk.active is not None:
             return
         generations = {job.run_id: job.generation for job in self.desk.jobs}
-        waiting = [each for each in self.desk.background.notices if not each.entered_by]
+        waiting = [each for each in self.desk.background.notices if not each.entered_by or each.tries]
         if any(generations[each.run_id] < GENERATIONS_MAX and each.tries < TRIES_MAX for each in waiting):
             assert len(self.desk.background.turn_times) >= TURNS_MAX
 
@@ -313,9 +323,13 @@ class Games(RuleBasedStateMachine):
 
     def _dismiss(self, run: RunRow) -> None:
         if run.is_turn and run.stop_cause is StopCause.USER:
-            dismissed = "ENTERED" if self.is_telling else "PENDING"
-            self.is_telling = False
-            self.told = {job: "DISMISSED" if how == dismissed else how for job, how in self.told.items()}
+            self._move(run, "ENTERED" if run.user_id in self.telling else "PENDING", "DISMISSED")
+
+    def _move(self, run: RunRow, before: str, after: str) -> None:
+        """Move the ends of the jobs of a run's user that are in one state to another."""
+        self.telling.discard(run.user_id)
+        moved = (job for job, how in self.told.items() if how == before and self.desk.run(job).user_id == run.user_id)
+        self.told |= dict.fromkeys(list(moved), after)
 
 
 TestGames = Games.TestCase

@@ -25,6 +25,7 @@ DIGEST = "ab" * 32
 EDITED_DIGEST = "cd" * 32
 STORE = StoreId("acme")
 USER = UserId("ann")
+BOB = UserId("bob")
 
 
 class CountingIds:
@@ -125,7 +126,8 @@ class World:
         return receipt
 
     def cancel(self, run_id: str) -> Receipt:
-        return self.send(run_id, Cancel(cause=StopCause.USER))
+        """Let the user of a run cancel it."""
+        return self.send(run_id, Cancel(cause=StopCause.USER), user_id=self.run(run_id).user_id)
 
     def steer(self, run_id: str) -> Receipt:
         return self.send(run_id, Steer())

@@ -44,6 +44,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_NOTICE: _Role.ValueType  # 5
     """Pawl: what jobs told their conversation, of which the model is told with it
     (docs/background.md). The text is for people; `notices_json` is what the model is given.
+    Both are empty for others than the user who started the jobs.
     """
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
@@ -67,6 +68,7 @@ leaves the run to a newer one.
 ROLE_NOTICE: Role.ValueType  # 5
 """Pawl: what jobs told their conversation, of which the model is told with it
 (docs/background.md). The text is for people; `notices_json` is what the model is given.
+Both are empty for others than the user who started the jobs.
 """
 Global___Role: _TypeAlias = Role  # noqa: Y015
 

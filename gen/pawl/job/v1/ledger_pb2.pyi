@@ -730,7 +730,9 @@ class LoadRunResponse(_message.Message):
 
     @_builtins.property
     def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
-        """What jobs tell the conversation and no model was told yet, oldest first."""
+        """What jobs of the run's user tell the conversation and no model was told yet,
+        oldest first.
+        """
 
     def __init__(
         self,
@@ -1085,7 +1087,8 @@ class CommitRunRequest(_message.Message):
     @_builtins.property
     def entered_notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnteredNotice]:
         """Notices of jobs that a message of this step, with the role NOTICE, tells the
-        model: they are not given again. One that is not there changes nothing.
+        model: they are not given again. One that is not there, or is of another
+        user than the run, changes nothing.
         """
 
     def __init__(

@@ -74,7 +74,7 @@ def _is_told(state: State) -> bool:
     # What an earlier run had begun to say or do about it, and did not end, is no answer.
     answers_and_notices = (
         message
-        for message in reversed(state.messages)
+        for message in filter(state.is_own, reversed(state.messages))
         if message.role is Role.NOTICE
         or (message.role is Role.ASSISTANT and not message.interrupted and not message.call_ids)
     )

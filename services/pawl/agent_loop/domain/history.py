@@ -81,7 +81,7 @@ def told(state: State) -> tuple[Message, ...]:
     place in the conversation there; to the model it is what came before them.
     """
     messages = state.messages
-    while state.run.is_turn and messages and messages[-1].interrupted and not messages[-1].call_ids:
+    while state.run.is_turn and messages and _is_no_question(messages[-1], state):
         # What a turn before it had begun to say. Nobody has said anything since, and a model answers others only.
         messages = messages[:-1]
     summary = next((message for message in reversed(messages) if message.role is Role.SUMMARY), None)
@@ -143,9 +143,8 @@ def size_bytes(message: Mapping[str, Any]) -> int:
 def _group(
     message: Message, state: State, reasoning_field: str, result_bytes_max: int, *, takes_images: bool
 ) -> list[ProviderMessage]:
-    if message.user_id not in {"", state.run.user_id}:
-        # What jobs of another user tell is for the model of that one.
-        return [] if message.role is Role.NOTICE else _of_another(message)
+    if not state.is_own(message):
+        return _of_another(message)
     match message.role:
         case Role.USER if message.parts:
             return [_message("user", parts.content(message.parts, takes_images=takes_images))]
@@ -162,7 +161,12 @@ def _group(
 
 
 def _of_another(message: Message) -> list[ProviderMessage]:
-    """Return what another user wrote or was answered, quoted line by line: no word of it passes for anything else."""
+    """Return what another user wrote or was answered, quoted line by line: no word of it passes for anything else.
+
+    What jobs of another user tell is for the model of that user.
+    """
+    if message.role is Role.NOTICE:
+        return []
     if message.role is Role.ASSISTANT:
         answer = _assistant(message, (), "")
         label, text = _ANSWER_TO_ANOTHER, answer["content"] if answer else ""
@@ -174,6 +178,13 @@ def _of_another(message: Message) -> list[ProviderMessage]:
         text = text.replace(end, "\n")
     quoted = text.removesuffix("\n").replace("\n", "\n> ")
     return [_message("user", f"{label.format(message.user_id)}\n> {quoted}")]
+
+
+def _is_no_question(message: Message, state: State) -> bool:
+    """Return whether a message is an answer that was interrupted, or nothing that the model of the run is given."""
+    if not state.is_own(message):
+        return not _of_another(message)
+    return message.interrupted and not message.call_ids
 
 
 def _correction(message: Message, state: State) -> list[ProviderMessage]:

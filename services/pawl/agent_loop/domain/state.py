@@ -105,6 +105,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         own = (message for message in reversed(self.messages) if message.run_id == self.run.run_id)
         return next((message for message in own if message.role is not Role.SUMMARY), None)
 
+    def is_own(self, message: Message) -> bool:
+        """Return whether a message is of the user of the run."""
+        return message.user_id in {"", self.run.user_id}
+
     @property
     def round_active_seconds(self) -> float:
         """The time for which the current round was active until now."""

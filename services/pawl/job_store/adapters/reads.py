@@ -64,7 +64,7 @@ WHERE store_id = $1 AND run_id = $2
 """
 _BESIDE_RUN: Final = ("loop_state", "time", "past_number", "conversation_user_id", "background")
 _BACKGROUND: Final = """
-SELECT (
+SELECT r.user_id, (
     SELECT c.background FROM job_store.conversations AS c
     WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
 ) AS background FROM job_store.runs AS r WHERE r.store_id = $1 AND r.run_id = $2
@@ -194,7 +194,7 @@ class PostgresReads(DatabaseAdapter):
             calls = [tables.call(record) for record in records]
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.command(record) for record in records]
-            told = await _told(connection, key.store_id, background)
+            told = await _told(connection, key.store_id, run.user_id, background)
         return Loaded(
             run=run,
             user_id=user_id or run.user_id,
@@ -211,10 +211,10 @@ class PostgresReads(DatabaseAdapter):
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
         async with self._database.snapshot() as connection:
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
-            if not records:
-                await _fetch_run(connection, key, UserId(""))
-            background = await connection.fetchval(_BACKGROUND, key.store_id, key.run_id)
-            told = await _told(connection, key.store_id, background)
+            record = await connection.fetchrow(_BACKGROUND, key.store_id, key.run_id)
+            if record is None:
+                raise RunNotFound
+            told = await _told(connection, key.store_id, record["user_id"], record["background"])
         return [tables.command(record) for record in records], told
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
@@ -291,10 +291,10 @@ class PostgresReads(DatabaseAdapter):
             return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
 
 
-async def _told(connection: Connection, store_id: StoreId, packed: bytes | None) -> Told:
-    """Return what a conversation is told, given its background as it is stored."""
+async def _told(connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None) -> Told:
+    """Return what a run of a user is told, given the background of its conversation as it is stored."""
     background = tables.background(packed)
-    waiting = [each for each in background.notices if not each.entered_by]
+    waiting = background.pending_of(user_id)
     if not waiting:
         return Told(open_jobs=background.open_jobs)
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))

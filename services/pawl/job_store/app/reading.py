@@ -118,9 +118,9 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """The runs of jobs that tell a conversation something of which no model was told yet, each with the occasion.
+    """The jobs of a run's user with notices in its conversation that no model was told yet, each with the occasion.
 
-    `open_jobs` of the conversation have not ended.
+    `open_jobs` of the conversation, of all users, have not ended.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()

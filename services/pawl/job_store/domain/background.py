@@ -7,17 +7,18 @@ from typing import Final
 
 import msgspec
 
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import RunId, UserId
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A place for what the job `run_id` tells of an iteration, or with `occasion` 0 of its end.
+    """A reference to what the job `run_id` of `user_id` reports: an iteration, or with `occasion` 0 its end.
 
-    `entered_by` is the run whose model was told and has not answered yet, empty as long as none was; `tries` are the
-    turns that have failed with it.
+    `entered_by` is the run of that user whose model was told and has not answered yet, empty as long as none was;
+    `tries` are the turns that have failed with it.
     """
 
     run_id: RunId
+    user_id: UserId
     occasion: int
     entered_by: RunId = RunId("")
     tries: int = 0
@@ -34,6 +35,10 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     def pending(self) -> int:
         """The number of notices of which no model was told."""
         return sum(not each.entered_by for each in self.notices)
+
+    def pending_of(self, user_id: UserId) -> tuple[Notice, ...]:
+        """Return the notices that a run of this user tells its model."""
+        return tuple(each for each in self.notices if each.user_id == user_id and not each.entered_by)
 
     @property
     def entered(self) -> int:

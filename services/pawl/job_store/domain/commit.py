@@ -89,8 +89,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             for change in self.calls
             if change.child_run_id and change.state is CallState.CANCELLED
         )
+        told = (RunKey(store_id, each.run_id) for each in self.entered)
         return RowKeys(
-            runs=(self.run, *begun, *given_up),
+            runs=(self.run, *begun, *given_up, *told),
             conversations_of=(self.run,) if self.messages or any(each.is_job for each in self.delegations) else (),
             ends=(self.run, *given_up) if may_end or self.tells_iteration else given_up,
             calls_of=(self.run,) if may_end else (),
@@ -134,8 +135,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         steps += self._append_messages(unit, before)
         changed, run = self._change_calls(unit, before)
         steps += changed
-        jobs.enter(unit, before, self.entered)
-        self._delegate(unit, before)
+        run = jobs.enter(unit, run, self.entered)
+        self._delegate(unit, run)
         steps += [event for event in self.events if event.type == ROUND_STARTED]
         run, trim = trimming.after_round(before, self._with_figures(run, unit.now), unit.iterations_kept)
         unit.trims.add([] if trim is None else [trim])

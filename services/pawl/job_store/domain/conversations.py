@@ -126,6 +126,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     None leaves what is there. Where it is not shared for writing any more, open runs of others are stopped: their
     owners read `cancel`. Those whose options `is_undo` knows go on: what they have begun to take back, they take back.
+    Notices of others are removed: their jobs keep what they came to.
     """
 
     conversation_id: ConversationId
@@ -166,6 +167,8 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         changed = unit.put_conversation(replace(conversation, **changes))
         if not self._ends_writing:
             return changed
+        notices = tuple(each for each in changed.background.notices if each.user_id == self.user_id)
+        changed = unit.put_conversation(replace(changed, background=replace(changed.background, notices=notices)))
         # The active one at last: none of those that go gets the turn from it.
         for run_id in (*changed.queue, changed.active_run_id or RunId("")):
             run = unit.runs.get(RunKey(self.store_id, run_id))

@@ -3,9 +3,10 @@
 A notice is a place in the row of the conversation: which job, and which iteration or its end. What is told stands in
 the run of the job, so nothing is written twice, and what is told is what is there when the model is asked.
 
-The owner of the active run enters the notices with the step that starts a model call. Without an active run the
-ledger begins a *turn*: a run without a message, of which the notices are all that is new. A message of the user goes
-before a turn that has not begun.
+A notice belongs to the user who started the job, and enters only runs of that user. The owner of the active run enters
+the notices with the step that starts a model call. Without an active run the ledger begins a *turn*: a run of that user
+without a message, of which the notices are all that is new. A message of the same user goes before a turn that has not
+begun. A user who may no longer write to the conversation has no notices there: each job keeps its result.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain import turn
 from pawl.job_store.domain.background import Notice
+from pawl.job_store.domain.calls import people_of
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
 from pawl.job_store.domain.states import RunState, StopCause
@@ -65,7 +67,7 @@ def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     """Tell the conversation of `job` of an iteration, or with 0 of its end; who is erased is told nothing.
 
     Of a job one iteration at most waits to be told, the last one. A model that has stopped it knows that it ends. One
-    that is silent tells nothing.
+    that is silent tells nothing, nor does one whose user may no longer write to the conversation.
     """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     if conversation is None or not conversation.user_id:
@@ -76,9 +78,9 @@ def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     if not is_end:
         notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)
     is_known = is_end and job.state is RunState.CANCELLED and job.stop_cause is StopCause.MODEL
-    is_told = not (is_known or job.silent)
+    is_told = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
     if is_told:
-        notices = (*notices, Notice(run_id=job.run_id, occasion=occasion))
+        notices = (*notices, Notice(run_id=job.run_id, user_id=job.user_id, occasion=occasion))
     background = replace(background, notices=notices, open_jobs=max(0, background.open_jobs - is_end))
     conversation = unit.put_conversation(replace(conversation, background=background))
     if not is_told:
@@ -86,21 +88,26 @@ def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     active = unit.runs.get(RunKey(job.store_id, conversation.active_run_id or RunId("")))
     if conversation.active_run_id is None:
         _begin_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
-    elif active is not None and active.worker_id is not None:
+    elif active is not None and active.worker_id is not None and active.user_id == job.user_id:
         unit.wakeups.add([Wakeup(worker_id=active.worker_id, run=active.key)])
 
 
-def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> None:
-    """Note that the model is told of some notices with the step of `run` that is being written."""
+def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
+    """Note that the step of `run` tells its model some notices of its user; return the run.
+
+    All whose act the jobs are, and all who steered them, have steered the run from then on.
+    """
     named = {(each.run_id, each.occasion) for each in entered}
     if not named:
-        return
+        return run
     conversation = unit.conversation_of(run)
-    notices = tuple(
-        replace(each, entered_by=run.run_id) if (each.run_id, each.occasion) in named and not each.entered_by else each
-        for each in conversation.background.notices
-    )
-    unit.put_conversation(replace(conversation, background=replace(conversation.background, notices=notices)))
+    background = conversation.background
+    taken = [each for each in background.pending_of(run.user_id) if (each.run_id, each.occasion) in named]
+    notices = tuple(replace(each, entered_by=run.run_id) if each in taken else each for each in background.notices)
+    unit.put_conversation(replace(conversation, background=replace(background, notices=notices)))
+    jobs = (unit.runs.get(RunKey(run.store_id, each.run_id)) for each in taken)
+    people = {person for job in jobs if job is not None for person in (*people_of(job), *job.steered_by)}
+    return replace(run, steered_by=tuple(sorted({*run.steered_by, *people - people_of(run)})))
 
 
 def left(unit: UnitOfWork, run: RunRow) -> None:
@@ -115,7 +122,7 @@ def left(unit: UnitOfWork, run: RunRow) -> None:
     unit.put_conversation(conversation)
     if conversation.active_run_id is not None or not conversation.user_id:
         return
-    waiting = (each for each in notices if not each.entered_by or _is_tried_again(run, each))
+    waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
     # An end before an iteration, and none behind one that may begin no turn.
     told = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
@@ -126,8 +133,8 @@ def left(unit: UnitOfWork, run: RunRow) -> None:
 
 
 def has_news(unit: UnitOfWork, run: RunRow) -> bool:
-    """Return whether jobs have told the conversation of a run something that no model was told."""
-    return unit.conversation_of(run).background.pending > 0
+    """Return whether jobs of the user of a run have told its conversation something that no model was told."""
+    return bool(unit.conversation_of(run).background.pending_of(run.user_id))
 
 
 def has_begun(run: RunRow) -> bool:
@@ -136,20 +143,17 @@ def has_begun(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that are left once a run of their conversation has ended."""
+    """Return the notices that are left once a run of their conversation has ended; all those of other users are."""
+    entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
     if run.state is RunState.COMPLETED:
-        return tuple(each for each in notices if not each.entered_by)
+        return tuple(each for each in notices if each not in entered)
     if run.is_turn and run.state is RunState.CANCELLED and run.stop_cause is StopCause.USER:
         # The user does not want to hear of what it told, or was about to tell.
-        has_told = any(each.entered_by for each in notices)
-        return tuple(each for each in notices if has_told and not each.entered_by)
+        dismissed = entered or [each for each in notices if each.user_id == run.user_id]
+        return tuple(each for each in notices if each not in dismissed)
     if run.is_turn and run.state is RunState.FAILED:
-        return tuple(replace(each, tries=each.tries + 1) if each.entered_by else each for each in notices)
+        return tuple(replace(each, tries=each.tries + 1) if each in entered else each for each in notices)
     return notices
-
-
-def _is_tried_again(run: RunRow, notice: Notice) -> bool:
-    return run.is_turn and run.state is RunState.FAILED and notice.tries < TRIES_MAX
 
 
 def _begun_at(turn_run: RunRow) -> tuple[datetime, ...]:
@@ -158,11 +162,10 @@ def _begun_at(turn_run: RunRow) -> tuple[datetime, ...]:
 
 
 def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
-    """Begin a run that tells the model what there is, if there may be one now; else it waits for the user."""
+    """Begin a run of the user of `job` that tells the model its notices, if there may be one now; else they wait."""
     background, generation = conversation.background, job.generation + 1
     recent = tuple(time for time in background.turn_times if time > unit.now - TURNS_PERIOD)
-    may_write = conversation.takes_messages_of(job.user_id)
-    if not may_write or generation > GENERATIONS_MAX or len(recent) >= turns_max:
+    if generation > GENERATIONS_MAX or len(recent) >= turns_max:
         return
     begin = max(unit.now, recent[-1] + TURN_DISTANCE) if recent else unit.now
     # A clock that went back holds up nothing.

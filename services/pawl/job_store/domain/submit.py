@@ -204,10 +204,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         active = unit.runs.get(RunKey(self.store_id, active_id)) if active_id else None
         if active is None:
             return self._create(unit, conversation)
-        if active.is_turn:
-            return self._instead_of(unit, conversation, active)
-        if self.policy in _ON_THE_ACTIVE and active.user_id != self.user_id:
+        is_own = active.user_id == self.user_id
+        if self.policy in _ON_THE_ACTIVE and not is_own:
             raise RunOfAnotherUser
+        if active.is_turn and (is_own or active.is_quarantined):
+            return self._instead_of(unit, conversation, active)
         match self.policy:
             case MessagePolicy.REJECT:
                 raise ConversationBusy
@@ -232,9 +233,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Start a run before or after a turn of the model, whatever the policy: nobody has begun that to be answered.
+        """Start a run before or after a turn of the same user, whatever the policy: no message started the turn.
 
-        One that has begun ends by itself, after few rounds, unless it waits.
+        One that has begun ends by itself, after few rounds, unless it waits. One whose workers died stands in the way
+        of all users, so it gives way to any of them.
         """
         if self.policy is MessagePolicy.REJECT and conversation.queue:
             raise ConversationBusy

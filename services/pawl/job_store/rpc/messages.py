@@ -60,6 +60,8 @@ _MESSAGE_FOR_READERS: Final = frozenset(
         *("summarised_to_number", "create_time", "imported", "user_id"),
     }
 )
+# A summary retells calls and documents, and a notice is for the user who started the job: others see that there is one.
+_HIDDEN_FROM_READERS: Final = frozenset({message_pb2.ROLE_SUMMARY, message_pb2.ROLE_NOTICE})
 _CONVERSATION_FOR_READERS: Final = frozenset(
     {
         *("store_id", "user_id", "conversation_id", "title", "has_own_title", "archived", "create_time", "update_time"),
@@ -294,15 +296,10 @@ def call_for_reader(row: CallRow) -> call_pb2.Call:
 def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Message:
     """Return a message of a conversation of `user_id`: to others than its author what was said, not what was thought.
 
-    Of a summary there is the place: it keeps what calls and documents said. An empty reader is a service.
+    Of a summary and a notice there is the place. An empty reader is a service.
     """
     whole = message(row, user_id)
-    if reader_id in {"", whole.user_id}:
-        return whole
-    shown = _only(whole, _MESSAGE_FOR_READERS)
-    if shown.role == message_pb2.ROLE_SUMMARY:
-        shown.ClearField("text")
-    return shown
+    return whole if reader_id in {"", whole.user_id} else _for_others(whole)
 
 
 def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:
@@ -354,7 +351,16 @@ def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> messa
     For runs of others than its author there is what was said.
     """
     entry = _message(row, user_id)
-    return entry if entry.user_id == run_user_id else _only(entry, _MESSAGE_FOR_READERS - {"call_ids"})
+    if entry.user_id != run_user_id:
+        _for_others(entry).ClearField("call_ids")
+    return entry
+
+
+def _for_others(entry: message_pb2.Message) -> message_pb2.Message:
+    shown = _only(entry, _MESSAGE_FOR_READERS)
+    if shown.role in _HIDDEN_FROM_READERS:
+        shown.ClearField("text")
+    return shown
 
 
 def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
@@ -370,9 +376,9 @@ def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def text_of(body: bytes) -> str:
-    """Return the text by which a message can be found: that of the user or the model, none of a summary."""
+    """Return the text by which a message can be found: that of the user or the model."""
     entry = message_pb2.Message.FromString(body)
-    return "" if entry.role == message_pb2.ROLE_SUMMARY else entry.text
+    return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
 
 
 def head_of(row: MessageRow) -> Head:

@@ -1,0 +1,65 @@
+"""Users who write to the conversation of another user, who shares it for writing and makes it private again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pawl.agent_loop.app.public_values import MessagePolicy
+from pawl.chassis.ids import ConversationId, RequestId
+from pawl.event.v1 import conversation_pb2
+from tests.simulation.people import User
+
+_RATE = 0.25
+
+
+class Writer(User):
+    """Begins runs in the conversation of a host."""
+
+    def __init__(self, host: User) -> None:
+        super().__init__(host.world, f"{host.name}writer", front_end=False)
+        self._host = host
+        self._sharing = host.world.chance.stream("sharing", host.name)
+        self._count = 1  # The conversation exists: no message of the writer begins one.
+
+    async def live(self) -> None:
+        """Write while the host shares the conversation, then see to it that every run ends."""
+        while not (self._host.run_ids or self._host.done):
+            await asyncio.sleep(1.0)
+        self.conversation_id = self._host.conversation_id
+        await self._share(conversation_pb2.SHARING_WRITE)
+        sharing = asyncio.create_task(self._change_sharing())
+        await super().live()
+        await sharing
+
+    async def _change_sharing(self) -> None:
+        await asyncio.sleep(14.0 * self._sharing.random())
+        if self._sharing.random() < 0.4:
+            self.world.history.made_private.add(self.conversation_id)
+            await self._share(conversation_pb2.SHARING_PRIVATE)
+            await asyncio.sleep(3.0 * self._sharing.random())
+            await self._share(conversation_pb2.SHARING_WRITE)
+            await self.bring(MessagePolicy.QUEUE)
+
+    async def _share(self, sharing: conversation_pb2.Sharing.ValueType) -> None:
+        caller, request_id = self._host.caller, RequestId(f"share_{self.name}_{self._next()}")
+        await self.world.insist(
+            self.network,
+            self._sharing,
+            "share",
+            lambda agent: agent.ledger.update_conversation(
+                caller,
+                request_id,
+                ConversationId(self.conversation_id),
+                title=None,
+                archived=None,
+                labels=None,
+                sharing=sharing,
+                shows_arguments=None,
+            ),
+        )
+
+
+def of(users: list[User]) -> list[User]:
+    """Return the writers to conversations of some users."""
+    hosts = (user for user in users if user.world.chance.stream("writers", user.name).random() < _RATE)
+    return [Writer(host) for host in hosts]
