@@ -85,7 +85,7 @@ OF_THE_LEDGER = (
         text="    if count == len(commands):",
         instead="    if True:",
         checker="no_crash",
-        seed=14,
+        seed=431,
         seeds=800,
     ),
     Mutant(

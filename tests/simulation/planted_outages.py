@@ -90,6 +90,6 @@ OF_OUTAGES = (
         text="self.loop.fallbacks_used, len(models) - 1",
         instead="self.loop.fallbacks_used * (self.loop.model_call is not None), len(models) - 1",
         checker="failed_models_are_left",
-        seed=26,
+        seed=33,
     ),
 )

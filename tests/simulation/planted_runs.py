@@ -151,6 +151,7 @@ OF_RUNS = (
         instead="        store(tables, unit, [])\n"
         "        asyncio.get_running_loop().call_later(0.5, store, tables, UnitOfWork(self._ids), events)\n",
         checker="durable_before_visible",
+        seed=2,
     ),
     Mutant(
         name="edited_calls_run_unedited",
@@ -176,6 +177,7 @@ OF_RUNS = (
         text="        if run.state is not RunState.CANCELLING:\n            return\n",
         instead="        return\n",
         checker="nothing_starts_after_a_cancel",
+        seed=175,
     ),
     Mutant(
         name="stops_are_taken_and_forgotten",
@@ -204,6 +206,7 @@ OF_RUNS = (
         text="after_seq=old.last_seq if names_own_seqs else None",
         instead="after_seq=None",
         checker="what_was_shown_was_said",
+        seed=25,
         seeds=800,
     ),
     Mutant(

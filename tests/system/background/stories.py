@@ -90,7 +90,7 @@ class ServerTask(Story):
         (server / "tools.json").write_text(json.dumps([tool | {"execution": {"taskSupport": "required"}}]))
         safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
         config = source_pb2.SourceConfig(name="far", mcp_stdio=stdio_config(server), policies=[safe])
-        await self.pawl.sources.AddSource(source_pb2.AddSourceRequest(config=config))
+        await self.pawl.sources.AddSource(source_pb2.AddSourceRequest(config=config), timeout=PATIENCE_SECONDS)
         self.log, self.ends = server / "log", server / "ends"
         self.job_id = await self.begin_job("far__echo", {"city": "Oslo"})
 
