@@ -209,15 +209,6 @@ OF_JOBS = (
         seed=26,
     ),
     Mutant(
-        name="what_is_planned_begins_after_the_pause",
-        module="pawl.job_store.domain.commit",
-        text="if any(command.name == inbox.PAUSE for command in unit.inbox(run)):",
-        instead="if False:",
-        checker="paused_jobs_begin_nothing",
-        seed=589,
-        seeds=600,
-    ),
-    Mutant(
         name="silent_jobs_tell_of_their_end",
         module=_LEDGER,
         text="(is_known or job.silent)",
