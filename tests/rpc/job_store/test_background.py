@@ -473,8 +473,7 @@ async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> N
     ]
     _, beats, failed = found
     assert (beats.tool, beats.interval_seconds, beats.iterations, beats.result) == ("work", 60, 1, "7")
-    assert beats.waits_for_time
-    assert failed.error == "no such page"
+    assert (beats.waits_for_time, failed.error) == (True, "no such page")
 
     async def stop(run_id: str) -> tuple[str, bool] | None:
         key = RunKey(where[0], RunId(run_id))
@@ -498,5 +497,4 @@ async def test_a_fork_leaves_what_jobs_tell_with_its_original(user: User) -> Non
     for claimed in await user.claim(runs_max=5):
         loaded = await user.owner(claimed.run_id, claimed.epoch).load()
         told[loaded.run.conversation_id] = (loaded.open_job_count, len(loaded.notices))
-    assert submitted.run.conversation_id == forked
-    assert told == {conversation_id: (0, 2), forked: (0, 0)}
+    assert (submitted.run.conversation_id, told) == (forked, {conversation_id: (0, 2), forked: (0, 0)})
