@@ -39,7 +39,20 @@ def record(folder: Path, arguments: Sequence[str]) -> None:
         "disable_warnings = no-data-collected,module-not-measured,no-sysmon\n"
     )
     (folder / "parts").mkdir(exist_ok=True)
-    command = [*_pytest("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long", *arguments)]
+    command = [
+        *_pytest(
+            "-p",
+            "tests.mutation.plugin",
+            "-n",
+            "3",
+            "--dist",
+            "loadfile",
+            "--no-loadscope-reorder",
+            "-m",
+            "not long",
+            *arguments,
+        )
+    ]
     environment = os.environ | {"COVERAGE_PROCESS_START": str(settings)}
     subprocess.run([*command, f"--junitxml={folder / 'junit.xml'}"], cwd=_ROOT, env=environment, check=False)
     whole = coverage.Coverage(config_file=str(settings))
@@ -147,8 +160,7 @@ def _play(tests: Sequence[str]) -> tuple[str, str]:
 
 
 def _pytest(*arguments: str) -> list[str]:
-    plugin = [] if "--maxfail=1" in arguments else ["-p", "tests.mutation.plugin"]
-    return [sys.executable, "-m", "pytest", *plugin, *arguments]
+    return [sys.executable, "-m", "pytest", *arguments]
 
 
 def _report(results: Path) -> None:

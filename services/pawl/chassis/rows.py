@@ -19,6 +19,6 @@ def read_each(kind: str, rows: Iterable[R], read: Callable[[R], T], id_of: Calla
     for row in rows:
         try:
             found.append(read(row))
-        except Exception:  # noqa: BLE001  # see above
+        except Exception:  # noqa: BLE001  # the other rows are read
             _log.exception("row.unreadable", kind=kind, id=id_of(row))
     return found

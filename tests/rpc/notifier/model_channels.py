@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +41,7 @@ from pawl.notifier.domain.delivery import (
 )
 from pawl.notifier.domain.notification import Draft, Inbox
 from pawl.notifier.domain.preferences import Preferences
-from tests.rpc.notifier.model_rows import ChannelRow, Claim, DeliveryRow, NotifierRows
+from tests.rpc.notifier.model_rows import ChannelRow, DeliveryRow, NotifierRows
 
 
 class MemoryChannels:
@@ -251,10 +250,9 @@ class MemoryDeliveries:
             if row is None or row.due_time is None or row.due_time > now:
                 continue
             channel = self._rows.channels[row.channel_id]
-            planned, was_claimed = plan(self._due(row, channel, now), now), row.is_claimed
+            planned = plan(self._due(row, channel, now), now)
             if planned.sends:
                 attempts.append(_attempt(candidate, row, channel, now, until))
-                self._note_claim(row, is_lost=was_claimed)
             is_skipped = planned.state is DeliveryState.SKIPPED
             row.is_claimed, row.due_time = planned.sends, until if planned.sends else planned.until_time
             row.state, row.is_skipped = DeliveryState.DEAD if is_skipped else planned.state, is_skipped
@@ -262,19 +260,6 @@ class MemoryDeliveries:
             row.was_put_off = row.was_put_off or not planned.sends
             self._rows.tell_end(row, now)
         return attempts
-
-    def _note_claim(self, row: DeliveryRow, *, is_lost: bool) -> None:
-        note = self._rows.note_of(row)
-        claim = Claim(
-            time=asyncio.get_running_loop().time(),
-            delivery_id=row.delivery_id,
-            channel_id=row.channel_id,
-            user_id=row.inbox.user_id,
-            conversation_id=note.draft.conversation_id if note else "",
-            is_asked=row.is_asked,
-            is_lost=is_lost,
-        )
-        self._rows.claims.append(claim)
 
     def _due(self, row: DeliveryRow, channel: ChannelRow, now: datetime) -> Due:
         note = self._rows.note_of(row)

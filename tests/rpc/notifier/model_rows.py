@@ -74,19 +74,6 @@ class DeliveryRow:
         return self.number is None or self.is_resent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A delivery that was claimed at `time`, by a clock that does not jump; one that was lost is not sent."""
-
-    time: float
-    delivery_id: DeliveryId
-    channel_id: ChannelId
-    user_id: str
-    conversation_id: str
-    is_asked: bool
-    is_lost: bool
-
-
 @dataclass
 class NotifierRows:
     """All rows of the notifier, and the time."""
@@ -104,9 +91,8 @@ class NotifierRows:
     approvers: dict[Inbox, datetime] = field(default_factory=dict)
     held: dict[Hashable, Callable[[], bool]] = field(default_factory=dict)
     """What is locked for longer than an instant, and whether who holds it lives."""
-    claims: list[Claim] = field(default_factory=list)
     told: list[ChannelEvent] = field(default_factory=list)
-    """What the bus was told, for who wants to know."""
+    """The events that were published."""
 
     def note_of(self, row: DeliveryRow) -> NoteRow | None:
         """Return the notification that a delivery tells; None for a test."""

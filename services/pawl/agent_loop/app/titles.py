@@ -57,7 +57,7 @@ class TitleMaker:
             tasks = await self._claimed()
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
-                    group.create_task(self._make_surely(task), name=f"title of {task.conversation_id}")
+                    group.create_task(self._make_alone(task), name=f"title of {task.conversation_id}")
             if len(tasks) < _AT_ONCE_MAX:
                 await self._clock.sleep(_PAUSE_SECONDS)
 
@@ -69,10 +69,10 @@ class TitleMaker:
             _log.debug("title.not_claimed", error=error.message)
             return ()
 
-    async def _make_surely(self, task: TitleTask) -> None:
+    async def _make_alone(self, task: TitleTask) -> None:
         try:
             await self._make(task)
-        except Exception:  # noqa: BLE001  # one title keeps no other one from being made
+        except Exception:  # noqa: BLE001  # the other titles are made
             _log.exception("title.failed", conversation=task.conversation_id, attempt=task.attempt)
 
     async def _make(self, task: TitleTask) -> None:

@@ -377,7 +377,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     """The number of delegations above it."""
     above: tuple[RunAbove, ...] = ()
-    """The runs above it, the parent last, also where a job lies between: what rules deny them is denied to it."""
+    """The runs above it, through jobs too, the parent last: rules that restrict them restrict it."""
     credential_id: CredentialId = CredentialId("")
     """The credential that started it, or the run above it; empty if it is not known."""
     delegate_user_id: UserId = UserId("")

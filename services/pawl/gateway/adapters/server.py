@@ -107,8 +107,8 @@ class HttpServer:
 def _in_parts(app: Any) -> Any:
     """Return `app` sending bodies in small parts.
 
-    The buffer of a TLS transport does not count what it has passed to the socket's. After one large write it would be
-    empty, so nobody would notice a reader that takes nothing, or that a slow one does take something.
+    A TLS transport does not count bytes that it has passed to the socket. After one large write its buffer would look
+    empty, so the server could not tell a stalled reader from a slow one.
     """
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
