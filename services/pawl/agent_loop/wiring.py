@@ -44,7 +44,7 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource
 from pawl.chassis.rpc_server import RpcServer
 
-_VERSION: Final = version("pawl")
+_VERSION: Final = version("pawl-runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

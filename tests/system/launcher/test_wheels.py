@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -45,25 +46,23 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheels, and with the dependencies that are installed here."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    path = folder / "bin/python"
-    pip(path, "install", "--no-deps", "--no-index", *map(str, wheels))
-    # A folder that a .pth file adds is not searched for .pth files: the packages of this checkout stay out.
-    site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return path
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment in which the install command of README.md was run."""
+    project = tmp_path_factory.mktemp("project")
+    subprocess.run([sys.executable, "-m", "venv", str(project / "environment")], check=True)
+    (project / "pawl").symlink_to(tree.ROOT)
+    (command,) = re.findall(r"^pip (install .*)$", (tree.ROOT / "README.md").read_text(), re.MULTILINE)
+    pip(project / "environment/bin/python", *shlex.split(command), cwd=project)
+    return project / "environment/bin/python"
 
 
-def pip(python: str | Path, *arguments: str) -> None:
+def pip(python: str | Path, *arguments: str, cwd: Path = tree.ROOT) -> None:
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wheels_hold_nothing_but_typed_packages_of_pawl_and_the_console_with_its_licenses(
+def test_wheels_hold_only_typed_packages_and_the_console_with_its_licenses(
     wheels: list[Path],
 ) -> None:
     static = set()
@@ -80,7 +79,7 @@ def test_the_wheels_hold_nothing_but_typed_packages_of_pawl_and_the_console_with
     assert {"index.html", "app.js", "licenses.md"} <= static
 
 
-def test_a_project_with_packages_of_the_same_names_goes_on(python: Path, tmp_path: Path) -> None:
+def test_project_with_packages_of_the_same_names_works(python: Path, tmp_path: Path) -> None:
     ours = tmp_path / "services"
     ours.mkdir()
     (ours / "__init__.py").write_text("OURS = True\n")
