@@ -147,7 +147,7 @@ async def test_a_start_that_cannot_succeed_ends_with_a_reason_and_leaves_nothing
         assert stopped(suite)[0] == "first"
         assert suite.pid("second") is None, fault
     suite = Suite(options(service_environment={"second": {"STAND_IN": "mute"}}))
-    (suite.folder.run / "second.environment").unlink()
+    (suite.folder.run / "second.environment").unlink(missing_ok=True)
     starting = asyncio.create_task(suite.start())
     while not (suite.folder.run / "second.environment").exists():
         await asyncio.sleep(0.01)
