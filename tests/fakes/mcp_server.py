@@ -95,8 +95,8 @@ def spawn() -> dict[str, Any]:
     return text("spawned")
 
 
-def every_kind(arguments: dict[str, Any]) -> dict[str, Any]:
-    audio = {"type": "audio", "mimeType": "audio/wav", "data": "QUJD" * arguments.get("times", 1)}
+def every_kind() -> dict[str, Any]:
+    audio = {"type": "audio", "mimeType": "audio/wav", "data": "QUJD"}
     return {
         "content": [
             {"type": "text", "text": "words\0"},
@@ -155,7 +155,7 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
     "ask": lambda arguments, _: ask(arguments),
     "progress": lambda _, token: progress(token),
     "log_in": lambda _, __: text("welcome"),
-    "kinds": lambda arguments, _: every_kind(arguments),
+    "kinds": lambda _arguments, _: every_kind(),
     "change": lambda arguments, _: change(arguments),
     "spawn": lambda _, __: spawn(),
     "read": lambda arguments, _: text(Path(arguments["path"]).read_text()),

@@ -45,21 +45,19 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     failed = await mcp.run("fake.fail")
     assert (outcome(failed), failure(failed)) == ("FAILED TOOL_ERROR", "no such city")
     assert "out of order" in failure(await mcp.run("fake.refuse", call="two"))
+    left_out = {"note": "The bytes are left out: models read texts only."}
     kinds = {
         "content": [
             {"type": "text", "text": "words"},
-            {"type": "image", "mimeType": "image/png", "bytes": 8, "data": "iVBORw0KGgo="},
-            {"type": "audio", "mimeType": "audio/wav", "bytes": 3, "data": "QUJD"},
+            {"type": "image", "mimeType": "image/png", "bytes": 8} | left_out,
+            {"type": "audio", "mimeType": "audio/wav", "bytes": 3} | left_out,
             {"type": "resource_link", "uri": "file:///a", "name": "a", "size": 3},
             {"type": "resource", "uri": "file:///b", "mimeType": "text/plain", "text": "b"},
-            {"type": "resource", "uri": "file:///c", "mimeType": "x/y", "bytes": 3, "data": "QUJD"},
+            {"type": "resource", "uri": "file:///c", "mimeType": "x/y", "bytes": 3} | left_out,
         ],
         "structured": {"answer": 42, "big": str(2**70)},
     }
     assert content(await mcp.run("fake.kinds", call="three")) == kinds
-    result = content(await mcp.run("fake.kinds", {"times": 500_000}, call="four"))
-    assert result["content"][2]["note"] == "left out: it is too large for a result"
-    assert result["content"][5] == kinds["content"][5], "what comes after it is there"  # type: ignore[index]
     responses = [response async for response in mcp.registry.stream("fake.progress", call="five")]
     seen = [(one.progress.fraction, one.progress.message) for one in responses if one.HasField("progress")]
     assert (0.5, "step 2") in seen

@@ -81,7 +81,7 @@ async def test_the_everything_server_shows_content_asks_and_reports_progress(
     links = content(await mcp.run("every.get-resource-links", call="3"))["content"]
     assert [item["type"] for item in links] == ["text", "resource_link", "resource_link", "resource_link"]
     embedded = content(await mcp.run("every.get-resource-reference", {"resourceType": "Blob"}, call="4"))["content"]
-    assert (embedded[1]["type"], bool(embedded[1]["data"])) == ("resource", True)
+    assert (embedded[1]["type"], embedded[1]["bytes"] > 0) == ("resource", True)
     for call, text, said in (("5", '{"name": "Ann", "integer": 7}', "Ann"), ("6", None, "declined")):
         asked = await mcp.run("every.trigger-elicitation-request", call=call)
         assert outcome(asked) == "INPUT_REQUIRED"

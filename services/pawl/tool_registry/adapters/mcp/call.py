@@ -17,7 +17,7 @@ from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.mcp.elicitation import Asked, Reader, Unaskable, put
 from pawl.tool_registry.adapters.mcp.results import error_text, result_json
 from pawl.tool_registry.app.catalog.ports import Helper
-from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
+from pawl.tool_registry.domain.definition import ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.values import hide
 
@@ -78,18 +78,17 @@ class Call:
         Raises:
             ToolError: the tool failed, or asked the user what could not be put to them.
         """
-        bytes_max = self.entry.definition.result_bytes_max or RESULT_BYTES_MAX
         if self._declined:
             asked = _question_text(self.entry.definition.name, self._declined)
-            answer = error_text(result) if result.is_error else json.dumps(result_json(result, 0), ensure_ascii=False)
+            answer = error_text(result) if result.is_error else json.dumps(result_json(result), ensure_ascii=False)
             raise ToolError(f"{asked}\nAfter the decline the tool returned: {answer}")
         if self.is_in_doubt:
-            return self._doubtful(result, bytes_max)
+            return self._doubtful(result)
         if result.is_error:
             raise ToolError(error_text(result))
-        return result_json(result, bytes_max)
+        return result_json(result)
 
-    def _doubtful(self, result: mcp.types.CallToolResult, bytes_max: int) -> Any:
+    def _doubtful(self, result: mcp.types.CallToolResult) -> Any:
         """Return the result of a call whose server asked something that may have been for somebody else."""
         note = (
             f"The server of {self.entry.definition.name} asked something while several calls were under way, and did"
@@ -98,7 +97,7 @@ class Call:
         )
         if result.is_error:
             raise ToolError(f"{error_text(result)}\n{note}")
-        return {"result": result_json(result, bytes_max - len(note.encode())), "note": note}
+        return {"result": result_json(result), "note": note}
 
     def clean(self, text: str) -> str:
         """Return words of the server without secrets."""

@@ -11,18 +11,15 @@ import mcp.types
 
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, storable
 
-_SHARE_FOR_WORDS: Final = 4096
+_BINARY_NOTE: Final = "The bytes are left out: models read texts only."
 
 
-def result_json(result: mcp.types.CallToolResult, bytes_max: int) -> JsonValue:
-    """Return what a tool returned: one text as it is, structured content alone if the text only repeats it.
+def result_json(result: mcp.types.CallToolResult) -> JsonValue:
+    """Return the result of a tool: one text as it is, structured content alone if the text only repeats it.
 
-    What is binary has its bytes in base64 as long as there is room for them in
-    `bytes_max`, else a note in their place.
+    Binary content is described by its type and size; its bytes are left out.
     """
-    room = _Room(max(bytes_max - _SHARE_FOR_WORDS, 0))
-    room.left -= sum(len(_text_of(block)) for block in result.content)
-    content = [_block(block, room) for block in result.content]
+    content = [_block(block) for block in result.content]
     structured = _clean(result.structured_content)
     if structured is None:
         return content[0]["text"] if len(content) == 1 and content[0]["type"] == "text" else {"content": [*content]}
@@ -39,26 +36,12 @@ def error_text(result: mcp.types.CallToolResult) -> str:
     return "\n".join(texts) or "it failed and does not say why"
 
 
-class _Room:
-    """Bytes that are left for what is binary."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-
-def _text_of(block: mcp.types.ContentBlock) -> str:
-    if isinstance(block, mcp.types.TextContent):
-        return block.text
-    resource = block.resource if isinstance(block, mcp.types.EmbeddedResource) else None
-    return resource.text if isinstance(resource, mcp.types.TextResourceContents) else ""
-
-
-def _block(block: mcp.types.ContentBlock, room: _Room) -> dict[str, JsonValue]:
+def _block(block: mcp.types.ContentBlock) -> dict[str, JsonValue]:
     match block:
         case mcp.types.TextContent():
             return {"type": "text", "text": storable(block.text)}
         case mcp.types.ImageContent() | mcp.types.AudioContent():
-            return {"type": block.type} | _binary(block.data, block.mime_type, room)
+            return {"type": block.type} | _binary(block.data, block.mime_type)
         case mcp.types.ResourceLink():
             said = block.model_dump(by_alias=True, mode="json", exclude_none=True)
             kept = ("uri", "name", "title", "description", "mimeType", "size")
@@ -66,23 +49,19 @@ def _block(block: mcp.types.ContentBlock, room: _Room) -> dict[str, JsonValue]:
         case mcp.types.EmbeddedResource(resource=resource):
             found: dict[str, JsonValue] = {"type": "resource", "uri": storable(str(resource.uri))}
             if isinstance(resource, mcp.types.BlobResourceContents):
-                return found | _binary(resource.blob, resource.mime_type or "", room)
+                return found | _binary(resource.blob, resource.mime_type or "")
             return found | {"mimeType": storable(resource.mime_type or ""), "text": storable(resource.text)}
         case _:
             assert_never(block)
 
 
-def _binary(data: str, mime_type: str, room: _Room) -> dict[str, JsonValue]:
+def _binary(data: str, mime_type: str) -> dict[str, JsonValue]:
     described: dict[str, JsonValue] = {"mimeType": storable(mime_type)}
     try:
         size = len(base64.b64decode(data, validate=True))
     except (binascii.Error, ValueError):
         return described | {"note": "left out: it is not valid base64"}
-    described["bytes"] = size
-    if len(data) > room.left:
-        return described | {"note": "left out: it is too large for a result"}
-    room.left -= len(data)
-    return described | {"data": data}
+    return described | {"bytes": size, "note": _BINARY_NOTE}
 
 
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
