@@ -23,6 +23,8 @@ from tests.mutation import faults
 _ROOT = Path(__file__).parents[2]
 _SERVICES = ("agent_loop", "gateway", "job_store", "notifier", "tool_registry")
 _RUN_SECONDS_MAX = 600
+_TEST_SECONDS_MAX = 150
+"""A fault that makes a test hang is found."""
 _TESTS_MAX = 1000
 _TESTS_SECONDS_MAX = 150
 """How long the tests of one fault took without it, at most: longer ones are left out, unless there is no other."""
@@ -145,7 +147,7 @@ def _outcome(path: Path, fault: faults.Fault, tests: Sequence[str]) -> tuple[str
 def _play(tests: Sequence[str]) -> tuple[str, str]:
     arguments = Path(tempfile.gettempdir(), "pawl-mutation-tests")
     arguments.write_text("\n".join(tests))
-    command = _pytest("--maxfail=1", "-q", "-m", "not long", f"@{arguments}")
+    command = _pytest("--maxfail=1", f"--timeout={_TEST_SECONDS_MAX}", "-q", "-m", "not long", f"@{arguments}")
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             told, _ = process.communicate(timeout=_RUN_SECONDS_MAX)
