@@ -305,7 +305,7 @@ class MemoryReads:
             (self._tables.runs[RunKey(conversation.store_id, each.run_id)], each.occasion)
             for each in conversation.background.pending_of(user_id)
         )
-        return Told(notices=notices, open_jobs=conversation.background.open_jobs)
+        return Told(notices=notices, open_jobs=conversation.background.open_jobs_of(user_id))
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()

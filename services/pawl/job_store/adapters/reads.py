@@ -296,11 +296,11 @@ async def _told(connection: Connection, store_id: StoreId, user_id: UserId, pack
     background = tables.background(packed)
     waiting = background.pending_of(user_id)
     if not waiting:
-        return Told(open_jobs=background.open_jobs)
+        return Told(open_jobs=background.open_jobs_of(user_id))
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
     rows = {record["run_id"]: tables.run(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
-    return Told(notices=notices, open_jobs=background.open_jobs)
+    return Told(notices=notices, open_jobs=background.open_jobs_of(user_id))
 
 
 async def _from_summary(

@@ -120,7 +120,7 @@ class RunFilter:
 class Told:
     """The jobs of a run's user with notices in its conversation that no model was told yet, each with the occasion.
 
-    `open_jobs` of the conversation, of all users, have not ended.
+    `open_jobs` of that user and conversation have not ended.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
