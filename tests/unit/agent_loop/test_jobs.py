@@ -17,6 +17,7 @@ from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.background import read
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
+from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece
 from pawl.agent_loop.domain.run import (
@@ -319,6 +320,15 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
         RunState.COMPLETED,
         {story.calls(story.jobs[0])[0].call_id: 1},
     )
+
+
+async def test_agents_of_jobs_and_their_run_share_its_budget() -> None:
+    """LOOP-12: each job gets half of what is left."""
+    hires = [background("hire", n=number) for number in range(3)]
+    story = Story(calls(*hires), says("Begun."))
+    story.say("do it", RunOptions(limits=Limits(total_tokens_max=10_015)))
+    await story.until(lambda: len(story.jobs) == len(hires))
+    assert [job.options.limits.total_tokens_max for job in story.jobs] == [5000, 2500, 1250], "an answer uses 15"
 
 
 async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:

@@ -11,11 +11,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import background, delegation, loop_state, settle, text
+from pawl.agent_loop.domain import background, budget, delegation, loop_state, settle, text
 from pawl.agent_loop.domain.background import Wish
 from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallResult, CallState, ExecutionContext
 from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import (
     Delegation,
     Job,
@@ -299,11 +300,20 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=call.context is ExecutionContext.AGENT,
     )
+    options, tokens = run.options, budget.left(state)
+    if job.delegates and tokens is not None:
+        # The two never use more together than the run had left.
+        share = tokens // 2
+        if not share:
+            return state.with_calls([_refused(call, BUDGET_EXHAUSTED, "Too few tokens are left for an agent.", now)])
+        limits = replace(options.limits, total_tokens_max=share, topped_up_tokens_max=share)
+        options = replace(options, limits=limits)
+        state = replace(state, loop=replace(state.loop, tokens_added=state.loop.tokens_added - share))
     begun = Delegation(
         call_id=call.call_id,
         run_id=run_id,
         text=title(job),
-        options=run.options,
+        options=options,
         above=run.chain,
         depth=run.depth,
         user_roles=run.user_roles,
