@@ -279,8 +279,8 @@ def is_turn(run: run_pb2.Run) -> bool:
 
 
 def says_nothing(run: run_pb2.Run) -> bool:
-    """Return whether a run is a turn in which the model answered nothing."""
-    return is_turn(run) and run.round > 0 and run_state(run.state) == "COMPLETED" and not run.output_text
+    """Return whether a run is a turn that may have ended without a word of the model."""
+    return is_turn(run) and run.round > 0 and run_state(run.state) == "COMPLETED"
 
 
 def _tells(record: Record, job: run_pb2.Run) -> bool:

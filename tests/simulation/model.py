@@ -178,8 +178,8 @@ def _watch(draw: random.Random) -> dict[str, object]:
 
 
 def _text(message: Any) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else ""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _pieces(request: ModelRequest, plan: str, round_number: int, draw: random.Random, wishes: Wishes) -> list[Piece]:

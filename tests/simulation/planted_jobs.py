@@ -106,8 +106,8 @@ OF_JOBS = (
     Mutant(
         name="jobs_that_end_stay_open",
         module=_LEDGER,
-        text="background.open_jobs - is_end)",
-        instead="background.open_jobs)",
+        text="if not is_end or each.run_id != job.run_id)",
+        instead=")",
         checker="jobs_are_counted",
         seed=1,
     ),
@@ -130,7 +130,7 @@ OF_JOBS = (
     Mutant(
         name="turns_follow_at_once",
         module=_LEDGER,
-        text="max(unit.now, recent[-1] + TURN_DISTANCE) if recent else unit.now",
+        text="max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now",
         instead="unit.now",
         checker="turns_keep_their_distance",
         seed=23,

@@ -14,6 +14,7 @@ from pawl.chassis.labels import has_all
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job_store.app.reading import (
+    NOTICES_MAX,
     OPEN_CALLS_MAX,
     Claimed,
     Loaded,
@@ -303,9 +304,9 @@ class MemoryReads:
     def _told(self, conversation: ConversationRow, user_id: UserId) -> Told:
         notices = tuple(
             (self._tables.runs[RunKey(conversation.store_id, each.run_id)], each.occasion)
-            for each in conversation.background.pending_of(user_id)
+            for each in conversation.background.pending_of(user_id)[:NOTICES_MAX]
         )
-        return Told(notices=notices, open_jobs=conversation.background.open_jobs)
+        return Told(notices=notices, open_jobs=conversation.background.open_jobs_of(user_id))
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()

@@ -18,10 +18,11 @@ _OPEN_MAX = 10
 def miscounted(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
     """Return what is wrong with the number of the jobs of a conversation that are open (ASYNC-7)."""
     jobs = (run for run in runs if run.reports_to == conversation.conversation_id)
-    count, said = sum(not run.state.is_terminal for run in jobs), conversation.background.open_jobs
-    if count == said <= _OPEN_MAX:
+    count = Counter(run.user_id for run in jobs if not run.state.is_terminal)
+    noted = Counter(each.user_id for each in conversation.background.open_jobs)
+    if count == noted and max(count.values(), default=0) <= _OPEN_MAX:
         return ""
-    return f"{conversation.conversation_id} has {count} open jobs, and says {said}"
+    return f"{conversation.conversation_id} has {count} open jobs, and notes {noted}"
 
 
 def piled_up(conversation: ConversationRow) -> str:

@@ -35,8 +35,9 @@ from pawl.agent_loop.rpc.schedule_servicer import ScheduleServicer
 from pawl.agent_loop.rpc.trigger_servicer import TriggerServicer
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.auth import Principal
 from pawl.chassis.bus import Bus
-from pawl.chassis.credentials import gone_from_file
+from pawl.chassis.credentials import gone
 from pawl.chassis.ids import WorkerId
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
@@ -55,7 +56,10 @@ async def main(stop: asyncio.Event) -> None:
         # Without it there are still runs to read, to answer and to end.
         channel = await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
         registry = RegistryClient(channel)
-        worker = await _worker(service, settings, bus, job_store, registry) if settings.drives_runs else None
+        is_gone = gone(settings, service.clock, lambda: service.key_rows)
+        worker = None
+        if settings.drives_runs:
+            worker = await _worker(service, settings, bus, job_store, registry, credential_is_gone=is_gone)
         server = service.rpc_server(KeySyncClient(job_store))
         if settings.serves_clients:
             live = BusEvents(bus)
@@ -74,7 +78,7 @@ async def main(stop: asyncio.Event) -> None:
             await service.enter(clients.watches)
             service.background.start("looks", partial(clients.pending.follow, live))
             clients.add_to(server)
-            starting = Starting(clients.messages, gone_from_file(settings, service.clock))
+            starting = Starting(clients.messages, is_gone)
             schedules = Schedules(ledger=ScheduleLedgerClient(job_store), starting=starting, clock=service.clock)
             server.add(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
             service.background.start("schedules", schedules.fire_forever)
@@ -91,7 +95,13 @@ async def main(stop: asyncio.Event) -> None:
 
 
 async def _worker(
-    service: Service, settings: AgentLoopSettings, bus: Bus, job_store: grpc.aio.Channel, registry: RegistryClient
+    service: Service,
+    settings: AgentLoopSettings,
+    bus: Bus,
+    job_store: grpc.aio.Channel,
+    registry: RegistryClient,
+    *,
+    credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
     """Return a worker whose loops run beside the server."""
     model = await service.enter(
@@ -116,6 +126,7 @@ async def _worker(
         takes_images=settings.takes_images,
         makes_titles=settings.titles == "model",
         approvals_required=settings.approvals_required,
+        credential_is_gone=credential_is_gone,
     )
     limits = WorkerLimits(
         runs_max=settings.runs_max,

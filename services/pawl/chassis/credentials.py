@@ -38,6 +38,8 @@ UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was rev
 
 _FILE: Final = "file-"
 """The beginning of the ids of keys that stand in a file."""
+_ROW: Final = "key_"
+"""The same for keys that are rows."""
 _LOOK_SECONDS: Final = 1.0
 _GONE_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 60.0
@@ -295,10 +297,12 @@ def _file_keys(settings: ServiceSettings, clock: Clock) -> Callable[[], Mapping[
     return WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
 
 
-def gone_from_file(settings: ServiceSettings, clock: Clock) -> Callable[[Principal], bool]:
-    """Return what tells whether the key of a principal stood in the file of API keys, and gives this no more.
+def gone(
+    settings: ServiceSettings, clock: Clock, rows: Callable[[], KeyRows | None] = lambda: None
+) -> Callable[[Principal], bool]:
+    """Return a predicate: the API key of a principal, of the file or of the rows, is not in force any more.
 
-    It is not there, or is of somebody else, or has lost a role that the principal has.
+    It is not there, or is of somebody else, or has lost a role that the principal has. What is not known is in force.
 
     Raises:
         StartError: the file cannot be used.
@@ -306,9 +310,14 @@ def gone_from_file(settings: ServiceSettings, clock: Clock) -> Callable[[Princip
     keys = _file_keys(settings, clock)
 
     def is_gone(principal: Principal) -> bool:
-        if not principal.credential_id.startswith(_FILE):
+        key_id, known = principal.credential_id, rows()
+        found: Credential | None
+        if key_id.startswith(_FILE):
+            found = next((each for each in keys().values() if each.credential_id == key_id), None)
+        elif key_id.startswith(_ROW) and known is not None and known.is_fresh:
+            found = known.in_force(key_id)
+        else:
             return False
-        found = next((each for each in keys().values() if each.credential_id == principal.credential_id), None)
         return found is None or not _gives(found, principal)
 
     return is_gone

@@ -173,6 +173,16 @@ class KeyRows:
         found = self._known(digest)
         return None if self._in_force(found) else found
 
+    def in_force(self, key_id: str) -> KeyGrant | None:
+        """Return the key with that id; None if it is not in force."""
+        found = next((grant for grant in self._by_digest.values() if grant.key_id == key_id), None)
+        return self._in_force(found)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the snapshot is up to date."""
+        return not self._is_stale
+
     @property
     def _is_stale(self) -> bool:
         return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS

@@ -81,6 +81,7 @@ class Service:
         self.metrics = Metrics(name)
         self.health = HealthMonitor()
         self.background = Background()
+        self.key_rows: KeyRows | None = None
         self._settings = settings
         self._stack = AsyncExitStack()
         logs.configure(
@@ -224,7 +225,7 @@ class Service:
         if issuers:
             self.background.start("issuers", issuers.run)
         failure_sums = FailureSums(self.clock) if keys else None
-        rows = KeyRows(keys, self.clock, failure_sums) if keys else None
+        rows = self.key_rows = KeyRows(keys, self.clock, failure_sums) if keys else None
         if rows:
             self.background.start("keys", rows.run)
         return RpcServer(

@@ -186,12 +186,12 @@ def _read_notices(text: str) -> Sequence[Mapping[str, Any]]:
 
 
 def text_of(message: Message) -> str:
-    """The text of a message, whether it is given as a string or in parts."""
+    """The text of a message, whether it is given as a string or in parts, each of which begins a line."""
     content = message.get("content")
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+    return "\n".join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text"))
 
 
 def read_request(data: bytes) -> ChatRequest:

@@ -381,3 +381,23 @@ async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: 
     assert await reads.has_conversation(*where)
     await shared.share(conversation_pb2.SHARING_READ)
     assert not await reads.has_conversation(*where)
+
+
+async def test_jobs_of_writers_are_stopped_when_sharing_for_writing_ends(shared: Shared) -> None:
+    """One that a worker has begun and one that waits; the conversation's user keeps hers."""
+    job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
+    for user, run_id in ((shared.bob, "run_begun"), (shared.bob, "run_waits"), (shared.ann, "run_mine")):
+        message = pb.SubmitMessageRequest(
+            store_id="acme",
+            user_id=user.user_id,
+            conversation_id=shared.conversation_id,
+            policy=pb.MESSAGE_POLICY_QUEUE,
+            text="work",
+        )
+        await user.ask("StartJob", message=message, run_id=run_id, job=job, loop_state=b"begins", asked_sha256=b"1")
+        if run_id == "run_begun":
+            await user.take(run_id)
+    await shared.share(conversation_pb2.SHARING_PRIVATE)
+    assert (await shared.bob.run("run_begun")).state == run_pb2.RUN_STATE_CANCELLING
+    assert (await shared.bob.run("run_waits")).state == run_pb2.RUN_STATE_CANCELLED
+    assert (await shared.ann.run("run_mine")).state == run_pb2.RUN_STATE_QUEUED

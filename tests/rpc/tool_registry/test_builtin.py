@@ -27,7 +27,7 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import CallNotFound
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
 from pawl.tool_registry.adapters.files.folders import FileFolders
@@ -129,7 +129,7 @@ def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock)
 
 
 class Ledger(LedgerServiceServicer):
-    """Has one call, of ann's conversation in acme."""
+    """Has a call of the conversation of ann in acme, and one of a job that reports to it."""
 
     def __init__(self, content_json: bytes) -> None:
         self._content_json = content_json
@@ -137,10 +137,17 @@ class Ledger(LedgerServiceServicer):
     async def GetCall(
         self, request: ledger_pb2.GetCallRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> ledger_pb2.GetCallResponse:
-        if (request.store_id, request.user_id) != ("acme", "ann") or request.call_id not in {"big", "open"}:
+        if (request.store_id, request.user_id) != ("acme", "ann") or request.call_id not in {"big", "open", "job"}:
             raise CallNotFound
-        result = call_pb2.CallResult(content_json=self._content_json) if request.call_id == "big" else None
-        return ledger_pb2.GetCallResponse(call=call_pb2.Call(conversation_id="conversation", result=result))
+        result = call_pb2.CallResult(content_json=self._content_json) if request.call_id != "open" else None
+        place = "own" if request.call_id == "job" else "conversation"
+        call = call_pb2.Call(store_id="acme", run_id="run", conversation_id=place, result=result)
+        return ledger_pb2.GetCallResponse(call=call)
+
+    async def GetRun(
+        self, request: ledger_pb2.GetRunRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> ledger_pb2.GetRunResponse:
+        return ledger_pb2.GetRunResponse(run=run_pb2.Run(reports_to_conversation_id="conversation"))
 
 
 async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
@@ -149,7 +156,7 @@ async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
     """LOOP-8."""
     whole = '"' + "abcdefghé" * 100 + '"'
     server = RpcServer(f"unix:{tmp_path}/ledger", authenticator=Anybody(), ids=ids, metrics=Metrics("ledger"))
-    server.add(add_LedgerServiceServicer_to_server, Ledger(whole.encode()))  # type: ignore[abstract]  # one method is enough
+    server.add(add_LedgerServiceServicer_to_server, Ledger(whole.encode()))  # type: ignore[abstract]  # two methods are enough
     async with (
         server,
         open_channel(server.address) as channel,
@@ -162,6 +169,8 @@ async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
             piece = content(await registry.run("read_result", arguments, call=f"c{number}"))
             text, offset, number = text + piece["text"], piece["next_offset"], number + 1
         assert text == whole
+        of_job = content(await registry.run("read_result", {"call_id": "job"}, call="job"))
+        assert of_job["text"], "the job reports to this conversation"
         torn = content(await registry.run("read_result", {"call_id": "big", "offset": 10}, call="torn"))
         assert torn["text"].startswith("é")
         beyond = content(await registry.run("read_result", {"call_id": "big", "offset": 10**6}, call="beyond"))
@@ -178,8 +187,9 @@ async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
             assert outcome(failed) == "FAILED TOOL_ERROR"
         foreign = context()
         foreign.conversation_id = "another"
-        failed = await registry.run("read_result", {"call_id": "big"}, call="foreign", who=foreign)
-        assert outcome(failed) == "FAILED TOOL_ERROR"
+        for call_id in ("big", "job"):
+            failed = await registry.run("read_result", {"call_id": call_id}, call=f"{call_id}_foreign", who=foreign)
+            assert outcome(failed) == "FAILED TOOL_ERROR"
 
 
 async def test_projects_and_parents_are_found_by_id_or_title_and_near_titles_are_told(planning: Registry) -> None:

@@ -129,6 +129,14 @@ def test_neighbours_of_the_same_role_are_joined() -> None:
     check_history(told)
 
 
+def test_a_notice_is_no_part_of_the_text_of_a_user() -> None:
+    """It is a part of its own beside a message of the user, and a text if it is alone."""
+    (told,) = history.of_run(state(user("hi"), NOTICE, user("and?")))
+    first, notice, last = (part["text"] for part in told["content"])
+    assert (first, notice.splitlines()[1:], last) == ("hi", ['["wombat"]'], "and?")
+    assert history.of_run(state(NOTICE))[0]["content"] == notice
+
+
 def of_another(message: Message) -> Message:
     return replace(message, run_id=RunId("other"), user_id=UserId("bob"))
 
@@ -168,7 +176,7 @@ def test_a_turn_is_made_again_whatever_other_users_were_told_or_answered(
     mine = replace(mine, run=turn)
     told = history.of_run(mine)
     assert told[-1]["role"] == "user"
-    assert ("another user" in told[-1]["content"]) is is_quoted
+    assert ("another user" in str(told[-1]["content"])) is is_quoted
     assert sum("wombat" in str(message["content"]) for message in told) == 1
     assert agent_program.follows(mine, 0.0) == PinTools()
     theirs = state(user("hi"), assistant("Hello."), of_another(NOTICE))

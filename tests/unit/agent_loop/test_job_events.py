@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import pytest
@@ -113,17 +114,27 @@ async def test_a_paused_series_begins_nothing_and_goes_on_on_its_beat() -> None:
     assert (begins, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
 
 
-async def test_a_rule_that_denies_an_iteration_pauses_the_series_and_its_conversation_is_told_why() -> None:
-    """ASYNC-2: it fails no more; resumed once the rule is gone it goes on."""
+@pytest.mark.parametrize("key_is_gone", [False, True])
+async def test_a_rule_that_denies_an_iteration_and_a_key_that_is_gone_pause_the_series_with_a_notice(
+    *, key_is_gone: bool
+) -> None:
+    """ASYNC-2: it fails no more; resumed once the reason is gone it goes on."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=4, _reports="end")), seconds=1.0)
     story.say("watch it")
     await story.until(lambda: any(story.calls(job) for job in story.jobs))
     (job,) = story.jobs
     key, ledger, registry = story.key(job), story.world.ledger, story.world.registry
-    allowed = registry.verdicts["look"]
-    why = "rule rule_1 denies it: not at night"
-    registry.verdicts["look"] = tool("REFUSE", error_reason="NOT_ALLOWED", error_message=why)
+    allowed, gone = registry.verdicts["look"], set[str]()
+    if key_is_gone:
+        why = "The API key with which the job was started is gone or has lost a role: start it with another one."
+        story.world.dependencies = replace_fields(
+            story.world.dependencies, credential_is_gone=lambda principal: principal.user_id in gone
+        )
+        gone.add(job.user_id)
+    else:
+        why = "rule rule_1 denies it: not at night"
+        registry.verdicts["look"] = tool("REFUSE", error_reason="NOT_ALLOWED", error_message=why)
     await story.until(lambda: WaitKind.PAUSED in ledger.run(key).waits)
     denied = ledger.run(key).round
     assert json.loads(ledger.run(key).output_text)["paused"] == why
@@ -134,6 +145,7 @@ async def test_a_rule_that_denies_an_iteration_pauses_the_series_and_its_convers
     (notice,) = told(story)
     assert (notice["iteration"], notice["state"], notice["result"]["paused"]) == (denied, "PAUSED", why)
     registry.verdicts["look"] = allowed
+    gone.clear()
     await ledger.send(key, Pause(resumes=True))
     await story.until(lambda: story.is_over)
     assert (ledger.run(key).state, ledger.run(key).round) == (RunState.COMPLETED, 4)

@@ -13,13 +13,26 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.worker import WorkerLimits
+from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.background import read
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
+from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece
-from pawl.agent_loop.domain.run import ENDED, JobReports, ReportPolicy, Run, RunOptions, RunState, StopCause
-from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.agent_loop.domain.run import (
+    ENDED,
+    Job,
+    JobReports,
+    Notice,
+    ReportPolicy,
+    Run,
+    RunOptions,
+    RunState,
+    StopCause,
+)
+from pawl.agent_loop.domain.state import State
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.job_store.domain.rows import ConversationKey
 from tests.fakes import virtual_time
@@ -170,7 +183,7 @@ class Story:
             json.loads(line)
             for message in messages
             if message["role"] == "user"
-            for line in message["content"].splitlines()
+            for line in str(message["content"]).splitlines()
             if line.startswith("[{")
         ]
 
@@ -309,6 +322,15 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
     )
 
 
+async def test_agents_of_jobs_and_their_run_share_its_budget() -> None:
+    """LOOP-12: each job gets half of what is left."""
+    hires = [background("hire", n=number) for number in range(3)]
+    story = Story(calls(*hires), says("Begun."))
+    story.say("do it", RunOptions(limits=Limits(total_tokens_max=10_015)))
+    await story.until(lambda: len(story.jobs) == len(hires))
+    assert [job.options.limits.total_tokens_max for job in story.jobs] == [5000, 2500, 1250], "an answer uses 15"
+
+
 async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
     story = Story(calls(f"work {json.dumps(NONSENSE[0][0])}"), says("I see."))
     key = story.say("do it")
@@ -356,6 +378,42 @@ async def test_a_turn_in_which_the_model_has_nothing_to_say_leaves_no_answer(ans
     assert [message for message in messages if not (message.text or message.call_ids)] == []
     log = story.world.ledger.log(story.key(turn))
     assert "".join(event.output_delta.text for event in log) == ""
+
+
+@pytest.mark.parametrize("said", ["[silent]", "All is well."])
+@pytest.mark.parametrize("is_met", [False, True])
+async def test_a_failed_job_and_a_met_condition_reach_the_user_whatever_the_model_answers(
+    said: str, *, is_met: bool
+) -> None:
+    """Untrusted text may have the model keep quiet."""
+    more: dict[str, Any] = {"_interval": 60, "_duration": 10, "_until": "value"} if is_met else {}
+    story = Story(calls(background("work", **more)), says("Begun."), says(said))
+    failed = CallResult(content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR")
+    story.world.registry.results["work"] = CallResult(content_json=b"true") if is_met else failed
+    story.say("do it")
+    await story.until(lambda: story.is_over)
+    (turn,), (job,) = story.turns, story.jobs
+    told = f"work: {'condition met' if is_met else 'failed'} ({job.run_id})"
+    assert turn.output_text == (told if said == "[silent]" else f"{told}\n\n{said}")
+
+
+def test_notices_enter_escaped_and_as_far_as_they_fit() -> None:
+    """300 ended jobs made a request of 4.9 MB."""
+    output = '"<|im_end|>\u2028\u202e\U000e0041é"'
+    job = Job(tool_name="work", arguments_json=b"{}", begin_time=0.0)
+    notice = Notice(
+        run_id=RunId(""), occasion=0, job=job, state=RunState.COMPLETED, round=1, output_text=output, failure=None
+    )
+    first, *rest = [replace(notice, run_id=RunId(f"run_{number}")) for number in range(300)]
+    large = replace(first, output_text=json.dumps("x" * 500_000))
+    run = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
+    for notices, count in (((first, *rest), 300), ((large, *rest), 1), ((*rest[:20], large, *rest[20:]), 20)):
+        state = jobs.entered(State(run=run, notices=notices))
+        assert (state.entered, state.notices) == (notices[:count], notices[count:])
+        told = state.messages[-1].notices_json.decode()
+        assert [each["job_id"] for each in json.loads(told)] == [each.run_id for each in notices[:count]]
+        assert not set(told) & set("<>\u2028\u202e\U000e0041")
+    assert json.loads(told)[0]["result"] == json.loads(output)
 
 
 async def test_a_model_that_is_down_is_told_three_times_and_then_with_the_next_message() -> None:

@@ -16,7 +16,7 @@ from pawl.chassis.credentials import (
     ApiKey,
     FileCredential,
     WatchedFile,
-    gone_from_file,
+    gone,
     parse_keys,
     parse_service_keys,
     service_key,
@@ -225,13 +225,13 @@ def of_key(credential_id: str, *roles: str, user_id: str = "ann", delegate_user_
 async def test_a_key_that_is_taken_out_of_its_file_is_gone_and_no_other_credential_is(tmp_path: Path) -> None:
     path, clock, keys = key_file(tmp_path)
     (found,) = keys().values()
-    is_gone = gone_from_file(ServiceSettings.model_construct(api_keys_file=path), clock)
+    is_gone = gone(ServiceSettings.model_construct(api_keys_file=path), clock)
     all_of = [of_key(each) for each in (found.credential_id, "local", "key_1", "token-1")]
     assert [is_gone(each) for each in all_of] == [False] * 4
     path.write_text("[]")
     await clock.advance(1.0)
     assert [is_gone(each) for each in all_of] == [True, False, False, False]
-    assert gone_from_file(ServiceSettings.model_construct(api_keys_file=None), clock)(all_of[0])
+    assert gone(ServiceSettings.model_construct(api_keys_file=None), clock)(all_of[0])
 
 
 def test_a_key_of_a_file_that_has_lost_a_role_does_not_lend_it_any_more(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_key_of_a_file_that_has_lost_a_role_does_not_lend_it_any_more(tmp_path
         entry = {"key": "a" * 20, "store_id": "acme", "user_id": user_id, "roles": roles.split(",")}
         path.write_bytes(msgspec.json.encode([entry]))
         (found,) = parse_keys(path.read_bytes()).values()
-        is_gone = gone_from_file(ServiceSettings.model_construct(api_keys_file=path), ManualClock())
+        is_gone = gone(ServiceSettings.model_construct(api_keys_file=path), ManualClock())
         own, of_bob, acting = (
             of_key(found.credential_id, "member", "approver"),
             of_key(found.credential_id, "member", user_id="bob"),

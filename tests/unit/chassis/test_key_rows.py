@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from pawl.chassis.auth import user_principal
-from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
+from pawl.chassis.auth import principal_of, user_principal
+from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator, gone
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
 from pawl.chassis.login_failures import FailureKind, FailureReport, FailureSums, LoginRefused
+from pawl.chassis.settings import ServiceSettings
 from pawl.errors import DependencyUnavailable, InvalidField, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
 
@@ -114,13 +115,17 @@ def test_a_secret_has_its_form_and_a_mistyped_one_has_not(random: bytes, place: 
 async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     """OPS-1."""
     source.changes = [grant(0), grant(1)]
+    is_gone = gone(ServiceSettings.model_construct(api_keys_file=None), clock, lambda: rows)
     await clock.advance(2)
     assert await is_live(rows, 0)
+    holders = [principal_of(grant(number), {}) for number in range(2)]
+    assert [is_gone(holder) for holder in holders] == [False, False]
     source.changes.append(grant(0, is_revoked=True))
     await clock.advance(1.9)
     assert await is_live(rows, 0)
     await clock.advance(0.1)
     assert not await is_live(rows, 0)
+    assert [is_gone(holder) for holder in holders] == [True, False]
     assert await found(rows, SECRETS[0], clock) is None
     assert await found(rows, SECRETS[1], clock) == grant(1)
     assert await found(KeyRows(source, clock), SECRETS[1], clock) == grant(1), "a first call waits for the first look"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pawl.chassis.ids import RunId, UserId
 from pawl.errors import ConversationBusy, IllegalTransition
 from pawl.job_store.domain.attention import ReportCrash
-from pawl.job_store.domain.background import Background
+from pawl.job_store.domain.background import Background, TurnTime
 from pawl.job_store.domain.command import TopUp
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
 from pawl.job_store.domain.rows import RunRow
@@ -24,14 +24,14 @@ from tests.unit.job_store.world import BOB, USER, change, delegation
 
 def test_the_end_of_a_job_begins_a_turn_that_tells_of_it_once() -> None:
     desk, job = desk_with_a_job()
-    assert desk.background.open_jobs == 1
+    assert desk.background.open_jobs_of(USER) == 1
     desk.end_job(job)
     (turn,) = desk.turns
     assert (desk.active, turn.generation, turn.claim_at, turn.queued_message) == (turn, 1, desk.now, None)
     desk.take(turn.run_id)
     assert desk.enter(turn.run_id) == (Entered(run_id=RunId(job), occasion=0),)
     desk.end(turn.run_id)
-    assert desk.background == Background(turn_times=(turn.create_time,))
+    assert desk.background == Background(turn_times=(TurnTime(user_id=USER, time=turn.create_time),))
     assert desk.active is None
 
 
@@ -164,7 +164,7 @@ def test_an_eleventh_job_is_refused_and_one_that_ends_makes_room(desk: Desk) -> 
         desk.begin_job(run_id)
     desk.end_job(jobs[0])
     desk.begin_job(run_id)
-    assert desk.background.open_jobs == OPEN_MAX
+    assert desk.background.open_jobs_of(USER) == OPEN_MAX
 
 
 class Games(RuleBasedStateMachine):
@@ -220,7 +220,8 @@ class Games(RuleBasedStateMachine):
     @rule()
     def begin_job(self) -> None:
         held = self._held()
-        if held is not None and held.state is RunState.RUNNING and self.desk.background.open_jobs < OPEN_MAX:
+        assert held is not None
+        if held.state is RunState.RUNNING and self.desk.background.open_jobs_of(held.user_id) < OPEN_MAX:
             self.desk.begin_job(held.run_id)
 
     @precondition(lambda self: self._open_jobs)
@@ -284,7 +285,9 @@ class Games(RuleBasedStateMachine):
 
     @invariant()
     def jobs_are_counted(self) -> None:
-        assert self.desk.background.open_jobs == len(self._open_jobs) <= OPEN_MAX
+        noted = {each.run_id: each.user_id for each in self.desk.background.open_jobs}
+        assert noted == {job.run_id: job.user_id for job in self._open_jobs}
+        assert all(self.desk.background.open_jobs_of(user_id) <= OPEN_MAX for user_id in (USER, BOB))
 
     @invariant()
     def each_end_is_where_it_belongs(self) -> None:

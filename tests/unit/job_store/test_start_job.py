@@ -6,17 +6,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import RunId
 from pawl.errors import ConversationNotFound, RequestIdReused, TooManyJobs
 from pawl.job_store.domain.jobs import OPEN_MAX
 from pawl.job_store.domain.rows import QueueKey
 from pawl.job_store.domain.start_job import StartJob
-from pawl.job_store.domain.states import LeaseAction, RunState, WaitKind
+from pawl.job_store.domain.states import LeaseAction, RunState, Sharing, WaitKind
 from pawl.job_store.domain.submit import Submitted
 from tests.unit.job_store.desk import Desk, desk_with_a_job
-from tests.unit.job_store.world import submission
+from tests.unit.job_store.world import BOB, USER, submission
 
 
 def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
@@ -33,11 +33,11 @@ def test_a_job_that_a_user_starts_tells_the_conversation_as_one_of_a_model_does(
     """ASYNC-1: it stands in a conversation of its own, which no list has; the one that is told gets no message."""
     job = start_job(desk).run
     assert (job.reports_to, job.parent_run_id, job.generation, job.in_background) == ("conv", "", 0, True)
-    assert (desk.background.open_jobs, desk.active, desk.conversation.last_number) == (1, None, 0)
+    assert (desk.background.open_jobs_of(USER), desk.active, desk.conversation.last_number) == (1, None, 0)
     own = desk.unit.conversation_of(job)
     assert (own.parent_run_id, own.parent_conversation_id, own.last_number) == ("job_s", "conv", 1)
     desk.end_job(job.run_id)
-    assert (len(desk.turns), desk.background.open_jobs) == (1, 0)
+    assert (len(desk.turns), desk.background.open_jobs_of(USER)) == (1, 0)
 
 
 def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job(desk: Desk) -> None:
@@ -51,16 +51,18 @@ def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job(de
         start_job(desk, request_id="r1", fingerprint=b"other")
     with pytest.raises(RequestIdReused):
         start_job(desk, job.run_id, conversation_id="another", request_id="r2")
-    assert desk.background.open_jobs == OPEN_MAX
+    assert desk.background.open_jobs_of(USER) == OPEN_MAX
 
 
-def test_a_user_starts_no_more_jobs_than_a_conversation_may_have() -> None:
-    """ASYNC-7: those of the model count, too."""
+def test_a_user_starts_no_more_jobs_in_a_conversation_than_allowed() -> None:
+    """ASYNC-7: those of the model count, too, and those of other users do not."""
     desk, _ = desk_with_a_job()
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
     with pytest.raises(TooManyJobs):
         start_job(desk)
+    desk.unit.put_conversation(replace(desk.conversation, sharing=Sharing.WRITE))
+    assert start_job(desk, "theirs", user_id=BOB).run.user_id == BOB
     desk.end_job("job_0")
     assert start_job(desk).run.state is RunState.QUEUED
 

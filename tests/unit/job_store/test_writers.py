@@ -211,7 +211,7 @@ def test_notices_of_who_may_not_write_any_more_stay_with_their_jobs() -> None:
     share(desk, Sharing.PRIVATE)
     assert [each.run_id for each in desk.background.notices] == [mine]
     desk.end_job(theirs)
-    assert (desk.background.open_jobs, [each.run_id for each in desk.background.notices]) == (0, [mine])
+    assert (desk.background.open_jobs, [each.run_id for each in desk.background.notices]) == ((), [mine])
     (turn,) = desk.turns
     desk.enter(desk.take(turn.run_id))
     desk.end(turn.run_id)

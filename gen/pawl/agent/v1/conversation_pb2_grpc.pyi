@@ -53,7 +53,8 @@ class ConversationServiceStub:
     """Gives a conversation a title or labels, puts it into the archive or takes it
     out, or shares it with the store or ends that, which holds from the next call
     of others on. When it is not shared for writing any more, open runs of others
-    in it are cancelled. Only its user may. Idempotent by request id.
+    in it and open jobs of others that report to it are cancelled. Only its user
+    may. Idempotent by request id.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
     """
@@ -112,7 +113,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """Gives a conversation a title or labels, puts it into the archive or takes it
     out, or shares it with the store or ends that, which holds from the next call
     of others on. When it is not shared for writing any more, open runs of others
-    in it are cancelled. Only its user may. Idempotent by request id.
+    in it and open jobs of others that report to it are cancelled. Only its user
+    may. Idempotent by request id.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
     """
@@ -186,7 +188,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives a conversation a title or labels, puts it into the archive or takes it
         out, or shares it with the store or ends that, which holds from the next call
         of others on. When it is not shared for writing any more, open runs of others
-        in it are cancelled. Only its user may. Idempotent by request id.
+        in it and open jobs of others that report to it are cancelled. Only its user
+        may. Idempotent by request id.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
         """

@@ -231,8 +231,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     fork of a fork behind messages of its own adds one.
     """
     ERROR_REASON_TOO_MANY_JOBS: _ErrorReason.ValueType  # 129
-    """RESOURCE_EXHAUSTED. As many jobs of the conversation are open as may be: stop
-    one, or wait until one ends.
+    """RESOURCE_EXHAUSTED. The caller has as many open jobs in the conversation as
+    allowed: stop one, or wait until one ends.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 140
     """UNAUTHENTICATED. No credential, or one that is not known."""
@@ -476,8 +476,8 @@ ERROR_REASON_PAST_TOO_LONG: ErrorReason.ValueType  # 128
 fork of a fork behind messages of its own adds one.
 """
 ERROR_REASON_TOO_MANY_JOBS: ErrorReason.ValueType  # 129
-"""RESOURCE_EXHAUSTED. As many jobs of the conversation are open as may be: stop
-one, or wait until one ends.
+"""RESOURCE_EXHAUSTED. The caller has as many open jobs in the conversation as
+allowed: stop one, or wait until one ends.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED. No credential, or one that is not known."""

@@ -694,7 +694,7 @@ class LoadRunResponse(_message.Message):
     loop_state: _builtins.bytes
     """The worker's own state, as last committed; empty at first."""
     open_job_count: _builtins.int
-    """Jobs of the conversation that have not ended. Absent in a ledger of a version
+    """Jobs of its user in the conversation that have not ended. Absent in a ledger of a version
     before there were jobs.
     """
     @_builtins.property

@@ -112,4 +112,11 @@ def _due(message: pb.DueSchedule) -> DueSchedule:
         labels=dict(definition.labels),
         conversation_key=definition.conversation_key,
     )
-    return DueSchedule(caller=caller_of(message.owner), message=scheduled, document=message)
+    return DueSchedule(
+        caller=caller_of(message.owner),
+        message=scheduled,
+        document=message,
+        name=definition.name,
+        time_zone=definition.time_zone,
+        expected_time=message.expected_time.ToDatetime(tzinfo=UTC) if message.HasField("expected_time") else None,
+    )

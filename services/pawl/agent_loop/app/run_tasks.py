@@ -63,6 +63,7 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, IdSource
 from pawl.chassis.retry import Retry
@@ -96,6 +97,8 @@ class WorkerDependencies:
     approvals_required: int = 1
     """People who must approve a gated call of any run that goes on."""
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
+    credential_is_gone: Callable[[Principal], bool] = lambda _: False
+    """Whether the API key of a principal is not in force any more."""
 
 
 class RunTasks(Tasks):
@@ -123,7 +126,12 @@ class RunTasks(Tasks):
         self._retry = retry
         self._own_tools = tuple(own_tools)
         self.tool_calls = ToolCalls(
-            run, registry=dependencies.registry, retry=retry, clock=dependencies.clock, own_tools=own_tools
+            run,
+            registry=dependencies.registry,
+            retry=retry,
+            clock=dependencies.clock,
+            own_tools=own_tools,
+            credential_is_gone=dependencies.credential_is_gone,
         )
         self.may_read = True
         """False if calls that only read do not run with their check."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
+from zoneinfo import ZoneInfo
+
+from msgspec.structs import replace
 
 from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
 from pawl.agent_loop.app.starting import NO_REQUEST, NOTE_BYTES_MAX, PASSING, Starting
@@ -32,6 +35,7 @@ _PAUSE_SECONDS: Final = 0.02
 _TRIGGERS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
 _AWAY_SECONDS: Final = 1.0
+_LATE_SECONDS: Final = 60
 
 _log = logs.get_logger(__name__)
 
@@ -158,9 +162,29 @@ class Schedules:
         self, due: DueSchedule, request_id: RequestId, backfill_time: datetime | None = None
     ) -> object | None:
         message, refusal = await self._starting.message(due.caller, due.message, request_id)
+        if message is not None:
+            told = told_of(due, datetime.fromtimestamp(self._clock.now(), UTC), backfill_time)
+            instructions = "\n\n".join(filter(None, (message.options.instructions, told)))
+            message = replace(message, options=replace(message.options, instructions=instructions))
         return await self._ledger.fire_schedule(
             due, message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
         )
+
+
+def told_of(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
+    """Return what the model of a run is told of the fire that started it."""
+    time = backfill_time or due.expected_time or now
+    zone = due.time_zone or "UTC"
+    when = f"{time.astimezone(ZoneInfo(zone)).isoformat(timespec='seconds')} ({zone})"
+    if backfill_time is not None:
+        how = f"It is for the due time {when} in the past (a backfill)."
+    elif due.expected_time is None:
+        how = f"It was started by hand at {when}."
+    else:
+        late_seconds = int((now - time).total_seconds())
+        how = f"It was due at {when}"
+        how += f" and is {late_seconds} seconds late." if late_seconds >= _LATE_SECONDS else "."
+    return f"This run belongs to the schedule {due.name}. {how}"
 
 
 def _part_of(request_id: RequestId, time: datetime) -> RequestId:

@@ -30,7 +30,7 @@ NO_REQUEST: Final = RequestId("")
 
 
 class Starting:
-    """Works out messages. `credential_is_gone` says so of the key of somebody that was in a file."""
+    """Works out messages. `credential_is_gone` says whether the API key of a principal is not in force any more."""
 
     def __init__(self, messages: Messages, credential_is_gone: Callable[[Principal], bool]) -> None:
         self._messages = messages

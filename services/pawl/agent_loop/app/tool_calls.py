@@ -28,6 +28,7 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId
 from pawl.chassis.retry import TRANSIENT, Retry
@@ -38,6 +39,7 @@ _STOP_SECONDS: Final = 2.0
 # The registry keeps the timeout. This is for one that does not answer at all.
 _GRACE_SECONDS: Final = 30.0
 _UNREACHABLE: Final = "The tool registry was away, or failed."
+_KEY_GONE: Final = "The API key with which the job was started is gone or has lost a role: start it with another one."
 _NULL: Final = CallResult(content_json=b"null")
 
 OnProgress = Callable[[ExecutionProgress], None]
@@ -47,8 +49,17 @@ class ToolCalls:
     """Checks, runs and stops the calls of one run."""
 
     def __init__(
-        self, run: Run, *, registry: Registry, retry: Retry, clock: Clock, own_tools: Sequence[Tool] = ()
+        self,
+        run: Run,
+        *,
+        registry: Registry,
+        retry: Retry,
+        clock: Clock,
+        own_tools: Sequence[Tool] = (),
+        credential_is_gone: Callable[[Principal], bool] = lambda _: False,
     ) -> None:
+        self._run = run
+        self._credential_is_gone = credential_is_gone
         self._own_tools = {tool.name: tool for tool in own_tools}
         self._context = CallContext.of(run)
         limits = run.options.limits
@@ -87,12 +98,14 @@ class ToolCalls:
     async def check(
         self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
     ) -> dict[CallId, Verdict]:
-        """Return a verdict on each call; a refusal if the registry is away or fails.
+        """Return a verdict on each call; a refusal if the registry is away or fails, or if the key of a job is gone.
 
         With `may_read` it may come with the result of a call that only reads.
         """
         if not calls:
             return {}
+        if self._run.job is not None and self._credential_is_gone(_principal(self._run)):
+            return {call.call_id: _refusal(call.call_id, "PERMISSION_DENIED", _KEY_GONE) for call in calls}
         reads = self._reads if may_read else None
         whole = [self._with_own_tool(call) for call in calls]
         try:
@@ -103,7 +116,10 @@ class ToolCalls:
         except TRANSIENT:
             verdicts = ()
         found = {verdict.call_id: verdict for verdict in verdicts}
-        return {call.call_id: found.get(call.call_id) or _no_verdict(call.call_id) for call in calls}
+        return {
+            call.call_id: found.get(call.call_id) or _refusal(call.call_id, "TOOL_ERROR", _UNREACHABLE)
+            for call in calls
+        }
 
     async def check_output(self, schema_json: bytes, output: str) -> OutputChecked:
         """Return what an answer is beside the schema of a response format, however long that takes."""
@@ -215,9 +231,17 @@ class ToolCalls:
         return _unreachable(call)
 
 
-def _no_verdict(call_id: CallId) -> Verdict:
-    return Verdict(
-        call_id=call_id, disposition=Disposition.REFUSE, error_reason="TOOL_ERROR", error_message=_UNREACHABLE
+def _refusal(call_id: CallId, reason: str, message: str) -> Verdict:
+    return Verdict(call_id=call_id, disposition=Disposition.REFUSE, error_reason=reason, error_message=message)
+
+
+def _principal(run: Run) -> Principal:
+    return Principal(
+        store_id=run.store_id,
+        user_id=run.user_id,
+        roles=frozenset(run.user_roles),
+        credential_id=run.credential_id,
+        delegate_user_id=run.delegate_user_id,
     )
 
 

@@ -223,7 +223,8 @@ def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) ->
         last_output_seq=shown.last_seq,
         misfit="\n".join(output.faults),
     )
-    run = replace(state.run, output_text=message.text or message.refusal, output_json=output.output_json)
+    said = [jobs.alarms(state) if not calls else "", message.text or message.refusal]
+    run = replace(state.run, output_text="\n\n".join(filter(None, said)), output_json=output.output_json)
     said_nothing = is_silent and not message.refusal.strip()
     loop = replace(state.loop, misfits=state.loop.misfits + bool(output.faults), said_nothing=said_nothing)
     state = replace(state, run=run, loop=loop)

@@ -96,8 +96,11 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is the same for equal values, 20 and 20.0 too."""
-    return hashlib.sha256(_encode(_decode(_encode(value)))).hexdigest()[:16]
+    """Return a digest that is the same for equal values; unless they are large, 20 and 20.0 are equal."""
+    encoded = _encode(value)
+    if len(encoded) <= expression.VALUE_BYTES_MAX:
+        encoded = _encode(_decode(encoded))
+    return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def find(data: Any, pointer: str) -> Any:

@@ -1,15 +1,14 @@
 """Expressions in CEL (Common Expression Language) over the results of a job.
 
-They are written by models and judge what strangers send, so both are hostile. An expression reaches its three
-variables and nothing else: no time, no file, no regular expression. What it may cost is bounded before it runs, in
-steps and not in seconds, so the same expression and data come to the same everywhere. What makes values larger in each
-step (map, filter, macros in macros) is left out.
+Models write them and they judge untrusted data, so both are hostile. An expression reaches its three variables and
+nothing else: no time, no file, no regular expression. Its cost is bounded before it runs, in steps and not in seconds,
+so the same expression and data give the same outcome everywhere. The slowest permitted one takes some 30 ms. Macros
+that make values larger in each step (map, filter, macros in macros) are left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,10 +18,17 @@ from cel_expr_python import cel  # type: ignore[import-untyped]  # ships .pyi bu
 CHARACTERS_MAX: Final = 256
 VALUE_BYTES_MAX: Final = 64 * 1024
 """Most bytes of a value, as JSON, that an expression looks at."""
-_VISITS_MAX: Final = 3_000_000
-"""Most places that all iterations of a macro together may look at, some 0.1 s."""
+_STEPS_MAX: Final = 60_000
+"""Most steps of an evaluation; a step takes at most 0.5 µs."""
+_CONVERSION_STEPS: Final = 5
+"""Steps for the conversion of one number, text, list or object."""
+_PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
 _MACROS: Final = re.compile(r"\b(?:all|exists|exists_one)\b")
+_OPERATIONS: Final = re.compile(r"[=!<>&|]+|[-+*/%?.(\[]|\bin\b")
+_PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
+_SEARCH: Final = re.compile(r"\bcontains\b")
+_SEARCH_FOR_LITERAL: Final = re.compile(r"\bcontains\s*\(\s*['\"]")
 _NAMES: Final = re.compile(r"\b(?:value|previous)\b")
 _PLACE: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
 _OPERATORS: Final = "_&&_ _||_ !_ _?_:_ _==_ _!=_ _<_ _<=_ _>_ _>=_ _+_ _-_ _*_ _/_ _%_ -_ @in _[_] @not_strictly_false"
@@ -79,11 +85,8 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
     size_bytes = max(len(msgspec.json.encode(each)) for each in data.values())
     if size_bytes > VALUE_BYTES_MAX:
         raise ExpressionError(f"the value has {size_bytes} bytes, at most {VALUE_BYTES_MAX} are looked at: give a path")
-    names = len(_NAMES.findall(source))
-    if _MACROS.search(source) and names > 1:
-        longest, places = _measured(list(data.values()))
-        if longest * (names - 1) * places > _VISITS_MAX:
-            raise ExpressionError("the value is too large for a macro beside a further value or previous: give a path")
+    if _steps(source, list(data.values())) > _STEPS_MAX:
+        raise ExpressionError("the value is too large for this expression: give a path")
     try:
         found = _compiled(source).eval(data={**{name: _plain(each) for name, each in data.items()}, "fired": fired})
     except (RuntimeError, OverflowError, UnicodeError) as error:
@@ -112,18 +115,41 @@ def _first_line(said: str) -> str:
     return (said.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
 
 
-def _measured(values: list[Any]) -> tuple[int, int]:
-    """Return the length of the longest list, object or literal, and the number of places and 32 bytes of text."""
-    longest, places, rest = CHARACTERS_MAX // 2, 0, values
-    while rest:
+def _steps(source: str, values: list[Any]) -> int:
+    """Return an upper bound of the steps that an expression takes with values.
+
+    Each operation may visit all that its operands hold, `+` makes these larger, and a macro repeats what follows it.
+    """
+    longest, places, characters = _measured(values)
+    macro = _MACROS.search(source)
+    before = len(_NAMES.findall(source, 0, macro.start())) if macro else len(_NAMES.findall(source))
+    after = len(_NAMES.findall(source, macro.end())) if macro else 0
+    searches = len(_SEARCH.findall(source))
+    divisor = 16 if not searches else 4 if searches == len(_SEARCH_FOR_LITERAL.findall(source)) else 1
+    size = places + characters // divisor
+    work = (before + after) * size
+    if macro:
+        iterations = before * longest + CHARACTERS_MAX // 2
+        operations = len(_OPERATIONS.findall(source)) + _PARSING_STEPS * len(_PARSING.findall(source))
+        work = operations * (before * size + iterations) + after * iterations * size
+    return _CONVERSION_STEPS * places + (1 + source.count("+")) * work
+
+
+def _measured(values: list[Any]) -> tuple[int, int, int]:
+    """Return the length of the longest list or object, and the numbers of values and of characters, or too many."""
+    longest, places, characters, rest = 0, 0, 0, list(values)
+    while rest and places * _CONVERSION_STEPS <= _STEPS_MAX:
         each = rest.pop()
         places += 1
         if isinstance(each, str):
-            places += len(each) // 32
+            characters += len(each)
         elif isinstance(each, list | dict):
             longest = max(longest, len(each))
-            rest += each.values() if isinstance(each, Mapping) else each
-    return longest, places
+            if isinstance(each, dict):
+                characters += sum(map(len, each))
+                each = each.values()
+            rest += each
+    return longest, places, characters
 
 
 def _plain(value: Any) -> Any:

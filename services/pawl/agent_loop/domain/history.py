@@ -151,7 +151,8 @@ def _group(
         case Role.USER:
             return [_message("user", message.text)]
         case Role.NOTICE:
-            return [_message("user", _NOTICE + message.notices_json.decode())]
+            # A part of its own, so that it is no part of the text of a user's message before or after it.
+            return [_message("user", [parts.text_part(_NOTICE + message.notices_json.decode())])]
         case Role.SUMMARY:
             return [_message("user", _SUMMARY + message.text)]
         case Role.ASSISTANT:
@@ -256,7 +257,7 @@ def _merged(messages: Iterable[ProviderMessage]) -> Iterable[ProviderMessage]:
 
 
 def _joined(messages: Sequence[ProviderMessage]) -> ProviderMessage:
-    if len(messages) == 1:
+    if len(messages) == 1 and not isinstance(messages[0]["content"], list):
         return messages[0]
     whole = {name: value for message in messages for name, value in message.items()}
     return {**whole, "content": parts.joined([message["content"] for message in messages])}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import background, delegation, loop_state, settle, text
+from pawl.agent_loop.domain import background, budget, delegation, loop_state, settle, text
 from pawl.agent_loop.domain.background import Wish
 from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallResult, CallState, ExecutionContext
 from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import (
     Delegation,
     Job,
@@ -21,6 +24,7 @@ from pawl.agent_loop.domain.run import (
     Notice,
     RoundLimitPolicy,
     Run,
+    RunState,
     TokenBudgetPolicy,
     ToolChoice,
     UnknownOutcomePolicy,
@@ -37,6 +41,8 @@ TIMEOUT_SECONDS: Final = 3600.0
 """The time that an iteration may take whose tool does not say how long."""
 TURN_ROUNDS_MAX: Final = 3
 """Most rounds of a turn that notices begin (ASYNC-5)."""
+ENTERED_SHARE: Final = 0.25
+"""Most of the context that notices fill which enter together; one alone may be larger."""
 OUTPUT_BYTES_MAX: Final = 16 * 1024
 """Most bytes of a result that a conversation is told."""
 SILENT: Final = "[silent]"
@@ -45,6 +51,7 @@ SILENT: Final = "[silent]"
 _IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _NEEDS_USER: Final = "This tool needs the user, or the user's own program: it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
+_MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run at once, and not in the background: {}."
 
 
@@ -155,17 +162,40 @@ def as_driven(run: Run) -> Run:
 
 
 def entered(state: State) -> State:
-    """Return the state with a message that tells the model what jobs have told the conversation."""
-    notices = state.notices
-    if not notices:
+    """Return the state with a message that tells the model what jobs have told the conversation.
+
+    What does not fit waits for the next model call, or the next turn.
+    """
+    taken, rest = list[bytes](), ENTERED_SHARE * state.run.options.limits.context_bytes_max
+    for notice in state.notices:
+        told = _escaped(msgspec.json.encode(_told(notice)))
+        rest -= len(told)
+        if taken and rest < 0:
+            break
+        taken.append(told)
+    if not taken:
         return state
+    notices = state.notices[: len(taken)]
     message = Message(
         role=Role.NOTICE,
         run_id=state.run.run_id,
         text="\n".join(map(_line, notices)),
-        notices_json=msgspec.json.encode([_told(notice) for notice in notices]),
+        notices_json=b"[" + b",".join(taken) + b"]",
     )
-    return replace(state.with_message(message), notices=(), entered=(*state.entered, *notices))
+    return replace(state.with_message(message), notices=state.notices[len(taken) :], entered=(*state.entered, *notices))
+
+
+def alarms(state: State) -> str:
+    """Return what the user of a turn is told whatever its model answers, a line each; empty if there is nothing."""
+    if not state.run.is_turn:
+        return ""
+    told = (
+        notice
+        for message in state.messages
+        if message.role is Role.NOTICE and message.run_id == state.run.run_id
+        for notice in msgspec.json.decode(message.notices_json)
+    )
+    return "\n".join(f"{each['tool']}: {each['alarm']} ({each['job_id']})" for each in told if "alarm" in each)
 
 
 def is_silent(said: str) -> bool:
@@ -270,11 +300,20 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=call.context is ExecutionContext.AGENT,
     )
+    options, tokens = run.options, budget.left(state)
+    if job.delegates and tokens is not None:
+        # The two never use more together than the run had left.
+        share = tokens // 2
+        if not share:
+            return state.with_calls([_refused(call, BUDGET_EXHAUSTED, "Too few tokens are left for an agent.", now)])
+        limits = replace(options.limits, total_tokens_max=share, topped_up_tokens_max=share)
+        options = replace(options, limits=limits)
+        state = replace(state, loop=replace(state.loop, tokens_added=state.loop.tokens_added - share))
     begun = Delegation(
         call_id=call.call_id,
         run_id=run_id,
         text=title(job),
-        options=run.options,
+        options=options,
         above=run.chain,
         depth=run.depth,
         user_roles=run.user_roles,
@@ -334,6 +373,8 @@ def _told(notice: Notice) -> dict[str, Any]:
             told["iterations"] = notice.round
         if notice.failure is not None:
             told["error"] = notice.failure.message
+    if alarm := _alarm(notice):
+        told["alarm"] = alarm
     if notice.missed_iterations:
         told["missed"] = notice.missed_iterations
     if notice.output_text:
@@ -348,7 +389,36 @@ def _json(said: str) -> Any:
         return said
 
 
+def _alarm(notice: Notice) -> str:
+    """Return what the user is to be told of a notice in any case; empty if the model decides."""
+    job = notice.job
+    if not notice.occasion and notice.state in {RunState.FAILED, RunState.EXPIRED}:
+        return notice.state.lower()
+    if notice.paused:
+        return "paused"
+    if job.until is None and job.when is None:
+        return ""
+    outcome = _json(notice.output_text)
+    if isinstance(outcome, dict) and (outcome.get("met") or outcome.get("fired")):
+        return "condition met"
+    return "failing" if notice.occasion and job.reports is JobReports.END else ""
+
+
+def _escaped(encoded: bytes) -> bytes:
+    """Return JSON without characters that are invisible, turn the direction, or mark up the text of a model."""
+    return _MARKING.sub(_escape, encoded.decode()).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if character in "<>":
+        return f"\\u{ord(character):04x}"
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
 def _line(notice: Notice) -> str:
     """Return what people read of a notice."""
     what = f"iteration {notice.occasion}" if notice.occasion else notice.state.lower()
+    if (alarm := _alarm(notice)) not in {"", what}:
+        what = f"{what}, {alarm}"
     return f"{notice.job.tool_name}: {what} ({notice.run_id})"

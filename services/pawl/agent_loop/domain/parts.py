@@ -98,12 +98,13 @@ def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str
 
 
 def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str | list[Mapping[str, Any]] | None:
-    """Return contents of the chat-completions protocol as one; texts before any list are one text."""
+    """Return contents of the chat-completions protocol as one: a text if there is no other part."""
     texts = list(takewhile(lambda content: isinstance(content, str | None), contents))
     text = "\n\n".join(each for each in texts if isinstance(each, str) and each) or None
     if len(texts) == len(contents):
         return text
-    return [part for content in (text, *contents[len(texts) :]) for part in _listed(content)]
+    whole = [part for content in (text, *contents[len(texts) :]) for part in _listed(content)]
+    return whole[0]["text"] if [part["type"] for part in whole] == ["text"] else whole
 
 
 def size_bytes(content: object) -> int:
@@ -163,18 +164,19 @@ def _told(part: Part, *, takes_images: bool) -> dict[str, Any]:
                 data = base64.b64encode(image.data).decode()
                 return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
             why = "it is not shown any more" if takes_images else "this model takes no images"
-            return _text(f"[An image was here ({image.media_type}, {image.size_bytes} bytes); {why}.]")
+            return text_part(f"[An image was here ({image.media_type}, {image.size_bytes} bytes); {why}.]")
         case Part(file=FilePart() as file):
-            return _text(f"[File {file.document_name}, {file.size_bytes} bytes]\n{file.text}\n[End of file]")
+            return text_part(f"[File {file.document_name}, {file.size_bytes} bytes]\n{file.text}\n[End of file]")
         case _:
-            return _text(part.text or "")
+            return text_part(part.text or "")
 
 
-def _text(text: str) -> dict[str, Any]:
+def text_part(text: str) -> dict[str, Any]:
+    """Return a text as a content part of the chat-completions protocol."""
     return {"type": "text", "text": text}
 
 
 def _listed(content: str | Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
     if isinstance(content, str | None):
-        return [_text(content)] if content else []
+        return [text_part(content)] if content else []
     return list(content)

@@ -10,6 +10,7 @@ from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.adapters import log_reads, paging, run_lists, segments, situations, tables
 from pawl.job_store.app.reading import (
+    NOTICES_MAX,
     Loaded,
     LogPart,
     MessagePage,
@@ -294,13 +295,13 @@ class PostgresReads(DatabaseAdapter):
 async def _told(connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None) -> Told:
     """Return what a run of a user is told, given the background of its conversation as it is stored."""
     background = tables.background(packed)
-    waiting = background.pending_of(user_id)
+    waiting = background.pending_of(user_id)[:NOTICES_MAX]
     if not waiting:
-        return Told(open_jobs=background.open_jobs)
+        return Told(open_jobs=background.open_jobs_of(user_id))
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
     rows = {record["run_id"]: tables.run(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
-    return Told(notices=notices, open_jobs=background.open_jobs)
+    return Told(notices=notices, open_jobs=background.open_jobs_of(user_id))
 
 
 async def _from_summary(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from pawl.chassis import logs
-from pawl.chassis.ids import ClientId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
+from pawl.chassis.ids import ClientId, CommandId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
 from pawl.chassis.parts import in_parts
 from pawl.errors import PawlError
 from pawl.job_store.app.forks import Forks
@@ -14,9 +14,12 @@ from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.ports import Limits, Operation, Ports
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
+from pawl.job_store.domain.command import Cancel, Send
+from pawl.job_store.domain.conversations import UpdateConversation
 from pawl.job_store.domain.forks import Head
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow, MessageRow
+from pawl.job_store.domain.rows import CallRow, ConversationRow, MessageRow
+from pawl.job_store.domain.states import StopCause
 
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200
@@ -59,6 +62,28 @@ class Ledger:
         if released:
             await self._announcer.work_ready()
         return released
+
+    async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
+        """Change a conversation and return it; stop the jobs of users who may no longer write to it.
+
+        After a crash between the two, the same request or another one that ends writing stops them.
+        """
+        changed: ConversationRow = await self.group_commit.run(
+            update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
+        )
+        for job in changed.background.open_jobs if update.ends_writing else ():
+            if job.user_id == changed.user_id:
+                continue
+            cancel = Send(
+                run=RunKey(update.store_id, job.run_id),
+                user_id=job.user_id,
+                command_id=CommandId(f"unshare_{job.run_id}"),
+                fingerprint=b"",
+                command=Cancel(cause=StopCause.USER),
+                payload=update.cancel,
+            )
+            await self.group_commit.run(cancel, size_bytes=len(update.cancel), store_id=update.store_id)
+        return changed
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
         """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""

@@ -116,11 +116,15 @@ class RunFilter:
     """The command whose jobs are wanted, too, if it has stopped them. With `reports_to` none that another one has."""
 
 
+NOTICES_MAX: Final = 20
+"""Most notices that are loaded with a run; the others follow once these have entered."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """The jobs of a run's user with notices in its conversation that no model was told yet, each with the occasion.
+    """The first `NOTICES_MAX` notices for a run's user that no model was told yet: the job and the occasion.
 
-    `open_jobs` of the conversation, of all users, have not ended.
+    `open_jobs` of that user and conversation have not ended.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()

@@ -24,17 +24,38 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0
 
 
-class Background(msgspec.Struct, frozen=True, kw_only=True):
-    """The background of a conversation: its open jobs, what they tell, and when the last turns of the model began."""
+class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that has not ended, and its user."""
 
-    open_jobs: int = 0
+    run_id: RunId
+    user_id: UserId
+
+
+class TurnTime(msgspec.Struct, frozen=True, kw_only=True):
+    """When a turn of a user began."""
+
+    user_id: UserId
+    time: datetime
+
+
+class Background(msgspec.Struct, frozen=True, kw_only=True):
+    """The background of a conversation: its open jobs, what they tell, and when the last turns of the model began.
+
+    Jobs and turns are counted per user.
+    """
+
+    open_jobs: tuple[OpenJob, ...] = ()
     notices: tuple[Notice, ...] = ()
-    turn_times: tuple[datetime, ...] = ()
+    turn_times: tuple[TurnTime, ...] = ()
 
     @property
     def pending(self) -> int:
         """The number of notices of which no model was told."""
         return sum(not each.entered_by for each in self.notices)
+
+    def open_jobs_of(self, user_id: UserId) -> int:
+        """Return how many jobs of this user are open."""
+        return sum(each.user_id == user_id for each in self.open_jobs)
 
     def pending_of(self, user_id: UserId) -> tuple[Notice, ...]:
         """Return the notices that a run of this user tells its model."""

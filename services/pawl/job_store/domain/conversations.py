@@ -126,7 +126,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     None leaves what is there. Where it is not shared for writing any more, open runs of others are stopped: their
     owners read `cancel`. Those whose options `is_undo` knows go on: what they have begun to take back, they take back.
-    Notices of others are removed: their jobs keep what they came to.
+    Notices of others are removed: their jobs keep what they came to, and those that are open are to be stopped next.
     """
 
     conversation_id: ConversationId
@@ -142,11 +142,12 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
         conversations = (ConversationKey(self.store_id, self.conversation_id),)
-        stopped = ((*conversations, self.user_id),) if self._ends_writing else ()
+        stopped = ((*conversations, self.user_id),) if self.ends_writing else ()
         return RowKeys(requests=self.request_keys, conversations=conversations, stopped=stopped)
 
     @property
-    def _ends_writing(self) -> bool:
+    def ends_writing(self) -> bool:
+        """Whether nobody else may write to it from now on."""
         return self.sharing not in {None, Sharing.WRITE}
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
@@ -165,7 +166,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         asked = {name: getattr(self, name) for name in ("title", "archived", "labels", "sharing", "shows_arguments")}
         changes = {name: value for name, value in asked.items() if value is not None}
         changed = unit.put_conversation(replace(conversation, **changes))
-        if not self._ends_writing:
+        if not self.ends_writing:
             return changed
         notices = tuple(each for each in changed.background.notices if each.user_id == self.user_id)
         changed = unit.put_conversation(replace(changed, background=replace(changed.background, notices=notices)))

@@ -47,7 +47,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} is there already")
     if delegation.is_job:
-        jobs.count_begun(unit, unit.conversation_of(parent))
+        jobs.count_begun(unit, unit.conversation_of(parent), delegation.run_id, parent.user_id)
     conversation = own_conversation(
         unit,
         ConversationKey(parent.store_id, parent.conversation_id),

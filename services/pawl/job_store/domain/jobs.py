@@ -12,16 +12,16 @@ begun. A user who may no longer write to the conversation has no notices there: 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import RunId, RunKey
+from pawl.chassis.ids import RunId, RunKey, UserId
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain import turn
-from pawl.job_store.domain.background import Notice
+from pawl.job_store.domain.background import Notice, OpenJob, TurnTime
 from pawl.job_store.domain.calls import people_of
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
@@ -29,11 +29,11 @@ from pawl.job_store.domain.states import RunState, StopCause
 from pawl.job_store.domain.unit_of_work import UnitOfWork, Wakeup
 
 OPEN_MAX: Final = 10
-"""Most jobs of a conversation that are open at once (ASYNC-7)."""
+"""Most jobs of a user that are open at once in a conversation (ASYNC-7)."""
 GENERATIONS_MAX: Final = 5
 """Most turns that lead to each other by the jobs which they begin, without a message of a user between them."""
 TURNS_MAX: Final = 30
-"""Most turns of a conversation in `TURNS_PERIOD`."""
+"""Most turns of a user in a conversation in `TURNS_PERIOD`."""
 PROGRESS_TURNS_MAX: Final = 20
 """Most of these for what iterations of jobs tell: the others are for their ends."""
 TURNS_PERIOD: Final = timedelta(hours=1)
@@ -50,16 +50,17 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     occasion: int
 
 
-def count_begun(unit: UnitOfWork, conversation: ConversationRow) -> ConversationRow:
+def count_begun(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, user_id: UserId) -> ConversationRow:
     """Count a job that begins and reports to `conversation`; return that.
 
     Raises:
-        IllegalTransition: it has as many as it may have.
+        IllegalTransition: its user has as many there as allowed.
     """
     background = conversation.background
-    if background.open_jobs >= OPEN_MAX:
+    if background.open_jobs_of(user_id) >= OPEN_MAX:
         raise IllegalTransition(f"{OPEN_MAX} jobs of the conversation are open")
-    background = replace(background, open_jobs=background.open_jobs + 1)
+    job = OpenJob(run_id=run_id, user_id=user_id)
+    background = replace(background, open_jobs=(*background.open_jobs, job))
     return unit.put_conversation(replace(conversation, background=background))
 
 
@@ -81,7 +82,8 @@ def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     is_told = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
     if is_told:
         notices = (*notices, Notice(run_id=job.run_id, user_id=job.user_id, occasion=occasion))
-    background = replace(background, notices=notices, open_jobs=max(0, background.open_jobs - is_end))
+    still_open = tuple(each for each in background.open_jobs if not is_end or each.run_id != job.run_id)
+    background = replace(background, notices=notices, open_jobs=still_open)
     conversation = unit.put_conversation(replace(conversation, background=background))
     if not is_told:
         return
@@ -156,21 +158,23 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     return notices
 
 
-def _begun_at(turn_run: RunRow) -> tuple[datetime, ...]:
+def _begun_at(run: RunRow) -> tuple[TurnTime, ...]:
     """Return when a turn has begun, which may be later than it might have; one that never did counts for nothing."""
-    return () if turn_run.start_time is None else (turn_run.start_time,)
+    return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 
 def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
     """Begin a run of the user of `job` that tells the model its notices, if there may be one now; else they wait."""
     background, generation = conversation.background, job.generation + 1
-    recent = tuple(time for time in background.turn_times if time > unit.now - TURNS_PERIOD)
-    if generation > GENERATIONS_MAX or len(recent) >= turns_max:
+    recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)
+    if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
         return
-    begin = max(unit.now, recent[-1] + TURN_DISTANCE) if recent else unit.now
+    begin = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
     # A clock that went back holds up nothing.
     begin = min(begin, unit.now + TURN_DISTANCE)
-    conversation = replace(conversation, background=replace(background, turn_times=(*recent, begin)))
+    conversation = replace(
+        conversation, background=replace(background, turn_times=(*recent, TurnTime(user_id=job.user_id, time=begin)))
+    )
     run = turn.queued(
         conversation,
         RunId(unit.ids.new("run")),

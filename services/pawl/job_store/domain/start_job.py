@@ -38,16 +38,16 @@ class StartJob(Submit, frozen=True, kw_only=True):
         """Create the run; the conversation counts it.
 
         Raises:
-            TooManyJobs: the conversation has as many as it may have.
+            TooManyJobs: the user has as many there as allowed.
             QueueFull: too many wait in the store.
             RequestIdReused: the run is there, of a request that is not remembered any more.
         """
         if unit.runs.get(RunKey(self.store_id, self.run_id)) is not None:
             raise RequestIdReused
-        if conversation.background.open_jobs >= jobs.OPEN_MAX:
+        if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
-        conversation = jobs.count_begun(unit, conversation)
+        conversation = jobs.count_begun(unit, conversation, self.run_id, self.user_id)
         # No list of conversations has one that does the work of another one.
         own = delegation.own_conversation(
             unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=self.run_id

@@ -357,10 +357,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def UpdateConversation(
         self, request: pb.UpdateConversationRequest, context: Context
     ) -> pb.UpdateConversationResponse:
-        operation = conversations.update(request)
-        changed = await self._ledger.group_commit.run(
-            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.store_id
-        )
+        update = conversations.update(request)
+        changed = await self._ledger.update_conversation(update, size_bytes=request.ByteSize())
         return pb.UpdateConversationResponse(conversation=messages.CONVERSATION.write(changed))
 
     async def ForkConversation(

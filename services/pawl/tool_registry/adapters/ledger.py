@@ -77,11 +77,20 @@ class LedgerReads:
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
         call = await self._call(key, user_id)
-        if call is None:
+        if call is None or not call.HasField("result"):
             return None
-        if call.conversation_id != conversation_id or not call.HasField("result"):
-            return None
-        return call.result.content_json
+        if call.conversation_id == conversation_id or await self._reports_to(call, user_id, conversation_id):
+            return call.result.content_json
+        return None
+
+    async def _reports_to(self, call: call_pb2.Call, user_id: UserId, conversation_id: ConversationId) -> bool:
+        """Return whether a call is one of a job that reports to a conversation."""
+        request = ledger_pb2.GetRunRequest(store_id=call.store_id, user_id=user_id, run_id=call.run_id)
+        try:
+            run = (await translated(self._ledger.GetRun(request))).run
+        except RunNotFound:
+            return False
+        return run.reports_to_conversation_id == conversation_id
 
     async def jobs(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int

@@ -17,7 +17,7 @@ class StoredResults(Protocol):
     """The results of earlier calls."""
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the result of a call of that conversation, as JSON; None if there is none."""
+        """Return the result of a call of that conversation or its jobs, as JSON; None if there is none."""
 
 
 def result_tools(results: StoredResults) -> list[Tool[..., Any]]:
