@@ -79,6 +79,9 @@ async def add_mcp(
     ] = None,
     memory: Annotated[int, typer.Option(help="Bytes of memory that it may use; 0 means 1 GiB.", min=0)] = 0,
     processes: Annotated[int, typer.Option(help="Processes that it may be; 0 means 64.", min=0, max=1000)] = 0,
+    stateless: Annotated[
+        bool, typer.Option("--stateless", help="It keeps nothing between calls: all users may share one session.")
+    ] = False,
     header: Headers = None,
     secret_header: SecretHeaders = None,
     policy: Policies = None,
@@ -93,7 +96,7 @@ async def add_mcp(
     if command and (header or secret_header):
         raise CommandError("--header and --secret-header go with --url.")
     if url:
-        config.mcp_http.url = url
+        config.mcp_http.url, config.mcp_http.stateless = url, stateless
         config.mcp_http.headers.update(_pairs("--header", header))
         config.mcp_http.secret_headers.update(_pairs("--secret-header", secret_header))
     else:
@@ -103,7 +106,7 @@ async def add_mcp(
         stdio.secret_environment.update(_pairs("--secret-env", secret_env))
         stdio.readable_paths.extend(str(path.absolute()) for path in read or ())
         stdio.writable_paths.extend(str(path.absolute()) for path in write or ())
-        stdio.memory_bytes_max, stdio.processes_max = memory, processes
+        stdio.memory_bytes_max, stdio.processes_max, stdio.stateless = memory, processes, stateless
     await _add(target, console, config, policy, replace=replace)
 
 

@@ -57,6 +57,11 @@ class FakeServer:
         """How often it was started."""
         return sum(line.startswith("started") for line in self.log())
 
+    @property
+    def process_id(self) -> int:
+        """Of the process that was started last."""
+        return [int(line.split()[1]) for line in self.log() if line.startswith("started")][-1]
+
     def config(
         self, name: str = "fake", *, policies: Sequence[source_pb2.SourceToolPolicy] | None = None, **more: Any
     ) -> source_pb2.SourceConfig:
@@ -107,7 +112,7 @@ class McpRegistry:
         return list(response.sources)
 
     async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
-        return await self.registry.run(tool, arguments, **more)
+        return await self.registry.run(tool, arguments, **({"timeout_seconds": PATIENCE_SECONDS} | more))
 
 
 READ_ONLY = policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Shop:
                 coroutine.close()
             return "ordered"
 
-        return [*map(order, EFFECTS), order_in_thread]
+        return [*(replace(order(effect), runs_apart=True) for effect in EFFECTS), order_in_thread]
 
 
 @pytest.fixture

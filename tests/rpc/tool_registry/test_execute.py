@@ -6,11 +6,14 @@ import asyncio
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
+from pawl.tool_registry.adapters.python import tool_loop
 from pawl.tools import Category, EffectClass, Tool, ToolContext, ToolError, tool
 from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
 
@@ -139,6 +142,11 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         return "late"
 
     @tool(category=SAFE, effect=READ)
+    async def hog() -> None:
+        """Block an event loop."""
+        events.release.wait(30)
+
+    @tool(category=SAFE, effect=READ)
     async def report(context: ToolContext, times: int) -> str:
         """Report progress often."""
         for number in range(times):
@@ -154,9 +162,7 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         fail_in_thread,
         small,
         spill,
-        wait,
-        impatient,
-        stubborn,
+        *(replace(one, runs_apart=True) for one in (wait, impatient, stubborn, hog)),
         block,
         report,
     ]
@@ -194,6 +200,18 @@ async def test_the_shorter_limit_holds_and_the_work_is_cancelled(registry: Regis
     )
     assert events.happened == ["began", "cancelled", "ignored"]
     events.release.set()
+
+
+async def test_an_async_tool_that_blocks_is_named_and_holds_up_async_tools_only(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_loop, "BLOCKED_SECONDS", 0.05)
+    for call, name in enumerate(("hog", "wait")):
+        with structlog.testing.capture_logs() as logged:
+            result = await registry.run(name, timeout_seconds=1, call=str(call))
+        assert "hog blocks the event loop of async tools" in content(result)["error"]
+        assert any(event["event"] == "tool.blocks" and event["tool"] == "hog" for event in logged) == (name == "hog")
+    assert content(await registry.run("add", {"a": 1})) == 2
 
 
 async def test_a_thread_over_its_time_is_told_so_and_counts_until_it_ends(registry: Registry, events: Events) -> None:

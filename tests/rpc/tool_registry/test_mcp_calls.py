@@ -17,7 +17,7 @@ from pawl.chassis.ids import StoreId
 from tests.files import put
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import READ_ONLY, UNKNOWN, FakeServer, McpRegistry, failure, mcp_registry
-from tests.rpc.tool_registry.registry import content, eventually, outcome, refusal
+from tests.rpc.tool_registry.registry import content, context, eventually, outcome, refusal
 
 NAMES = (
     "echo note environment fail refuse hang die die_once flood say_nothing answer_others terminate huge brackets deep"
@@ -38,6 +38,16 @@ async def test_a_server_gets_no_environment_but_its_own(
     seen: Mapping[str, str] = json.loads(content(await mcp.run("fake.environment")))
     assert set(seen) - {"LC_CTYPE"} == {"PATH", "HOME", "TMPDIR", "LANG", "CITY", "cwd"}
     assert seen["HOME"] == seen["TMPDIR"] == seen["cwd"] != str(Path.home())
+
+
+@pytest.mark.parametrize(("stateless", "starts"), [(False, 3), (True, 2)])
+async def test_users_share_a_process_only_of_a_server_that_is_declared_stateless(
+    mcp: McpRegistry, server: FakeServer, *, stateless: bool, starts: int
+) -> None:
+    await mcp.add(server.config(stateless=stateless))
+    for user in ("ann", "bob", "ann"):
+        await mcp.run("fake.note", call=f"{user}{server.starts}", who=context(user=user))
+    assert server.starts == starts, "the discovery had one of its own"
 
 
 async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, server: FakeServer) -> None:
@@ -61,8 +71,7 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     responses = [response async for response in mcp.registry.stream("fake.progress", call="five")]
     seen = [(one.progress.fraction, one.progress.message) for one in responses if one.HasField("progress")]
     assert (0.5, "step 2") in seen
-    assert server.starts == 1
-    os.kill(int(server.log()[0].split()[1]), 9)
+    os.kill(server.process_id, 9)
     await eventually(lambda: mcp.open_count == 0)
     assert content(await mcp.run("fake.note", call="six")) == "noted", "it is started again after a crash"
 
@@ -81,7 +90,7 @@ async def test_a_call_that_is_cancelled_or_out_of_time_is_cancelled_at_the_serve
     assert "was asked to stop; it may go on and may still have its effect" in failure(result)
     await server.logged("cancelled", times=2)
     assert content(await mcp.run("fake.note", call="after")) == "noted"
-    assert server.starts == 1
+    assert server.starts == 2, "the calls had one connection"
 
 
 async def test_a_start_continues_without_the_call_that_needed_it(mcp: McpRegistry, server: FakeServer) -> None:

@@ -119,12 +119,12 @@ async def test_each_user_is_asked_while_questions_of_others_are_open(
 
 async def test_a_question_that_may_be_of_another_call_reaches_nobody(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
-    other = asyncio.create_task(mcp.run("fake.hang", call="of_bob", who=who("bob"), timeout_seconds=60))
+    other = asyncio.create_task(mcp.run("fake.hang", call="other", timeout_seconds=60))
     await server.logged("call hang")
     result = content(await mcp.run("fake.ask", secret_question("ann")))
     assert "decline" in str(result["result"])
     assert "nobody was asked" in result["note"]
-    await mcp.registry.cancel("of_bob", user="bob", run="of_bob")
+    await mcp.registry.cancel("other")
     assert "For ann only." not in str(await other)
     # From now on it is known to ask, so each call has a connection of its own.
     assert outcome(await mcp.run("fake.ask", secret_question("ann"), call="again")) == "INPUT_REQUIRED"
@@ -134,21 +134,21 @@ async def test_a_call_that_may_be_repeated_is_asked_on_a_connection_of_its_own(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     await mcp.add(server.config(policies=[READ_ONLY]))
-    other = asyncio.create_task(mcp.run("fake.hang", call="of_bob", who=who("bob"), timeout_seconds=60))
+    other = asyncio.create_task(mcp.run("fake.hang", call="other", timeout_seconds=60))
     await server.logged("call hang")
     assert outcome(await mcp.run("fake.ask")) == "INPUT_REQUIRED"
-    await mcp.registry.cancel("of_bob", user="bob", run="of_bob")
+    await mcp.registry.cancel("other")
     await other
 
 
 async def test_a_call_that_was_cancelled_is_not_taken_for_the_one_under_way(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
-    """The server may still work on it, and what it asks then is not for another user."""
+    """The server may still work on it, and what it asks then does not belong to another call."""
     await mcp.add(server.config())
-    left = asyncio.create_task(mcp.run("fake.hang", call="1", who=who("bob"), timeout_seconds=60))
+    left = asyncio.create_task(mcp.run("fake.hang", call="1", timeout_seconds=60))
     await server.logged("call hang")
-    await mcp.registry.cancel("1", user="bob", run="of_bob")
+    await mcp.registry.cancel("1")
     assert outcome(await left) == "CANCELLED CANCELLED"
     assert "nobody was asked" in content(await mcp.run("fake.ask", call="2"))["note"]
     asked = await mcp.run("fake.ask", call="3")

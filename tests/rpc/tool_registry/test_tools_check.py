@@ -48,6 +48,29 @@ def apart() -> str:
 '''
 
 
+# It blocks until the watchdog has seen it.
+ASYNC = '''
+import threading
+from pawl.tool_registry.adapters.python import tool_loop
+from pawl.tools import ToolContext, tool
+
+seen = threading.Event()
+see = tool_loop.ToolLoop._blocked
+tool_loop.ToolLoop._blocked = lambda *given: (see(*given), seen.set())
+tool_loop.BLOCKED_SECONDS = 0.05
+
+@tool
+async def order(context: ToolContext) -> str:
+    """Order."""
+    return await context.ask("Which colour?")
+
+@tool
+async def nap() -> None:
+    """Block the event loop."""
+    seen.wait(60)
+'''
+
+
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
     folder = tmp_path / "kit"
@@ -129,15 +152,13 @@ def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
         ("convert", '{"amount": 0}', 1, 'failed: {"error":"TOOL_ERROR: ValueError.', "ValueError: for the author only"),
         ("order", "{}", 1, "nobody answers in `pawl tools check`; the tool asks: Which colour?", ""),
         ("apart", "{}", 0, 'seen\nresult: "apart"\n', ""),
+        ("nap", "{}", 0, "warning: nap blocks the event loop of async tools", ""),
         ("konvert", "{}", 2, "", "there is no tool 'konvert'; did you mean 'convert'?\n"),
     ],
 )
 def test_a_call_says_how_it_ends(kit: Path, name: str, arguments: str, code: int, said: str, logged: str) -> None:  # noqa: PLR0917
     (kit / "twins.py").write_text(TWINS)
-    (kit / "ask.py").write_text(
-        "from pawl.tools import ToolContext, tool\n\n@tool\nasync def order(context: ToolContext) -> str:\n"
-        '    """Order."""\n    return await context.ask("Which colour?")\n'
-    )
+    (kit / "ask.py").write_text(ASYNC)
     entries = ["twins"] if name == "apart" else ["./kit", "./ask.py"]
     found, output, errors = check(kit, *entries, "--call", name, "--args", arguments)
     assert (found, all(line in output for line in said.splitlines()), logged in errors) == (code, True, True)

@@ -229,6 +229,7 @@ class McpStdioConfig(_message.Message):
     WRITABLE_PATHS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_MAX_FIELD_NUMBER: _builtins.int
     PROCESSES_MAX_FIELD_NUMBER: _builtins.int
+    STATELESS_FIELD_NUMBER: _builtins.int
     memory_bytes_max: _builtins.int
     """Bytes of memory that it and all that it starts may use, from 33554432; 0
     means 1073741824. Kept on Linux.
@@ -236,6 +237,10 @@ class McpStdioConfig(_message.Message):
     processes_max: _builtins.int
     """Processes that it may be, itself included, 1 to 1000; 0 means 64. Kept on
     Linux.
+    """
+    stateless: _builtins.bool
+    """True: the program keeps nothing of one call for the next, so all users may
+    share one process. False: each user has a process of their own.
     """
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -279,10 +284,11 @@ class McpStdioConfig(_message.Message):
         writable_paths: _abc.Iterable[_builtins.str] | None = ...,
         memory_bytes_max: _builtins.int = ...,
         processes_max: _builtins.int = ...,
+        stateless: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "memory_bytes_max", b"memory_bytes_max", "processes_max", b"processes_max", "readable_paths", b"readable_paths", "secret_environment", b"secret_environment", "writable_paths", b"writable_paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "memory_bytes_max", b"memory_bytes_max", "processes_max", b"processes_max", "readable_paths", b"readable_paths", "secret_environment", b"secret_environment", "stateless", b"stateless", "writable_paths", b"writable_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -337,9 +343,14 @@ class McpHttpConfig(_message.Message):
     URL_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
+    STATELESS_FIELD_NUMBER: _builtins.int
     url: _builtins.str
     """Its URL; https, or http where the egress rules of the deployment allow the
     host.
+    """
+    stateless: _builtins.bool
+    """True: the server keeps nothing of one call for the next, so all users may
+    share one session. False: each user has a session of their own.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -355,10 +366,11 @@ class McpHttpConfig(_message.Message):
         url: _builtins.str = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         secret_headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        stateless: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "secret_headers", b"secret_headers", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "secret_headers", b"secret_headers", "stateless", b"stateless", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

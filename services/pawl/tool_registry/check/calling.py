@@ -119,9 +119,11 @@ async def _within_time(
         cancelled.set()
         await asyncio.wait({work.left}, timeout=_UNWIND_SECONDS)
         end = outcome.ToolEnd.STOPPED if work.left.done() else outcome.ToolEnd.GOES_ON
-        return outcome.of_timeout(definition, limit, seconds, end)
+        return outcome.of_timeout(definition, limit, seconds, end, hindrance=work.hindrance)
     except Exception as error:  # noqa: BLE001  # the author's code
         return _failure(tool, error, given, time.monotonic() - began)
+    if work.hindrance:
+        say(f"warning: {work.hindrance}")
     return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - began)
 
 

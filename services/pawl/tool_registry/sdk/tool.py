@@ -67,6 +67,8 @@ class Tool(Generic[P, R]):
     """True if the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
     is_remote: bool = False
     """True if a call that is cancelled goes on or not out of sight: its server is only told."""
+    runs_apart: bool = False
+    """True if its async code runs on the event loop of tools, apart from the registry's."""
     goes_out: bool = False
     """True if a call is seen beyond the registry: by a source, a worker, or a server that it asks by the egress."""
 

@@ -110,7 +110,7 @@ class Connections:
         if wait > 0 and not is_forced:
             raise SourceUnreachable(f"{pool.problem}; it is tried again in {wait:.0f} s")
         self._close(pool.spent(user_id))
-        owner = user_id if pool.is_asking or is_alone else None
+        owner = None if server.stateless and not (pool.is_asking or is_alone) else user_id
         self._make_room(source.store_id, owner)
         begun: Session = late("session").Session(
             self._transport(source, server, values),

@@ -73,8 +73,10 @@ class McpConnector:
         return source
 
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
-        async with self.connections.place(source, UserId(""), _DISCOVERY, is_forced=True) as (session, _):
-            tools = await session.tools(anew=True)
+        place = self.connections.place(source, UserId(""), _DISCOVERY, is_forced=True, is_alone=True)
+        async with place as (session, _):
+            tools = await session.tools()
+            session.stop()  # No user owns it.
         return discovered(source.name, list(tools.values()))
 
     async def forget(self, store_id: StoreId, name: str) -> None:
@@ -149,7 +151,7 @@ class McpConnector:
             return await task.ended(place, attempts.task_id, call, self._clock)
         binding = msgspec.json.decode(call.entry.binding, type=Binding)
         async with place(source, is_alone=attempts.is_alone) as (session, flight):
-            tool = _approved(source, binding, (await session.tools()).get(binding.tool))
+            tool = await _approved(source, binding, session)
             left = call.context.deadline.timestamp() - self._clock.now()
             as_task = task.metadata(left) if tool.demands_task else None
             result = await session.call(flight, call, binding.tool, arguments, as_task=as_task)
@@ -176,10 +178,13 @@ class McpConnector:
             yield place
 
 
-def _approved(source: Source, binding: Binding, found: ServerTool | None) -> ServerTool:
+async def _approved(source: Source, binding: Binding, session: Session) -> ServerTool:
     """Return a tool that its server describes as it was approved; a ToolError if it does not."""
-    if found is not None and found.digest == binding.digest:
-        return found
+    # A connection may be older than the approval.
+    for anew in (False, True):
+        found = (await session.tools(anew=anew)).get(binding.tool)
+        if found is not None and found.digest == binding.digest:
+            return found
     what = "does not have this tool any more" if found is None else "describes this tool differently now"
     raise ToolError(
         f"NOT_ALLOWED: the source {source.name!r} {what}."

@@ -22,9 +22,8 @@ _STABLE_SECONDS: Final = 60.0
 class Pool:
     """The connections of one source, open or opening.
 
-    All users share one until the server asks something. From then on each user has
-    connections of their own, each for one call at a time: what a server asks does
-    not say which call it belongs to.
+    Each user has their own, or all share one if the source is declared stateless. Once the server has asked
+    something, each carries one call at a time and none is shared: a question does not name its call.
     """
 
     made_of: tuple[Any, ...] = ()

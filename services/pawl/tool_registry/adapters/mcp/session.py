@@ -61,8 +61,8 @@ _log = logs.get_logger(__name__)
 class Session:
     """A connection that opens at once, and stays until it breaks, is closed, or was not used for `idle_seconds`.
 
-    `owner` is the one user whose calls it carries; None: all users share it, until
-    its server asks something. From then on it belongs to who was asked.
+    `owner` is the one user whose calls it carries. None: all users share the session of a stateless server. When the
+    server asks a question, it becomes that user's.
     """
 
     def __init__(
@@ -121,13 +121,13 @@ class Session:
     def may_carry(self, user_id: UserId, call_id: str, *, alone: bool) -> bool:
         """Return whether a call may use it, `alone` where the server asks questions that do not say whose they are.
 
-        Then it must be the user's own, and the server must not be at any other call:
-        one that was left in the middle may go on there, and ask.
+        Then the server must not be at any other call: one that was left in the middle
+        may continue there, and ask.
         """
         if not self.is_open or self._is_retired:
             return False
         if not alone:
-            return self.owner is None
+            return self.owner in (None, user_id)
         return self.owner == user_id and not self._flights and self._left <= {call_id}
 
     def take_place(self, user_id: UserId, call_id: str) -> Flight:

@@ -9,7 +9,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -57,7 +57,8 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
             if module.error:
                 _log.error("tool.module_broken", tool_module=module.name, error=module.error)
             if tools or module.error:
-                yield ToolModule(name=module.name, tools=tools, error=module.error)
+                apart = tuple(replace(tool, runs_apart=True) for tool in tools)
+                yield ToolModule(name=module.name, tools=apart, error=module.error)
         if not has_tools:
             _log.warning("tool.module_empty", tool_module=entry)
 

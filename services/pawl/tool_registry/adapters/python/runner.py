@@ -1,4 +1,4 @@
-"""Runs the functions of Python tools: async ones on the loop, sync ones in threads."""
+"""Runs the functions of Python tools: async ones on an event loop, sync ones in threads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 from pawl.chassis.tasks import delivered
+from pawl.tool_registry.adapters.python.tool_loop import ToolLoop
 from pawl.tool_registry.app.execution.ports import Ended
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
@@ -68,13 +69,15 @@ class PythonRunner:
 
     A thread cannot be stopped from outside. One whose result is not wanted any
     more counts as occupied until its function returns; its context says that it
-    is cancelled. Threads do not keep the process alive. An async tool that
-    blocks stops the whole process for as long: such code belongs in a sync tool.
+    is cancelled. Threads do not keep the process alive. Async tools of the
+    deployment share an event loop apart from the registry's: one that blocks
+    holds up the others.
     """
 
     def __init__(self, *, threads_max: int) -> None:
         self._free = asyncio.Semaphore(threads_max)
         self._threads = Threads()
+        self._tools = ToolLoop()
         self.threads_busy = 0
 
     async def __aenter__(self) -> Self:
@@ -82,11 +85,18 @@ class PythonRunner:
 
     async def __aexit__(self, *_: object) -> None:
         self._threads.close()
+        self._tools.close()
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
         call = tool.bind(arguments, context)
         begin = _nothing if tool.marks_begun else context.mark_begun
-        return PythonWork(self._in_task(call, begin) if tool.is_async else self._in_thread(call, begin))
+        if not tool.is_async:
+            return PythonWork(self._in_thread(call, begin))
+        if not tool.runs_apart:
+            return PythonWork(self._in_task(call, begin))
+        begin()
+        apart = self._tools.begin(tool.name, lambda: _guarded(call()))
+        return PythonWork(apart.result(), hindrance=lambda: apart.hindrance)
 
     async def _in_task(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
         begin()
@@ -156,11 +166,16 @@ async def uncancelled(ended: asyncio.Future[T]) -> T:
 class PythonWork:
     """A running function."""
 
-    def __init__(self, coroutine: Any) -> None:
+    def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
+        self._hindrance = hindrance
         loop = asyncio.get_running_loop()
         self.left: asyncio.Future[Ended | None] = loop.create_future()
         self._task = loop.create_task(_guarded(coroutine))
         self._task.add_done_callback(self._leave)
+
+    @property
+    def hindrance(self) -> str:
+        return self._hindrance()
 
     async def result(self) -> Any:
         try:

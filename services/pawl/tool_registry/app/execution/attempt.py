@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -26,6 +26,7 @@ from pawl.tool_registry.app.execution.ports import (
     ResourceLocks,
     Runner,
     Secrets,
+    Work,
     Writer,
 )
 from pawl.tool_registry.app.policy.admission import Admission
@@ -34,6 +35,7 @@ from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere
 from pawl.tool_registry.domain.completion import TOKEN_BYTES, CompletionTerms, digest_of, token_of
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, EffectClass
 from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, awaiting_completion, progress
+from pawl.tool_registry.domain.question import Question
 from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
 from pawl.tool_registry.sdk.context import (
     SecretNotFound,
@@ -44,6 +46,7 @@ from pawl.tool_registry.sdk.context import (
     checkpoint_content,
 )
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
+from pawl.tool_registry.sdk.tool import WholeArguments
 from pawl.tool_registry.sdk.values import hide, without
 
 _SECRET_CHARACTERS_MIN: Final = 4
@@ -100,6 +103,7 @@ class Attempt:
         self._writer = Writer(key=job.key, run_id=job.context.run_id, attempt=job.attempt, token=self._token)
         self._last_checkpoint: JsonValue = None
         self._has_saved = False
+        self._work: Work | None = None
         self._saving = asyncio.Lock()
         self._started = parts.clock.monotonic()
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
@@ -112,6 +116,11 @@ class Attempt:
         self.was_known = False
         """True if the outcome is not this attempt's own."""
         self.task = asyncio.create_task(self._run(), name=f"attempt {job.definition.name}")
+
+    @property
+    def hindrance(self) -> str:
+        """The tool that held this one up, as a sentence; empty for none."""
+        return self._work.hindrance if self._work else ""
 
     @property
     def never_began(self) -> bool:
@@ -191,9 +200,15 @@ class Attempt:
         reconcile = self._job.tool.reconcile
         if reconcile is None:
             raise TypeError("only a RECONCILABLE tool is asked")
+
+        async def asked(context: ToolContext, **_: object) -> ReconcileResult:
+            return await reconcile(context)
+
         self.is_reconciling = True
         try:
-            found: ReconcileResult = await reconcile(self._context())
+            # Perhaps it blocks, like the tool.
+            tool = replace(self._job.tool, function=asked, signature=WholeArguments(), marks_begun=True, process=None)
+            found: ReconcileResult = await self._parts.runner.start(tool, {}, self._context()).result()
         except Exception as error:  # noqa: BLE001  # the author's code: if it fails, nobody knows
             _log.warning("tool.reconcile_failed", tool=self._job.tool.name, error=type(error).__name__)
             found = ReconcileResult(finding="CANNOT_SAY")
@@ -216,7 +231,7 @@ class Attempt:
             self._set(refusal)
             return
         try:
-            work = self._parts.runner.start(job.tool, job.arguments, self._context())
+            work = self._work = self._parts.runner.start(job.tool, job.arguments, self._context())
         except Exception as error:  # noqa: BLE001  # arguments of the right schema that are not of the type
             self._set(outcome.of_error(job.definition, error, secrets=(), seconds=self._seconds()))
             return
@@ -282,7 +297,7 @@ class Attempt:
             _save=self._save,
             _token=self._open_completion,
             _begins_again=lambda: self._execution.begins_again,
-            **({"_ask": self._execution.dialogue.ask} if self._job.tool.is_async else {}),
+            **({"_ask": self._ask} if self._job.tool.is_async else {}),
         )
 
     def _begin(self) -> None:
@@ -296,6 +311,10 @@ class Attempt:
         content = await self._reached(lambda: self._parts.checkpoints.take(self._writer))
         if content is not None:
             self._last_checkpoint = loads(content, bytes_max=CHECKPOINT_BYTES_MAX)
+
+    async def _ask(self, question: Question) -> str:
+        asking = asyncio.run_coroutine_threadsafe(self._execution.dialogue.ask(question), self._loop)
+        return await asyncio.wrap_future(asking)
 
     def _save(self, content: bytes) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(self._keep(content), self._loop)

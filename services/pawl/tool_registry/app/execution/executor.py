@@ -373,7 +373,7 @@ class Executor:
             return outcome.of_unbegun(job.definition, "TOOL_TIMEOUT", why, seconds)
         if cause is None:
             end = ToolEnd.ASKED_TO if job.tool.is_remote else ToolEnd.GOES_ON if goes_on else ToolEnd.STOPPED
-            return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end)
+            return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end, hindrance=attempt.hindrance)
         end = ToolEnd.GOES_ON if goes_on else ToolEnd.NEVER_BEGAN if attempt.never_began else ToolEnd.STOPPED
         return outcome.of_cancel(job.definition, seconds, end)
 

@@ -101,8 +101,10 @@ def of_error(
     return ended_badly(Outcome.FAILED, "TOOL_ERROR", unexpected_text(definition, name), seconds)
 
 
-def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd) -> ExecutionResult:
-    """Return the result of a tool that took too long."""
+def of_timeout(
+    definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
+) -> ExecutionResult:
+    """Return the result of a tool that took too long, perhaps because another one held it up."""
     match end:
         case ToolEnd.STOPPED | ToolEnd.NEVER_BEGAN:
             then = f"and was stopped{doubt(definition)}"
@@ -110,7 +112,7 @@ def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float,
             then = f"and was asked to stop; it may go on{_late_effect(definition)}"
         case ToolEnd.GOES_ON:
             then = f"and was asked to stop, but goes on{_late_effect(definition)}"
-    message = f"{definition.name} did not end within {limit_seconds:g} s {then}"
+    message = f"{definition.name} did not end within {limit_seconds:g} s {then}{hindrance and f'. {hindrance}'}"
     return ended_badly(Outcome.FAILED, "TOOL_TIMEOUT", message, seconds)
 
 

@@ -108,6 +108,10 @@ class Ended:
 class Work(Protocol):
     """A tool that runs."""
 
+    @property
+    def hindrance(self) -> str:
+        """The tool that held this one up by blocking the event loop of async tools, as a sentence; empty for none."""
+
     async def result(self) -> Any:
         """Return what the tool returned, or raise what it raised.
 
