@@ -239,7 +239,7 @@ class _Channel(grpc.aio.Channel):
             try:
                 return await method(*args, **kwargs)
             except grpc.aio.AioRpcError as error:
-                raise translate(error) from error
+                raise translate(error) from None  # What it says is in the message; its traceback is of no use.
 
         return call
 
@@ -318,7 +318,7 @@ class _StreamCall:
         except grpc.aio.AioRpcError as error:
             if self._translate is None:
                 raise
-            raise self._translate(error) from error
+            raise self._translate(error) from None
 
 
 def _request_id() -> tuple[tuple[str, str], ...]:

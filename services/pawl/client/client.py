@@ -16,7 +16,7 @@ from pawl.client.forms import natural, parts_of, read_file
 from pawl.client.history import history
 from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
-from pawl.client.streams import GIVE_UP_SECONDS, responses
+from pawl.client.streams import responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
@@ -152,14 +152,14 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
         """Yield the events of a run after `after_seq`, each once, until its last one; a gap for those that are gone.
 
-        Goes on after the last one seen when the connection is lost, with whichever replica answers within 30 s.
+        When the connection is lost it continues after the last one seen, with any replica.
         """
         after_seq = natural(after_seq, "after_seq")
 
         def begin() -> Any:
             return self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq))
 
-        async with aclosing(responses(begin, ends=True)) as stream:
+        async with aclosing(responses(begin, ends=True, retry_seconds=self.retry_seconds)) as stream:
             async for response in stream:
                 for event in response.events:
                     after_seq = event.seq
@@ -168,15 +168,16 @@ class AsyncClient(TriggerVerbs, JobVerbs):
                     after_seq = response.gap.to_seq
                     yield response.gap
 
-    async def text(self, run_id: str) -> AsyncGenerator[Piece, None]:
+    async def text(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[Piece, None]:
         """Yield the text that the model of a run writes, as it comes, to the end of the run.
 
-        A piece that takes back some of what was given before says how much (`Piece.takes_back`).
+        A piece that takes back some of what was given before says how much (`Piece.takes_back`). `after_seq` is the
+        `seq` of the last piece that you have: what follows it comes. All text comes again if its events are gone.
         """
-        reader = TextReader()
+        reader, after_seq = TextReader(), natural(after_seq, "after_seq")
         async with aclosing(self.watch(run_id)) as events:
             async for event in events:
-                if (piece := reader.take(event)) is not None:
+                if (piece := reader.take(event)) is not None and piece.seq > after_seq:
                     yield piece
 
     async def runs(
@@ -357,7 +358,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             waiting.clear()
             return self.agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted))
 
-        async with aclosing(responses(begin, ends=False)) as stream:
+        async with aclosing(responses(begin, ends=False, retry_seconds=self.retry_seconds)) as stream:
             async for response in stream:
                 waiting.update({call.call_id: call for call in response.calls})
                 waiting.update({run.run_id: run for run in response.runs})
@@ -404,7 +405,6 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         addresses: Sequence[str] = (),
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
-        give_up_seconds: float = GIVE_UP_SECONDS,
     ) -> AsyncSession:
         """Return a front end, to be entered: see `AsyncSession`."""
         return AsyncSession(
@@ -415,7 +415,6 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             addresses=addresses,
             on_connected=on_connected,
             on_lost=on_lost,
-            give_up_seconds=give_up_seconds,
         )
 
     # Documents.
