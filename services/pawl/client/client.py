@@ -127,9 +127,13 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=natural(tokens, "tokens"), request_id=request_id)
         return (await self.once(self.agents.TopUpRun, request)).run
 
-    async def get(self, run_id: str, *, wait_seconds: float = 0.0) -> run_pb2.Run:
-        """Return a run with its open calls, at once or when it needs somebody or has ended, after 60 s at most."""
-        request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds)
+    async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
+        """Return a run with its open calls, immediately or when it needs somebody or has ended, after 50 s at most.
+
+        With the `last_seq` of the run that you have as `after_seq`, it waits until that has changed.
+        """
+        after_seq = natural(after_seq, "after_seq")
+        request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
         read: Any = self.agents.GetRun
         if wait_seconds:
             read = partial(read, timeout=DEADLINE_SECONDS + wait_seconds)

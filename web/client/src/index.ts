@@ -1,7 +1,7 @@
 /** Pawl over HTTP: every public method with its types, and runs as they happen. */
 
 import type * as pb from "../gen/index.js";
-import { pause, type PawlError, persist } from "./errors.js";
+import { type PawlError, persist } from "./errors.js";
 import { emptyView, fold, foldGap, isEnded, type RunView } from "./fold.js";
 import { Streams } from "./stream.js";
 import { Answers, type AnswerOptions, type FrontEndTool } from "./tools.js";
@@ -119,11 +119,10 @@ export class Pawl extends Transport {
   /** Returns the run once it has ended, however long it waits for somebody. */
   async result(runId: string, signal?: AbortSignal): Promise<pb.RunJson> {
     const options = { timeoutMs: 40_000, ...(signal ? { signal } : {}) };
-    for (;;) {
-      const { run = {} } = await persist(() => this.agent.getRun({ runId, waitSeconds: 30 }, options), signal);
+    for (let afterSeq = "0"; ; ) {
+      const { run = {} } = await persist(() => this.agent.getRun({ runId, waitSeconds: 30, afterSeq }, options), signal);
       if (isEnded(run)) return run;
-      // One that waits for somebody is told at once.
-      if (run.state === "RUN_STATE_WAITING" || run.state === "RUN_STATE_NEEDS_ATTENTION") await pause(2000, signal);
+      afterSeq = run.lastSeq ?? "0";
     }
   }
 

@@ -38,6 +38,8 @@ CONNECTED_POLL_SECONDS: Final = 5.0
 """Live events are lost when the ledger alone is cut off from NATS; this finds them."""
 VIEWERS_SECONDS: Final = 10.0
 """The pause after which it is told again who watches what; who opens a watch is told at the next tick."""
+REST_SECONDS_MAX: Final = 50.0
+"""Proxies cut off a request that is not answered within 60 s."""
 RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
 """States in which nothing goes on without somebody from outside."""
 
@@ -122,24 +124,30 @@ class Watches:
                 del self._feeds[key]
                 await self._stop(feed)
 
-    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float) -> RunView:
-        """Return the run as soon as it needs somebody or has ended, or as it is after `seconds`.
+    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> RunView:
+        """Return the run once it has ended, or has changed after `after_seq` and needs somebody, or after `seconds`.
 
         Raises:
             RunNotFound
         """
         run = await self._ledger.get_run(caller, run_id)
-        if run.state in RESTING or seconds == 0:
+        if seconds == 0:
             return run
-        with suppress(TimeoutError, SlowConsumer):
-            async with asyncio.timeout(seconds):
-                await self._rests(caller, run)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, REST_SECONDS_MAX)):
+                while run.state not in ENDED and not (run.state in RESTING and run.last_seq > after_seq):
+                    with suppress(SlowConsumer):
+                        await self._rests(caller, run)
+                    run = await self._ledger.get_run(caller, run_id)
+                return run
         return await self._ledger.get_run(caller, run_id)
 
     async def _rests(self, caller: Principal, run: RunView) -> None:
+        """Wait for a change of a run after which it needs somebody or has ended."""
+        state: RunState | None = run.state
         async with self.open(caller, run.run_id, run.last_seq) as watcher, aclosing(watcher.events()) as events:
             async for event in events:
-                if isinstance(event, LogGap) or event.run_state in RESTING:
+                if isinstance(event, LogGap) or (state := event.run_state or state) in RESTING:
                     return
 
     async def _stop(self, feed: Feed) -> None:
