@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Line, Responses, Shown, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
+from pawl.chassis.rpc_limits import KEEPALIVE
 from pawl.chassis.rpc_renewal import RenewedChannel
 from pawl.chassis.rpc_replicas import key_of
 from pawl.chassis.settings import split_address
@@ -99,7 +100,7 @@ def open_channel(
 
 
 def connect(
-    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = ()
+    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = KEEPALIVE
 ) -> grpc.aio.Channel:
     """Return a bare channel to a gRPC name, over TLS if there are certificates."""
     if tls is None:
@@ -377,10 +378,7 @@ def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
         ("grpc.min_reconnect_backoff_ms", 1_500),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *KEEPALIVE,
         # Channels of one process to one address share nothing: closing one leaves the others.
         ("grpc.use_local_subchannel_pool", 1),
     ]

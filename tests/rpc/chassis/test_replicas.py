@@ -15,7 +15,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis import rpc_batch_client
+from pawl.chassis import rpc_batch_client, rpc_server
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, translating
@@ -385,3 +385,35 @@ async def is_answered(stub: EchoStub) -> bool:
     with suppress(DependencyUnavailable):
         return await stub.call("unary", "hello") == ["hello"]
     return False
+
+
+async def test_a_connection_that_falls_silent_ends(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NOTE-1, EVT-3: its options are those of the service, 40 times as fast; proxies allow 60 s of silence."""
+    assert dict(rpc_server.KEEPALIVE)["grpc.keepalive_time_ms"] <= 25_000
+    fast = [(name, value // 40 if name.endswith("_ms") else value) for name, value in rpc_server.KEEPALIVE]
+    monkeypatch.setattr(rpc_server, "KEEPALIVE", fast)
+    flows = asyncio.Event()
+    flows.set()
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await flows.wait()
+            writer.write(data)
+
+    async with serve(listen=f"127.0.0.1:{free_port()}") as server:
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            other_reader, other_writer = await asyncio.open_connection(*server.address.split(":"))
+            await asyncio.gather(pipe(reader, other_writer), pipe(other_reader, writer))
+
+        proxy = await asyncio.start_server(relay, "127.0.0.1", 0)
+        address = ":".join(map(str, proxy.sockets[0].getsockname()))
+        async with open_channel(address) as channel, asyncio.timeout(30):
+            stream = EchoStub(channel).generate(StringValue(value="wait"))
+            assert (await stream.read()).value == "first"
+            flows.clear()
+            await servicer.generator_closed.wait()
+            stream.cancel()
+        proxy.close()
