@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -20,7 +20,7 @@ from pawl.client.streams import responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
-from pawl.errors import InvalidField, TooLarge
+from pawl.errors import InvalidField, PawlError, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import document_pb2
 
@@ -36,6 +36,8 @@ ENDED: Final = frozenset(
     }
 )
 """The states in which a run has ended."""
+_RESTING: Final = ENDED | {run_pb2.RUN_STATE_WAITING, run_pb2.RUN_STATE_NEEDS_ATTENTION}
+_CONFIRM_SECONDS: Final = 2.0
 _BATCH: Final = 64
 _ERASURE_SECONDS: Final = 1.0
 _TEXT_BYTES_MAX: Final = 1024 * 1024
@@ -156,7 +158,8 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
         """Yield the events of a run after `after_seq`, each once, until its last one; a gap for those that are gone.
 
-        When the connection is lost it continues after the last one seen, with any replica.
+        When the connection is lost it continues after the last one seen, with any replica. Whoever has read on after an
+        event at which the run waits or ends has seen it, and is not notified of it by channels that wait.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -168,6 +171,10 @@ class AsyncClient(TriggerVerbs, JobVerbs):
                 for event in response.events:
                     after_seq = event.seq
                     yield event
+                    if event.run_changed.run.state in _RESTING:
+                        with suppress(PawlError):
+                            seen = agent_pb2.GetRunRequest(run_id=run_id, after_seq=after_seq)
+                            await self.agents.GetRun(seen, timeout=_CONFIRM_SECONDS)
                 if response.HasField("gap"):
                     after_seq = response.gap.to_seq
                     yield response.gap

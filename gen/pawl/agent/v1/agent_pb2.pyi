@@ -910,7 +910,9 @@ class GetRunRequest(_message.Message):
     """
     after_seq: _builtins.int
     """`Run.last_seq` of the state that the caller knows; 0 for none. A loop over
-    GetRun sends that of the answer before, and waits for the next change.
+    GetRun sends that of the answer before, and waits for the next change. If
+    nothing came after it, it also confirms that the user has seen the run: no
+    channel that waits tells them of what happened up to then.
     """
     def __init__(
         self,
