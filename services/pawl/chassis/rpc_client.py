@@ -14,6 +14,7 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.chassis import tasks
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Line, Responses, Shown, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc_limits import KEEPALIVE
@@ -30,6 +31,8 @@ Translate = Callable[[grpc.aio.AioRpcError], Exception]
 """Makes another error of one of gRPC."""
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
+_SILENT_SECONDS: Final = 1.0
+_SENT_MAX: Final = 4
 PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 # What a batch adds to a response, with room to spare.
 _ENVELOPE_BYTES: Final = 1024
@@ -75,7 +78,8 @@ def open_channel(
     services, and errors come as the PawlError that they are.
 
     With `translate`, errors of calls are raised as what it makes of them. A call with a unary response is a plain
-    coroutine then.
+    coroutine then. Of several addresses, one that is silent for a second holds up no call that is safe to repeat: it
+    is sent to the next.
 
     With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
     must have `server_name`, or else the host of the one address.
@@ -96,6 +100,7 @@ def open_channel(
         replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
         response_bytes_max=message_bytes_max,
         translate=translate,
+        has_replicas=len(_parts(addresses)) > 1,
     )
 
 
@@ -157,9 +162,11 @@ class _Channel(grpc.aio.Channel):
         replicas: Mapping[str, grpc.aio.Channel],
         response_bytes_max: int,
         translate: Translate | None,
+        has_replicas: bool,
     ) -> None:
         self._channel = channel
         self._translate = translate
+        self._has_replicas = has_replicas
         self._replicas = replicas
         self._asked_metadata = metadata
         self._deadline_seconds = deadline_seconds
@@ -196,6 +203,8 @@ class _Channel(grpc.aio.Channel):
         def alone(channel: grpc.aio.Channel) -> Any:
             return self._answering(self._calling(channel.unary_unary(*args, **kwargs), self._deadline_seconds))
 
+        if self._translate is not None and self._has_replicas:
+            return partial(_first_answer, alone(self._channel), args[0])
         return self._batching(alone, self._deadline_seconds, *args, **kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
@@ -320,6 +329,27 @@ class _StreamCall:
             if self._translate is None:
                 raise
             raise self._translate(error) from None
+
+
+async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
+    """Return the first answer to a request, which is sent again after each second of silence if that is safe.
+
+    It is if the request only reads or has an id, and may not take its time. gRPC gives each to the next replica.
+    """
+    only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
+    is_repeatable = only_reads or getattr(request, "request_id", "")
+    if not is_repeatable or getattr(request, "wait_seconds", 0.0):
+        return await method(request, **special)
+    asked: list[asyncio.Task[Any]] = []
+    try:
+        while True:
+            asked.append(asyncio.ensure_future(method(request, **special)))
+            seconds = _SILENT_SECONDS if len(asked) < _SENT_MAX else None
+            done, _ = await asyncio.wait(asked, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return done.pop().result()
+    finally:
+        await tasks.end(asked)
 
 
 def _request_id() -> tuple[tuple[str, str], ...]:
