@@ -23,6 +23,7 @@ class FakeLive:
         self.subscriptions = 0
         self.inboxes: list[Callable[[StoreId, UserId], None]] = []
         self.viewers: list[tuple[str, str, str]] = []
+        self.ticks = 0
 
     async def subscribe(
         self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
@@ -37,6 +38,7 @@ class FakeLive:
 
     async def tell_viewers(self, viewers: Sequence[tuple[str, str, str]]) -> None:
         self.viewers += viewers
+        self.ticks += 1
 
     @property
     def subscriber_count(self) -> int:

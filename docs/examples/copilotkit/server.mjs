@@ -4,7 +4,7 @@ import { HttpAgent } from "@ag-ui/client";
 import { AgentRunner, CopilotRuntime } from "@copilotkit/runtime/v2";
 import { createCopilotNodeListener } from "@copilotkit/runtime/v2/node";
 import { build } from "esbuild";
-import { catchError, of } from "rxjs";
+import { catchError, of, tap } from "rxjs";
 
 const gateway = process.env.PAWL_GATEWAY ?? "http://127.0.0.1:7600";
 const headers = { Authorization: `Bearer ${process.env.PAWL_KEY}`, "Content-Type": "application/json" };
@@ -13,15 +13,21 @@ const agent = () => new HttpAgent({ url: `${gateway}/agui`, headers });
 // CopilotKit's own runner keeps the threads in memory, and its stop is a disconnect, after which the run goes on. Here a
 // page that comes back is told its thread by Pawl, whatever became of this process, and what is stopped has stopped.
 class PawlRunner extends AgentRunner {
+  #runs = new Map(); // the run that each thread shows: a Stop names it, so one that comes late stops no other
+  #follow(threadId, events) {
+    return events.pipe(tap(({ name, value }) => name === "pawl.run" && this.#runs.set(threadId, value.runId)));
+  }
   run({ agent, input }) {
     const told = ({ payload, message }) => of({ type: "RUN_ERROR", message: payload?.message ?? message });
-    return agent.run(input).pipe(catchError(told));
+    return this.#follow(input.threadId, agent.run(input)).pipe(catchError(told));
   }
   connect({ threadId }) {
-    return agent().run({ threadId, runId: crypto.randomUUID(), messages: [], tools: [], context: [], state: {} });
+    const input = { threadId, runId: crypto.randomUUID(), messages: [], tools: [], context: [], state: {} };
+    return this.#follow(threadId, agent().run(input));
   }
   async stop({ threadId }) {
-    return (await fetch(`${gateway}/agui/cancel`, { method: "POST", headers, body: JSON.stringify({ threadId }) })).ok;
+    const body = JSON.stringify({ threadId, runId: this.#runs.get(threadId) });
+    return (await fetch(`${gateway}/agui/cancel`, { method: "POST", headers, body })).ok;
   }
 }
 

@@ -14,8 +14,10 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.chassis import tasks
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Line, Responses, Shown, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
+from pawl.chassis.rpc_limits import KEEPALIVE
 from pawl.chassis.rpc_renewal import RenewedChannel
 from pawl.chassis.rpc_replicas import key_of
 from pawl.chassis.settings import split_address
@@ -29,6 +31,8 @@ Translate = Callable[[grpc.aio.AioRpcError], Exception]
 """Makes another error of one of gRPC."""
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
+_SILENT_SECONDS: Final = 1.0
+_SENT_MAX: Final = 4
 PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 # What a batch adds to a response, with room to spare.
 _ENVELOPE_BYTES: Final = 1024
@@ -74,7 +78,8 @@ def open_channel(
     services, and errors come as the PawlError that they are.
 
     With `translate`, errors of calls are raised as what it makes of them. A call with a unary response is a plain
-    coroutine then.
+    coroutine then. Of several addresses, one that is silent for a second holds up no call that is safe to repeat: it
+    is sent to the next.
 
     With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
     must have `server_name`, or else the host of the one address.
@@ -95,11 +100,12 @@ def open_channel(
         replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
         response_bytes_max=message_bytes_max,
         translate=translate,
+        has_replicas=len(_parts(addresses)) > 1,
     )
 
 
 def connect(
-    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = ()
+    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = KEEPALIVE
 ) -> grpc.aio.Channel:
     """Return a bare channel to a gRPC name, over TLS if there are certificates."""
     if tls is None:
@@ -156,9 +162,11 @@ class _Channel(grpc.aio.Channel):
         replicas: Mapping[str, grpc.aio.Channel],
         response_bytes_max: int,
         translate: Translate | None,
+        has_replicas: bool,
     ) -> None:
         self._channel = channel
         self._translate = translate
+        self._has_replicas = has_replicas
         self._replicas = replicas
         self._asked_metadata = metadata
         self._deadline_seconds = deadline_seconds
@@ -195,6 +203,8 @@ class _Channel(grpc.aio.Channel):
         def alone(channel: grpc.aio.Channel) -> Any:
             return self._answering(self._calling(channel.unary_unary(*args, **kwargs), self._deadline_seconds))
 
+        if self._translate is not None and self._has_replicas:
+            return partial(_first_answer, alone(self._channel), args[0])
         return self._batching(alone, self._deadline_seconds, *args, **kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
@@ -239,7 +249,7 @@ class _Channel(grpc.aio.Channel):
             try:
                 return await method(*args, **kwargs)
             except grpc.aio.AioRpcError as error:
-                raise translate(error) from error
+                raise translate(error) from None  # What it says is in the message; its traceback is of no use.
 
         return call
 
@@ -318,7 +328,28 @@ class _StreamCall:
         except grpc.aio.AioRpcError as error:
             if self._translate is None:
                 raise
-            raise self._translate(error) from error
+            raise self._translate(error) from None
+
+
+async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
+    """Return the first answer to a request, which is sent again after each second of silence if that is safe.
+
+    It is if the request only reads or has an id, and may not take its time. gRPC gives each to the next replica.
+    """
+    only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
+    is_repeatable = only_reads or getattr(request, "request_id", "")
+    if not is_repeatable or getattr(request, "wait_seconds", 0.0):
+        return await method(request, **special)
+    asked: list[asyncio.Task[Any]] = []
+    try:
+        while True:
+            asked.append(asyncio.ensure_future(method(request, **special)))
+            seconds = _SILENT_SECONDS if len(asked) < _SENT_MAX else None
+            done, _ = await asyncio.wait(asked, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return done.pop().result()
+    finally:
+        await tasks.end(asked)
 
 
 def _request_id() -> tuple[tuple[str, str], ...]:
@@ -377,10 +408,7 @@ def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
         ("grpc.min_reconnect_backoff_ms", 1_500),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *KEEPALIVE,
         # Channels of one process to one address share nothing: closing one leaves the others.
         ("grpc.use_local_subchannel_pool", 1),
     ]

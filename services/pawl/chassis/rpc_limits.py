@@ -22,6 +22,15 @@ import grpc
 from pawl.chassis.auth import Principal
 from pawl.errors import DeadlineExceeded, MalformedRequest, Overloaded, PawlError
 
+KEEPALIVE: Final = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Else a connection counts as alive for a minute without an answer.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""Options of both ends of a connection: it is never quiet as long as proxies allow, and a dead one ends in 30 s."""
 _ARRIVING_MAX: Final = 64
 _ARRIVING_OF_STORE_MAX: Final = 32
 _ARRIVING_OF_ONE_MAX: Final = 8

@@ -19,7 +19,7 @@ from pawl.chassis.roles import CALLERS
 from pawl.chassis.rpc_batch_server import BatchServicer
 from pawl.chassis.rpc_interceptor import Access, Interceptor
 from pawl.chassis.rpc_kinds import Handler
-from pawl.chassis.rpc_limits import Limits
+from pawl.chassis.rpc_limits import KEEPALIVE, Limits
 from pawl.chassis.settings import join_address, split_address
 from pawl.chassis.start import StartError
 from pawl.chassis.tls import Tls, server_credentials
@@ -234,9 +234,7 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.http2.bdp_probe", 0),
         # Two processes on one port would each get half of the calls.
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
+        *KEEPALIVE,
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 3),
     ]

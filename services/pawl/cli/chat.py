@@ -16,7 +16,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
 from pawl.cli import answers, wording
-from pawl.cli.command import command
+from pawl.cli.command import command, follows
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.jobs import paused_text, show_jobs
 from pawl.cli.lines import LineReader
@@ -168,6 +168,7 @@ class Chat:
         """Talk until /quit, or the end of the input and of what it started; returns the exit code."""
         if sys.stdin.isatty():
             self._screen.line(_HELP, "dim")
+        follows(self._target)
         async with self._session:
             await self._resume()
             try:

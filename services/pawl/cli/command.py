@@ -30,6 +30,9 @@ EXIT_IMPOSSIBLE: Final = 2
 """The command could not be carried out; a sentence on standard error says why."""
 EXIT_INTERRUPTED: Final = 130
 
+FOLLOW_SECONDS: Final = 30.0
+"""The time for which a command that follows something asks again while no service answers."""
+
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -96,6 +99,11 @@ def _perform(
         raise
     except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
         return fail(error, addresses, asks, typed)
+
+
+def follows(target: AsyncClient) -> None:
+    """Have a command that follows something survive a restart of the suite; others fail at once."""
+    target.retry_seconds = FOLLOW_SECONDS
 
 
 def new_request_id() -> str:

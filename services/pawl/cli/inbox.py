@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli import answers, wording
-from pawl.cli.command import command
+from pawl.cli.command import command, follows
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
 from pawl.cli.remembering import Reach, remembered, told
@@ -76,6 +76,7 @@ class Desk:
 
     async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
         """Put before the person what waits and what comes, each as often as it changes."""
+        follows(self._target)
         waiting: Mapping[str, Item] = {}
         more = asyncio.Event()
 

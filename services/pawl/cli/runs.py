@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pawl.agent.v1 import agent_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, narrows, read_file, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, follows, narrows, read_file, seconds_of
 from pawl.cli.failure import CommandError
 from pawl.cli.transcript import ENDED, Transcript, decides, hint
 from pawl.client import AsyncClient, file, form, image
@@ -180,6 +180,7 @@ async def follow(
     target: AsyncClient, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
 ) -> int:
     """Show a run after an event to its end; returns the exit code."""
+    follows(target)
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
     below = _Below(target, transcript, run_id)
     state = run_pb2.RUN_STATE_UNSPECIFIED

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 from pawl.chassis.tasks import end
 from pawl.client.client import AsyncClient
 from pawl.client.session import AsyncSession
+from pawl.errors import PawlError
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -44,6 +45,8 @@ class LoopThread:
             raise RuntimeError("the client is closed")
         try:
             return future.result()
+        except PawlError as error:
+            raise error.with_traceback(None) from None  # The way through the thread explains nothing.
         except BaseException:
             future.cancel()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -16,11 +16,11 @@ from pawl.client.forms import natural, parts_of, read_file
 from pawl.client.history import history
 from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
-from pawl.client.streams import GIVE_UP_SECONDS, responses
+from pawl.client.streams import responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
-from pawl.errors import InvalidField, TooLarge
+from pawl.errors import InvalidField, PawlError, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import document_pb2
 
@@ -36,6 +36,8 @@ ENDED: Final = frozenset(
     }
 )
 """The states in which a run has ended."""
+_RESTING: Final = ENDED | {run_pb2.RUN_STATE_WAITING, run_pb2.RUN_STATE_NEEDS_ATTENTION}
+_CONFIRM_SECONDS: Final = 2.0
 _BATCH: Final = 64
 _ERASURE_SECONDS: Final = 1.0
 _TEXT_BYTES_MAX: Final = 1024 * 1024
@@ -127,9 +129,13 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=natural(tokens, "tokens"), request_id=request_id)
         return (await self.once(self.agents.TopUpRun, request)).run
 
-    async def get(self, run_id: str, *, wait_seconds: float = 0.0) -> run_pb2.Run:
-        """Return a run with its open calls, at once or when it needs somebody or has ended, after 60 s at most."""
-        request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds)
+    async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
+        """Return a run with its open calls, immediately or when it needs somebody or has ended, after 50 s at most.
+
+        With the `last_seq` of the run that you have as `after_seq`, it waits until that has changed.
+        """
+        after_seq = natural(after_seq, "after_seq")
+        request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
         read: Any = self.agents.GetRun
         if wait_seconds:
             read = partial(read, timeout=DEADLINE_SECONDS + wait_seconds)
@@ -152,31 +158,37 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
         """Yield the events of a run after `after_seq`, each once, until its last one; a gap for those that are gone.
 
-        Goes on after the last one seen when the connection is lost, with whichever replica answers within 30 s.
+        When the connection is lost it continues after the last one seen, with any replica. Whoever has read on after an
+        event at which the run waits or ends has seen it, and is not notified of it by channels that wait.
         """
         after_seq = natural(after_seq, "after_seq")
 
         def begin() -> Any:
             return self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq))
 
-        async with aclosing(responses(begin, ends=True)) as stream:
+        async with aclosing(responses(begin, ends=True, retry_seconds=self.retry_seconds)) as stream:
             async for response in stream:
                 for event in response.events:
                     after_seq = event.seq
                     yield event
+                    if event.run_changed.run.state in _RESTING:
+                        with suppress(PawlError):
+                            seen = agent_pb2.GetRunRequest(run_id=run_id, after_seq=after_seq)
+                            await self.agents.GetRun(seen, timeout=_CONFIRM_SECONDS)
                 if response.HasField("gap"):
                     after_seq = response.gap.to_seq
                     yield response.gap
 
-    async def text(self, run_id: str) -> AsyncGenerator[Piece, None]:
+    async def text(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[Piece, None]:
         """Yield the text that the model of a run writes, as it comes, to the end of the run.
 
-        A piece that takes back some of what was given before says how much (`Piece.takes_back`).
+        A piece that takes back some of what was given before says how much (`Piece.takes_back`). `after_seq` is the
+        `seq` of the last piece that you have: what follows it comes. All text comes again if its events are gone.
         """
-        reader = TextReader()
+        reader, after_seq = TextReader(), natural(after_seq, "after_seq")
         async with aclosing(self.watch(run_id)) as events:
             async for event in events:
-                if (piece := reader.take(event)) is not None:
+                if (piece := reader.take(event)) is not None and piece.seq > after_seq:
                     yield piece
 
     async def runs(
@@ -357,7 +369,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             waiting.clear()
             return self.agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted))
 
-        async with aclosing(responses(begin, ends=False)) as stream:
+        async with aclosing(responses(begin, ends=False, retry_seconds=self.retry_seconds)) as stream:
             async for response in stream:
                 waiting.update({call.call_id: call for call in response.calls})
                 waiting.update({run.run_id: run for run in response.runs})
@@ -404,7 +416,6 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         addresses: Sequence[str] = (),
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
-        give_up_seconds: float = GIVE_UP_SECONDS,
     ) -> AsyncSession:
         """Return a front end, to be entered: see `AsyncSession`."""
         return AsyncSession(
@@ -415,7 +426,6 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             addresses=addresses,
             on_connected=on_connected,
             on_lost=on_lost,
-            give_up_seconds=give_up_seconds,
         )
 
     # Documents.

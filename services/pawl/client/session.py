@@ -34,7 +34,7 @@ from pawl.chassis.start import StartError
 from pawl.chassis.tasks import check_cancelled, within
 from pawl.client.decisions import TAKEN, check_taken, checked
 from pawl.client.forms import natural, parts_of
-from pawl.client.streams import GIVE_UP_SECONDS, SILENCE_SECONDS_MAX
+from pawl.client.streams import SILENCE_SECONDS_MAX
 from pawl.client.target import NoAnswer, Target, error_of
 from pawl.errors import (
     CallNotPending,
@@ -81,9 +81,9 @@ class AsyncSession:
     names in runs that it is attached to, if those were started with tools, or of tools in the register. A `client_id`
     that is kept over restarts of the program takes its calls back. `addresses` are those of `target`, unless others
     are given. `on_connected` is told the address of each connection, `on_lost` that it is gone. When no replica has
-    answered for `give_up_seconds`, or one refuses for good, every method raises the error of the last connection
-    (PawlError); a replica of which `on_connected` raises counts as one that does not answer. So does every method
-    that waits when the session is left (Cancelled).
+    answered for the `retry_seconds` of the client, or one refuses for good, every method raises the error of the last
+    connection (PawlError); a replica of which `on_connected` raises counts as one that does not answer. So does every
+    method that waits when the session is left (Cancelled).
     """
 
     def __init__(
@@ -96,7 +96,6 @@ class AsyncSession:
         addresses: Sequence[str] = (),
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
-        give_up_seconds: float = GIVE_UP_SECONDS,
     ) -> None:
         self._target = target
         self._addresses = addresses or target.agent
@@ -111,7 +110,6 @@ class AsyncSession:
         )
         self._on_connected = on_connected
         self._on_lost = on_lost
-        self._give_up_seconds = give_up_seconds
         self._frame_ids = map(f"{secrets.token_hex(4)}-{{}}".format, itertools.count(1))
         self._unreceipted: dict[str, tuple[wire.SessionRequest, asyncio.Future[types_pb2.Receipt]]] = {}
         self._last_seq: dict[str, int] = {}
@@ -232,7 +230,6 @@ class AsyncSession:
                 await self._connect(address)
             except grpc.aio.AioRpcError as caught:
                 error = error_of(caught, address)
-                error.__cause__ = caught
             except TimeoutError:
                 error = NoAnswer(f"no answer from {address}: it is silent")
             except Exception as caught:  # noqa: BLE001  # however a connection ends, the next replica is tried
@@ -245,7 +242,7 @@ class AsyncSession:
             if isinstance(error, TooLarge):
                 # Else it was the hello, which every replica refuses.
                 is_hopeless = not (was_connected and self._refuse_largest(error))
-            if is_hopeless or loop.time() - last_answer > self._give_up_seconds:
+            if is_hopeless or loop.time() - last_answer >= self._target.retry_seconds:
                 raise error
             await asyncio.sleep(min(0.1 * 2**failures, 2.0))
             failures += 1

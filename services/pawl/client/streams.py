@@ -11,19 +11,18 @@ import grpc
 from pawl.client.target import NoAnswer
 from pawl.errors import PawlError, SlowConsumer, Unavailable
 
-GIVE_UP_SECONDS: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 45.0
 _PAUSE_SECONDS: Final = 0.5
 
 
-async def responses(begin: Callable[[], Any], *, ends: bool) -> AsyncGenerator[Any, None]:
+async def responses(begin: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
     """Yield what a stream brings, which begins anew when it is lost; if it never `ends`, also when it does.
 
     Survives what a watcher can survive: a replica that goes away, a stream that is
     silent for too long (servers give a sign of life every 15 s), being too slow.
 
     Raises:
-        PawlError: any other error, or no replica answered for 30 s after a stream was lost (NoAnswer if silent).
+        PawlError: any other error, or no replica answered for `retry_seconds` (NoAnswer if silent).
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()
@@ -48,6 +47,6 @@ async def responses(begin: Callable[[], Any], *, ends: bool) -> AsyncGenerator[A
             stream.cancel()
         if answered or lost is None:
             last_answer = loop.time()
-        elif loop.time() - last_answer > GIVE_UP_SECONDS:
+        elif loop.time() - last_answer >= retry_seconds:
             raise lost
         await asyncio.sleep(_PAUSE_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import secrets
@@ -54,7 +55,7 @@ SERVICES: Final = {
 }
 """The names of the services, in logs and certificates."""
 DEADLINE_SECONDS: Final = 15.0
-RETRY_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 60.0
 _PAGE: Final = 200
 # Codes that gRPC gives by itself where a connection cannot be made, or breaks.
 _BROKEN: Final = (
@@ -99,8 +100,8 @@ class Target:
     of the services; a suite of the data folder says itself whether it speaks TLS. Without TLS the key goes beyond this
     machine only with `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
 
-    Nothing is connected before the first call. Calls of the stubs raise the classes of pawl.errors. `again` and `once`
-    ask again for `retry_seconds` while nobody answers, or an answer takes too long.
+    Nothing is connected before the first call. Calls of the stubs raise the classes of pawl.errors. Methods, streams
+    and sessions ask again for `retry_seconds` while no service answers, or an answer takes too long; None: for ever.
 
     Raises:
         StartError: an address has another form, no suite runs on `data`, the key cannot be one, or the certificates
@@ -136,7 +137,7 @@ class Target:
         user: str | None = None,
         authority: str | Path | None = None,
         key_in_clear: bool = False,
-        retry_seconds: float = RETRY_SECONDS,
+        retry_seconds: float | None = _RETRY_SECONDS,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         own = environment.get("PAWL_API_KEY") if api_key is None else api_key
@@ -171,7 +172,7 @@ class Target:
         trusted = (running.authority if running else authority or environment.get("PAWL_TLS_CA_FILE")) or None
         self._certificates = tls.of_client(Path(trusted) if trusted else None, SystemClock())
         self._in_clear = key_in_clear or environment.get(IN_CLEAR) in {"1", "true"}
-        self._retry_seconds = retry_seconds
+        self.retry_seconds = math.inf if retry_seconds is None else retry_seconds
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> Self:
@@ -227,7 +228,7 @@ class Target:
     async def again(self, method: Callable[[Any], Awaitable[Answer]], request: Any) -> Answer:
         """Make a request that does no harm when it is sent again."""
         loop, failures = asyncio.get_running_loop(), 0
-        give_up = loop.time() + self._retry_seconds
+        give_up = loop.time() + self.retry_seconds
         while True:
             try:
                 return await method(request)

@@ -14,15 +14,16 @@ class Piece(str):
     """More of the text. First take back the last `takes_back` characters of what was given before: they are void.
 
     That is 0, except when a call of the model failed in the middle and is made again, when another worker has taken
-    the run over, and for a gap.
+    the run over, and for a gap. `seq` is that of the event that it came from.
     """
 
-    __slots__ = ("takes_back",)
+    __slots__ = ("seq", "takes_back")
     takes_back: int
+    seq: int
 
     def __new__(cls, text: str, takes_back: int = 0) -> Self:
         piece = super().__new__(cls, text)
-        piece.takes_back = takes_back
+        piece.takes_back, piece.seq = takes_back, 0
         return piece
 
 
@@ -42,6 +43,12 @@ class TextReader:
 
     def take(self, event: event_pb2.RunEvent | gap_pb2.Gap) -> Piece | None:
         """Return what an event adds to the text, or takes from it; None if it does neither."""
+        piece = self._take(event)
+        if piece is not None:
+            piece.seq = event.to_seq if isinstance(event, gap_pb2.Gap) else event.seq
+        return piece
+
+    def _take(self, event: event_pb2.RunEvent | gap_pb2.Gap) -> Piece | None:
         if isinstance(event, gap_pb2.Gap):
             shown = self._text()
             self._open, self._answers = [], []

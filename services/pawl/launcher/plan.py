@@ -88,7 +88,11 @@ def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> Pr
         found = _read_addresses(address_file)
         return found if found and await _is_serving(found, spec, around.options) else None
 
-    return ProcessSpec(name=name, command=command, probe=probe)
+    async def answers() -> bool:
+        found = _read_addresses(address_file) or {}
+        return await _answer(found, spec, around.options) is not None
+
+    return ProcessSpec(name=name, command=command, probe=probe, answers=answers)
 
 
 def model_process(around: Surroundings) -> ProcessSpec:
@@ -227,18 +231,22 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
 
 async def _is_serving(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> bool:
     """Ask once how it is: the gRPC health service; or whether it listens, where it speaks HTTP."""
-    certificates = tls.of_client(authority_of(spec, options), SystemClock())
     if "http" in found:
         return await _answers(found["http"])
+    return await _answer(found, spec, options) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def _answer(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int | None:
+    """Return what the gRPC health service says; None if it does not answer, or there is none."""
     if "grpc" not in found:
-        return False
-    async with connect(found["grpc"], certificates) as channel:
+        return None
+    async with connect(found["grpc"], tls.of_client(authority_of(spec, options), SystemClock())) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_SECONDS)
         except grpc.aio.AioRpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            return None
+    return int(answer.status)
 
 
 async def _answers(listen: str) -> bool:

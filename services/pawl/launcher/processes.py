@@ -23,7 +23,11 @@ BACKOFF_MAX_SECONDS = 10.0
 ALIVE_LONG_SECONDS = 30.0
 """The life after which a process is taken to have died of something new, and starts again without delay."""
 
+SILENT_SECONDS_MAX = 30.0
+"""The silence after which a process that has answered before is killed, and starts again."""
+
 _PROBE_SECONDS = 0.03
+_ASK_SECONDS = 5.0
 _EXIT_USAGE = 2
 _ENDING = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGSEGV, signal.SIGHUP}
@@ -51,12 +55,14 @@ class ProcessSpec:
 
     `command` is called before each start with the addresses of the time before, so that a process that took free ports
     gets the same ones again: its peers know them. `probe` makes one attempt to find out whether the process is ready
-    and returns its addresses, or None for not yet; it raises StartError when waiting is pointless.
+    and returns its addresses, or None for not yet; it raises StartError when waiting is pointless. `answers` asks one
+    that was ready whether it still answers, whatever it says.
     """
 
     name: str
     command: Callable[[Addresses | None], Command]
     probe: Callable[[], Awaitable[Addresses | None]]
+    answers: Callable[[], Awaitable[bool]] | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     grace_seconds: float = 10.0
     account: tuple[int, int] | None = None
@@ -171,7 +177,7 @@ class Process:
         """Runs one incarnation from start to end and returns its exit code."""
         running = self._child = await self._spawn()
         orphans.note(self._run_directory, self.name, running.pid)
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(self._watch(running.pid))
         stopping = asyncio.create_task(self._end_when_told(running))
         try:
             code = await running.wait()
@@ -202,9 +208,9 @@ class Process:
                 start_new_session=True,
             )
 
-    async def _watch(self) -> None:
-        """Probes until the process is ready."""
-        while True:
+    async def _watch(self, pid: int) -> None:
+        """Probes until the process is ready, and kills it if it falls silent then."""
+        while not self._ready.is_set():
             try:
                 addresses = await self.spec.probe()
             except StartError as error:
@@ -214,8 +220,12 @@ class Process:
                 self.addresses = addresses
                 self._ready.set()
                 self._changed()
-                return
-            await asyncio.sleep(_PROBE_SECONDS)
+            else:
+                await asyncio.sleep(_PROBE_SECONDS)
+        if self.spec.answers is not None:
+            await _falls_silent(self.spec.answers)
+            _log.warning("process.silent", process=self.name, silent_seconds=SILENT_SECONDS_MAX)
+            _kill_group(pid)
 
     async def _end_when_told(self, running: asyncio.subprocess.Process) -> None:
         await self._stopping.wait()
@@ -230,6 +240,15 @@ class Process:
     def _fail(self, error: StartError) -> None:
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(error)
+
+
+async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
+    """Returns once a process that has answered has not done so for 30 seconds."""
+    loop, answered_at = asyncio.get_running_loop(), None
+    while answered_at is None or loop.time() - answered_at < SILENT_SECONDS_MAX:
+        await asyncio.sleep(_ASK_SECONDS)
+        if await within(_ASK_SECONDS, answers()):
+            answered_at = loop.time()
 
 
 def _kill_group(pid: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.public_values import DecisionCommand, DecisionRight, ResultCommand
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.run import RunState
@@ -21,7 +22,7 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.asking import top_up
-from tests.rpc.agent_loop.client import ACCEPTED, Client
+from tests.rpc.agent_loop.client import ACCEPTED, Client, until
 from tests.rpc.agent_loop.conftest import APPROVER, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -177,11 +178,16 @@ async def test_cancelling_again_or_too_late_shows_the_run_as_it_is(
 async def test_getting_a_run_waits_until_it_rests(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
-    """FE-3: one call, no polling by the client."""
+    """FE-3: one call, no polling by the client; with `after_seq` also while the run it knows waits."""
+
+    async def get(after_seq: int) -> asyncio.Future[agent_pb2.GetRunResponse]:
+        request = agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=60, after_seq=after_seq)
+        waiting = asyncio.ensure_future(stub.GetRun(request, metadata=ME))
+        await until(lambda: live.subscriber_count)
+        return waiting
+
     await ledger.add_run()
-    waiting = asyncio.ensure_future(stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=60), metadata=ME))
-    while not live.subscriber_count:
-        await asyncio.sleep(0)
+    waiting = await get(0)
     await ledger.append(count=3)
     assert not waiting.done()
     await ledger.offer("call_1")
@@ -189,13 +195,28 @@ async def test_getting_a_run_waits_until_it_rests(
     run = (await waiting).run
     assert run.state == run_pb2.RUN_STATE_WAITING
     assert [call.call_id for call in run.pending_calls] == ["call_1"]
-    while live.subscriber_count:
-        await asyncio.sleep(0)
+    await until(lambda: not live.subscriber_count)
+    waiting = await get(run.last_seq)
+    await ledger.settle("call_1")
+    assert [call.call_id for call in (await waiting).run.pending_calls] == []
+    await until(lambda: not live.subscriber_count)
+    waiting = await get((await waiting).run.last_seq)
+    await ledger.change("run_1", RunState.RUNNING)
+    await ledger.finish()
+    run = (await waiting).run
+    assert run.state == run_pb2.RUN_STATE_COMPLETED
+    request = agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=60, after_seq=run.last_seq)
+    assert (await stub.GetRun(request, metadata=ME)).run == run, "nothing more can come"
 
 
-async def test_getting_a_run_waits_no_longer_than_asked(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+@pytest.mark.parametrize(("asked", "limit"), [(0.05, 50), (60, 0.05)])
+async def test_getting_a_run_waits_no_longer_than_asked_and_than_proxies_do(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch, asked: float, limit: float
+) -> None:
+    assert watch.REST_SECONDS_MAX == 50
+    monkeypatch.setattr(watch, "REST_SECONDS_MAX", limit)
     await ledger.add_run()
-    response = await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=0.05), metadata=ME)
+    response = await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=asked), metadata=ME)
     assert response.run.state == run_pb2.RUN_STATE_QUEUED
 
 

@@ -130,7 +130,7 @@ async def a_command(folder: Path, _: str) -> None:
 
 async def a_session(folder: Path, address: str) -> None:
     with contextlib.suppress(Exception):
-        async with target(folder).session(give_up_seconds=0.1) as session:
+        async with target(folder).session() as session:
             await session.next_frame()
 
 

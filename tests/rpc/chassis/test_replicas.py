@@ -13,13 +13,15 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+from pawl.agent.v1 import agent_pb2 as pb
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis import rpc_batch_client
+from pawl.chassis import rpc_batch_client, rpc_client, rpc_server, tasks
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.status import from_rpc_error
 from pawl.errors import (
     DependencyUnavailable,
     Internal,
@@ -385,3 +387,82 @@ async def is_answered(stub: EchoStub) -> bool:
     with suppress(DependencyUnavailable):
         return await stub.call("unary", "hello") == ["hello"]
     return False
+
+
+async def test_a_connection_that_falls_silent_ends(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NOTE-1, EVT-3: its options are those of the service, 40 times as fast; proxies allow 60 s of silence."""
+    assert dict(rpc_server.KEEPALIVE)["grpc.keepalive_time_ms"] <= 25_000
+    fast = [(name, value // 40 if name.endswith("_ms") else value) for name, value in rpc_server.KEEPALIVE]
+    monkeypatch.setattr(rpc_server, "KEEPALIVE", fast)
+    flows = asyncio.Event()
+    flows.set()
+    relays, writers = set[asyncio.Future[None]](), list[asyncio.StreamWriter]()
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await flows.wait()
+            writer.write(data)
+
+    async with serve(listen=f"127.0.0.1:{free_port()}") as server:
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            other_reader, other_writer = await asyncio.open_connection(*server.address.split(":"))
+            relays.add(asyncio.ensure_future(pipe(reader, other_writer)))
+            relays.add(asyncio.ensure_future(pipe(other_reader, writer)))
+            writers.extend((writer, other_writer))
+
+        proxy = await asyncio.start_server(relay, "127.0.0.1", 0)
+        address = ":".join(map(str, proxy.sockets[0].getsockname()))
+        async with open_channel(address) as channel, asyncio.timeout(30):
+            stream = EchoStub(channel).generate(StringValue(value="wait"))
+            assert (await stream.read()).value == "first"
+            flows.clear()
+            await servicer.generator_closed.wait()
+            stream.cancel()
+        proxy.close()
+        await tasks.end(relays)
+        for writer in writers:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that only reads or has an id; others are sent once, and wait."""
+    monkeypatch.setattr(rpc_client, "_SILENT_SECONDS", 0.01)
+    taken: list[tuple[bool, str]] = []
+
+    def handler(method: str, *, is_silent: bool) -> grpc.RpcMethodHandler[Any, Any]:
+        async def answer(request: Any, _: Any) -> Any:
+            taken.append((is_silent, method))
+            await asyncio.sleep(3600 if is_silent else 0)
+            return request
+
+        reads: Any = pb.CancelRunRequest.FromString
+        return grpc.unary_unary_rpc_method_handler(answer, reads, pb.CancelRunRequest.SerializeToString)
+
+    async with AsyncExitStack() as every:
+        addresses = []
+        for is_silent in (True, False):
+            server = grpc.aio.server()
+            methods = {name: handler(name, is_silent=is_silent) for name in ("GetRun", "CancelRun")}
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.v1.Runs", methods),))
+            addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+            await server.start()
+            every.push_async_callback(server.stop, None)
+        channel = await every.enter_async_context(open_channel(",".join(addresses), translate=from_rpc_error))
+        coding: Any = (pb.CancelRunRequest.SerializeToString, pb.CancelRunRequest.FromString)
+        get, cancel = (channel.unary_unary(f"/test.v1.Runs/{name}", *coding) for name in ("GetRun", "CancelRun"))
+        async with asyncio.timeout(60):
+            for ask, request in ((get, pb.CancelRunRequest(run_id="r")), (cancel, pb.CancelRunRequest(request_id="q"))):
+                while (True, {get: "GetRun", cancel: "CancelRun"}[ask]) not in taken:
+                    assert await ask(request, timeout=20) == request
+            taken.clear()
+            cancels = [asyncio.ensure_future(cancel(pb.CancelRunRequest(), timeout=50)) for _ in range(6)]
+            answered = (False, "CancelRun")
+            await until(lambda: len(taken) == 6 and sum(map(asyncio.Future.done, cancels)) == taken.count(answered))
+            assert 0 < taken.count(answered) < 6
+            await tasks.end(cancels)
+            assert len(taken) == 6

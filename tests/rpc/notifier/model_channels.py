@@ -23,7 +23,6 @@ from pawl.notifier.domain.delivery import (
     TEST,
     TESTS_KEPT,
     TRIES_MAX_AT_ONCE,
-    VIEWER_SECONDS,
     Attempt,
     Candidate,
     ChannelDelivery,
@@ -285,7 +284,7 @@ class MemoryDeliveries:
 
     def _is_watched(self, draft: Draft) -> bool:
         seen = self._rows.viewers.get((draft.inbox, draft.run_id))
-        return seen is not None and seen > draft.create_time - timedelta(seconds=VIEWER_SECONDS)
+        return seen is not None and seen > draft.create_time
 
     async def give_back(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -354,8 +353,7 @@ class MemoryDeliveries:
     async def note_viewers(self, viewers: Collection[tuple[Inbox, RunId]]) -> None:
         now, told = self._rows.now(), {row.inbox for row in self._rows.channels.values() if row.channel.enabled}
         for viewer in viewers:
-            seen = self._rows.viewers.get(viewer)
-            if viewer[0] in told and (seen is None or seen < now - timedelta(seconds=5)):
+            if viewer[0] in told:
                 self._rows.viewers[viewer] = now
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:

@@ -155,7 +155,7 @@ async def test_a_page_that_reloads_or_leaves_in_mid_run_has_the_same_text(door: 
     assert len((await door.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
 
 
-async def test_a_run_is_stopped_by_a_page_that_leaves_or_by_the_name_of_its_thread(door: httpx2.AsyncClient) -> None:
+async def test_a_run_is_stopped_by_a_page_that_leaves_or_by_the_id_of_the_page(door: httpx2.AsyncClient) -> None:
     page = Thread(door, "stopping")
     await page.leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
     run = {"runId": run_of(await Thread(door, "stopping").ask())["runId"]}
@@ -166,10 +166,11 @@ async def test_a_run_is_stopped_by_a_page_that_leaves_or_by_the_name_of_its_thre
         async for event in thread.stream(STORY):
             last = event
             if event["type"] == "TEXT_MESSAGE_CONTENT" and not statuses:
-                statuses.append((await door.post("/agui/cancel", json={"threadId": thread.name})).status_code)
+                named = {"threadId": thread.name, "runId": f"{thread.name}-r1"}
+                statuses.append((await door.post("/agui/cancel", json=named)).status_code)
         expected = ("RUN_ERROR", None, "CANCELLED") if legacy else ("RUN_FINISHED", {"type": "cancelled"}, None)
         assert (last["type"], last.get("outcome"), last.get("code"), statuses) == (*expected, [200])
-    late = await door.post("/agui/cancel", json={"threadId": "stopping"})
+    late = await door.post("/agui/cancel", json={"threadId": "stopping", "runId": "stopping-r1"})
     assert (late.status_code, reason(late)) == (404, "RUN_NOT_FOUND")
 
 

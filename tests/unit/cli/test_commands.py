@@ -46,7 +46,7 @@ def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
 
 
 def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pawl.client.streams.GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr("pawl.cli.command.FOLLOW_SECONDS", 0.0)
     for command in (
         "run hello",
         "watch run_1",

@@ -34,8 +34,9 @@ class Cluster:
         self.addresses = addresses
 
     def client(self, **options: Any) -> AsyncSession:
-        target = AsyncClient(self.addresses, environment={"PAWL_TOOL_REGISTRY_ADDRESS": self.addresses[0]})
-        defaults: dict[str, Any] = {"client_id": "cli_test", "give_up_seconds": 5}
+        environment = {"PAWL_TOOL_REGISTRY_ADDRESS": self.addresses[0]}
+        target = AsyncClient(self.addresses, environment=environment, retry_seconds=60)
+        defaults: dict[str, Any] = {"client_id": "cli_test"}
         return target.session(**defaults | options)
 
     def refuse(self, error: grpc.StatusCode | PawlError | None = grpc.StatusCode.UNAVAILABLE) -> None:
@@ -298,7 +299,7 @@ async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster)
 
 
 async def test_when_nobody_answers_for_long_enough_every_call_says_so() -> None:
-    client = AsyncClient("127.0.0.1:1", environment={}).session(give_up_seconds=0.1)
+    client = AsyncClient("127.0.0.1:1", environment={}, retry_seconds=0.1).session()
     async with client:
         with pytest.raises(NoAnswer):
             await asyncio.wait_for(client.start("go"), 60)
@@ -312,7 +313,7 @@ async def test_a_frame_that_is_too_large_is_refused_and_the_session_goes_on(clus
         ends = await asyncio.gather(*starts, return_exceptions=True)
         assert [end if isinstance(end, str) else type(end) for end in ends] == [RUN, TooLarge, RUN, TooLarge]
         assert await client.start("go") == RUN
-    async with cluster.client(client_id="x" * FRAME_BYTES_MAX, give_up_seconds=60) as client, asyncio.timeout(60):
+    async with cluster.client(client_id="x" * FRAME_BYTES_MAX) as client, asyncio.timeout(60):
         with pytest.raises(TooLarge):
             await client.start("go")
 

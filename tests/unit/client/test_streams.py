@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, Self
 
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.client import NoAnswer, streams
+from pawl.client.streams import SILENCE_SECONDS_MAX
 from pawl.client.text import TextReader
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import event_pb2, gap_pb2, message_pb2
@@ -67,11 +70,14 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return time
 
 
-async def read(time: Time, *each: tuple[Any, ...], reads_for_seconds: float = 0.0) -> list[Any]:
+async def read(
+    time: Time, *each: tuple[Any, ...], reads_for_seconds: float = 0.0, retry_seconds: float = 30.0
+) -> list[Any]:
     """What is given of streams that follow each other, the last one again and again."""
     following = chain(each, repeat(each[-1]))
     seen = []
-    async for response in streams.responses(lambda: Stream(time, next(following)), ends=True):
+    begin = partial(Stream, time)
+    async for response in streams.responses(lambda: begin(next(following)), ends=True, retry_seconds=retry_seconds):
         seen.append(response)
         time.now += reads_for_seconds
     return seen
@@ -83,10 +89,15 @@ async def test_a_server_that_is_silent_is_given_up(time: Time) -> None:
     assert time.now < 50
 
 
-async def test_a_server_that_is_away_is_given_up(time: Time) -> None:
-    with pytest.raises(NoAnswer, match="away"):
-        await read(time, (1,), (NoAnswer("away"),))
-    assert 75 < time.now < 80
+async def test_an_unavailable_server_is_asked_again_for_the_time_that_the_client_says(time: Time) -> None:
+    for retry_seconds in (0, 30, 120):
+        time.now = 0.0
+        with pytest.raises(NoAnswer, match="away"):
+            await read(time, (1,), (NoAnswer("away"),), retry_seconds=retry_seconds)
+        assert retry_seconds <= time.now - SILENCE_SECONDS_MAX < retry_seconds + 2
+    time.now = 0.0
+    away = [(NoAnswer("away"),)] * 1000
+    assert await read(time, (1,), *away, (2, EOF), retry_seconds=math.inf) == [1, 2]
 
 
 async def test_a_stream_that_falls_silent_is_begun_anew_before_that(time: Time) -> None:
@@ -209,6 +220,7 @@ def test_the_pieces_are_the_answers_whatever_fails_and_whoever_takes_over(steps:
         for event in model.events:
             piece = reader.take(event)
             if piece is not None:
+                assert piece.seq == (event.to_seq if isinstance(event, gap_pb2.Gap) else event.seq)
                 assert 0 <= piece.takes_back <= len(shown)
                 assert piece or piece.takes_back
                 shown = shown[: len(shown) - piece.takes_back] + piece

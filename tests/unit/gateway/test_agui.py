@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.agent.v1 import agent_pb2
-from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField
+from pawl.agent.v1 import agent_pb2, conversation_pb2
+from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.gateway.domain import agui_input
 from pawl.gateway.domain.agui import Fold
@@ -268,7 +268,25 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
     ]
     told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
     assert told == []
-    assert not_explained(InvalidField, agui_input.read_stop, [(3, "which thread")]) == []
+    assert not_explained(InvalidField, agui_input.read_stop, [({"threadId": "t"}, "Name the run .*run_?[iI]d")]) == []
+
+
+@pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])
+async def test_cancel_stops_the_run_it_names_and_no_later_one(named: str) -> None:
+    """A Stop that arrives after its run has ended, while the next one is open."""
+    services, body = MagicMock(), {"threadId": "t", "runId": "r1"}
+    message = {"id": "m", "role": "user", "content": "go"}
+    started = agui_input.start(agui_input.read(body | {"messages": [message]}), message)
+    runs = [run_pb2.Run(run_id="run_1", labels=started["labels"])]
+    answers = [conversation_pb2.GetConversationResponse(), agent_pb2.ListRunsResponse(runs=runs)]
+    services.call = AsyncMock(side_effect=[*answers, agent_pb2.CancelRunResponse(run=runs[0])])
+    stop = agui_input.read_stop(body | {"runId": named})
+    thread = _Thread(services, (), agui_input.read(body | {"messages": []}))
+    if named in {"r1", "run_1"}:
+        assert (await thread.stop(stop.run_id))["run"]["runId"] == "run_1"
+    else:
+        with pytest.raises(RunNotFound):
+            await thread.stop(stop.run_id)
 
 
 async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the_end_stops_nothing() -> None:

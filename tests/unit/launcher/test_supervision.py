@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 
 from pawl.chassis.endpoints import read_endpoints
 from pawl.chassis.start import StartError
-from pawl.launcher import Suite, SuiteOptions, orphans
+from pawl.launcher import Suite, SuiteOptions, orphans, processes
 from pawl.launcher.services import ServiceSpec
+from tests.poll import until
 
 Options = Callable[..., SuiteOptions]
 
@@ -130,6 +132,31 @@ async def test_a_process_that_does_not_stop_is_killed_and_a_frozen_one_stops_in_
         await suite.stop_process("second")
         assert not alive(pid)
     assert stopped(suite) == ["first"]
+
+
+async def test_a_process_that_no_longer_answers_starts_again(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has never answered is not judged: it may speak another protocol."""
+    monkeypatch.setattr(processes, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "SILENT_SECONDS_MAX", 0.1)
+    asked, answering = list[str](), {"first"}
+
+    async def answer(name: str) -> bool:
+        asked.append(name)
+        return name in answering
+
+    async with Suite(options()) as suite:
+        for name in ("first", "second"):
+            object.__setattr__(suite.process(name).spec, "answers", partial(answer, name))
+            await suite.stop_process(name)
+            await suite.start_process(name)
+        await until(lambda: {"first", "second"} <= set(asked))
+        frozen = suite.pid("first")
+        suite.kill("first", number=signal.SIGSTOP)
+        answering.clear()
+        await until(lambda: suite.process("first").restarts == 1)
+        await suite.wait_ready("first")
+        assert not alive(frozen)
+        assert suite.process("second").restarts == 0
 
 
 async def test_a_start_that_cannot_succeed_ends_with_a_reason_and_leaves_nothing_behind(options: Options) -> None:

@@ -40,7 +40,7 @@ export interface RunView {
   ended: boolean;
 }
 
-const ENDED = new Set(["RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED", "RUN_STATE_EXPIRED"]);
+export const ENDED = new Set(["RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED", "RUN_STATE_EXPIRED"]);
 
 export function emptyView(run: RunJson): RunView {
   return { run, seq: 0, rounds: [], calls: {}, progress: {}, notes: [], gap: false, ended: isEnded(run) };

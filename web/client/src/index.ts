@@ -1,8 +1,8 @@
 /** Pawl over HTTP: every public method with its types, and runs as they happen. */
 
 import type * as pb from "../gen/index.js";
-import { pause, type PawlError, persist } from "./errors.js";
-import { emptyView, fold, foldGap, isEnded, type RunView } from "./fold.js";
+import { type PawlError, persist } from "./errors.js";
+import { emptyView, ENDED, fold, foldGap, isEnded, type RunView } from "./fold.js";
 import { Streams } from "./stream.js";
 import { Answers, type AnswerOptions, type FrontEndTool } from "./tools.js";
 import { Transport } from "./transport.js";
@@ -14,6 +14,9 @@ export { Streams, type Subscription } from "./stream.js";
 export type { AnswerOptions, FrontEndTool } from "./tools.js";
 export type { CallOptions, Options, Service } from "./transport.js";
 export type * from "../gen/index.js";
+
+/** The states in which a run needs somebody or has ended. */
+const RESTING = new Set([...ENDED, "RUN_STATE_WAITING", "RUN_STATE_NEEDS_ATTENTION"]);
 
 /** A caller of a suite, through its gateway. */
 export class Pawl extends Transport {
@@ -58,6 +61,10 @@ export class Pawl extends Transport {
         const fresh = (message.events ?? []).filter((event) => Number(event.seq ?? 0) > view.seq);
         for (const event of fresh) view = fold(view, event);
         told(view, fresh);
+        // What is shown where nobody looks is not seen: then the user is notified.
+        const { document } = globalThis as { document?: { hidden: boolean } };
+        if (fresh.some((event) => RESTING.has(event.runChanged?.run?.state ?? "")) && !document?.hidden)
+          this.agent.getRun({ runId, afterSeq: String(view.seq) }).catch(() => {});
       },
       end: (error) => error && failed(error),
     });
@@ -119,11 +126,10 @@ export class Pawl extends Transport {
   /** Returns the run once it has ended, however long it waits for somebody. */
   async result(runId: string, signal?: AbortSignal): Promise<pb.RunJson> {
     const options = { timeoutMs: 40_000, ...(signal ? { signal } : {}) };
-    for (;;) {
-      const { run = {} } = await persist(() => this.agent.getRun({ runId, waitSeconds: 30 }, options), signal);
+    for (let afterSeq = "0"; ; ) {
+      const { run = {} } = await persist(() => this.agent.getRun({ runId, waitSeconds: 30, afterSeq }, options), signal);
       if (isEnded(run)) return run;
-      // One that waits for somebody is told at once.
-      if (run.state === "RUN_STATE_WAITING" || run.state === "RUN_STATE_NEEDS_ATTENTION") await pause(2000, signal);
+      afterSeq = run.lastSeq ?? "0";
     }
   }
 

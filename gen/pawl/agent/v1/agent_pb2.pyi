@@ -899,22 +899,31 @@ class GetRunRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    AFTER_SEQ_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     wait_seconds: _builtins.float
-    """Seconds to wait, 0 to 60, until the run is WAITING, NEEDS_ATTENTION or
-    terminal; 0 answers at once. A call that waits counts among the open
-    streams of its user and store (OVERLOADED).
+    """Seconds to wait, 0 to 60, until the run is terminal, or has changed after
+    `after_seq` and is WAITING or NEEDS_ATTENTION. 0 answers immediately; every
+    other call is answered after 50 s at the latest. A call that waits counts
+    among the open streams of its user and store (OVERLOADED).
+    """
+    after_seq: _builtins.int
+    """`Run.last_seq` of the state that the caller knows; 0 for none. A loop over
+    GetRun sends that of the answer before, and waits for the next change. If
+    nothing came after it, it also confirms that the user has seen the run: no
+    channel that waits tells them of what happened up to then.
     """
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
+        after_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "run_id", b"run_id", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,7 +91,7 @@ class Channel(_message.Message):
     """Why it was disabled, if not by its user. Given by the service."""
     after_seconds: _builtins.int
     """How many seconds after a notification it is told, at most a day. What its user
-    has read by then, a run that they watched when it happened or since, and a need of
+    has read by then, a run that they have seen since, and a need of
     a run or a call that is over, is SKIPPED. 0 tells everything at once. Absent means 600 for e-mail, else 0.
     """
     @_builtins.property

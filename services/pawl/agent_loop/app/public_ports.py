@@ -408,4 +408,4 @@ class LiveEvents(Protocol):
         """Call `changed` for each user for whom something else may wait now, until unsubscribed."""
 
     async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
-        """Say which users watch which runs now, so that others need not tell them; it may be lost."""
+        """Report which users have seen which runs as they are now, so that they are not notified; it may be lost."""

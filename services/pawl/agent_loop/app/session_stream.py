@@ -16,7 +16,7 @@ from pawl.agent_loop.app.offers import Offers
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.run import ENDED
+from pawl.agent_loop.domain.run import ENDED, RESTING
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RequestId, RunId
@@ -90,6 +90,8 @@ class Stream:
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[RunId, int] = {}
         self._attachments: dict[RunId, asyncio.Task[None]] = {}
+        # Runs that were shown to need somebody or to have ended, since the last frame of the client.
+        self._unconfirmed: set[RunId] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
         self._busy = False
@@ -171,6 +173,8 @@ class Stream:
         Raises:
             PawlError: no receipt can be given; the stream ends, and the frame can be sent again.
         """
+        while self._unconfirmed:  # The client is there, so it has what was sent.
+            self._parts.watches.confirm(self._caller, self._unconfirmed.pop())
         if isinstance(frame.content, frames.ClientHeartbeat):
             await self._offers.renew()
             return
@@ -289,6 +293,8 @@ class Stream:
                 continue
             await self._outgoing.put(frames.Event(run_id=run.run_id, event=event))
             last_seq, state = event.seq, event.run_state or state
+            if event.run_state in RESTING:
+                self._unconfirmed.add(run.run_id)
             if event.call is not None and event.seq > run.last_seq:
                 self._offers.see(event.call)
         ended = state if state in ENDED else run.state

@@ -6,7 +6,8 @@ past in pages of its own, at its own pace, until it reaches the tail; from then
 on it takes events from the tail. A watcher that falls out of the tail is cut off
 (EVT-3): it holds nobody up, and a slow one costs no memory of its own.
 
-It is told who watches what, so that nobody need be notified of what they saw.
+Clients confirm what they have seen, so that the user is not notified of it: an open
+stream alone proves nothing, because its connection may be gone.
 
 What live events miss, a poll of the ledger finds: every second without NATS, now
 and then with it.
@@ -23,7 +24,7 @@ from typing import Final, Self
 from pawl.agent_loop.app.feed import Feed, Watcher
 from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
 from pawl.agent_loop.app.public_values import LogGap, RunView
-from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.agent_loop.domain.run import ENDED, RESTING, RunState
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.tasks import shield, start
@@ -36,10 +37,8 @@ READERS_MAX: Final = 64
 POLL_SECONDS: Final = 1.0
 CONNECTED_POLL_SECONDS: Final = 5.0
 """Live events are lost when the ledger alone is cut off from NATS; this finds them."""
-VIEWERS_SECONDS: Final = 10.0
-"""The pause after which it is told again who watches what; who opens a watch is told at the next tick."""
-RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
-"""States in which nothing goes on without somebody from outside."""
+REST_SECONDS_MAX: Final = 50.0
+"""Proxies cut off a request that is not answered within 60 s."""
 
 
 class Watches:
@@ -52,14 +51,12 @@ class Watches:
         live: LiveEvents,
         poll_seconds: float = POLL_SECONDS,
         connected_poll_seconds: float = CONNECTED_POLL_SECONDS,
-        viewers_seconds: float = VIEWERS_SECONDS,
     ) -> None:
         self._ledger = ledger
         self._live = live
         self._poll_seconds = poll_seconds
         self._polls_when_connected = max(1, round(connected_poll_seconds / poll_seconds))
-        self._ticks_between_viewers = max(1, round(viewers_seconds / poll_seconds))
-        self._new_viewers: set[tuple[StoreId, UserId, RunId]] = set()
+        self._viewers: set[tuple[StoreId, UserId, RunId]] = set()
         self._readers = asyncio.Semaphore(READERS_MAX)
         self._feeds: dict[tuple[StoreId, UserId, RunId], Feed] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -105,7 +102,6 @@ class Watches:
         try:
             await feed.subscribe()
             await watcher.read_past()
-            self._new_viewers.add(key)
             async with asyncio.timeout(None) as watcher.scope:
                 yield watcher
         except TimeoutError:
@@ -122,24 +118,36 @@ class Watches:
                 del self._feeds[key]
                 await self._stop(feed)
 
-    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float) -> RunView:
-        """Return the run as soon as it needs somebody or has ended, or as it is after `seconds`.
+    def confirm(self, caller: Principal, run_id: RunId) -> None:
+        """Note that a caller has seen a run as it is now."""
+        self._viewers.add((caller.store_id, caller.user_id, run_id))
+
+    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> RunView:
+        """Return the run once it has ended, or has changed after `after_seq` and needs somebody, or after `seconds`.
 
         Raises:
             RunNotFound
         """
         run = await self._ledger.get_run(caller, run_id)
-        if run.state in RESTING or seconds == 0:
+        if 0 < run.last_seq <= after_seq:
+            self.confirm(caller, run_id)
+        if seconds == 0:
             return run
-        with suppress(TimeoutError, SlowConsumer):
-            async with asyncio.timeout(seconds):
-                await self._rests(caller, run)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, REST_SECONDS_MAX)):
+                while run.state not in ENDED and not (run.state in RESTING and run.last_seq > after_seq):
+                    with suppress(SlowConsumer):
+                        await self._rests(caller, run)
+                    run = await self._ledger.get_run(caller, run_id)
+                return run
         return await self._ledger.get_run(caller, run_id)
 
     async def _rests(self, caller: Principal, run: RunView) -> None:
+        """Wait for a change of a run after which it needs somebody or has ended."""
+        state: RunState | None = run.state
         async with self.open(caller, run.run_id, run.last_seq) as watcher, aclosing(watcher.events()) as events:
             async for event in events:
-                if isinstance(event, LogGap) or event.run_state in RESTING:
+                if isinstance(event, LogGap) or (state := event.run_state or state) in RESTING:
                     return
 
     async def _stop(self, feed: Feed) -> None:
@@ -161,7 +169,5 @@ class Watches:
                 if everyone or is_due or not (feed.polled or feed.is_new):
                     feed.poll()
                 feed.is_new = False
-            viewers, self._new_viewers = self._new_viewers, set()
-            if tick % self._ticks_between_viewers == 0:
-                viewers |= self._feeds.keys()
+            viewers, self._viewers = self._viewers, set()
             await self._live.tell_viewers(sorted(viewers))

@@ -32,6 +32,8 @@ class RunState(StrEnum):
 
 ENDED: Final = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
 """The states that never change."""
+RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
+"""States in which nothing happens until somebody outside acts, or a time comes."""
 
 
 class WaitKind(StrEnum):

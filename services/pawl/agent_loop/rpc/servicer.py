@@ -187,9 +187,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         run_id, seconds = convert.run_id(request), checks.wait_seconds(request.wait_seconds)
+        after_seq = convert.seq(request.after_seq, "after_seq")
         if seconds:
             count_as_stream()
-        run = await self._watches.wait_for_rest(require_user(), run_id, seconds=seconds)
+        run = await self._watches.wait_for_rest(require_user(), run_id, seconds=seconds, after_seq=after_seq)
         return pb.GetRunResponse(run=_run(run))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:

@@ -53,10 +53,10 @@ class Wishes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=
 
 
 class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A request to stop what a thread has open, or only the run of that id."""
+    """A request to stop one run of a thread."""
 
     thread_id: str
-    run_id: str = ""
+    run_id: str
 
 
 class Input(msgspec.Struct, frozen=True, rename="camel"):
@@ -114,9 +114,14 @@ def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
 
 
-def label_of(message_id: str) -> str:
-    """Return the label by which the run of a message is found."""
-    return _hash(message_id)
+def label_of(client_id: str) -> str:
+    """Return the label of a run for the front end's id of its message, or of the AG-UI run that started it."""
+    return _hash(client_id)
+
+
+def labels(found: Input, message: Json) -> Json:
+    """Return the labels of the run that a message starts."""
+    return {"agui.message": label_of(message["id"]), "agui.run": label_of(found.run_id)}
 
 
 def read(said: Any) -> Input:
@@ -154,7 +159,7 @@ def read_stop(said: Any) -> Stop:
     try:
         found = msgspec.convert(said, Stop)
     except msgspec.ValidationError as error:
-        raise InvalidField(f"Say which thread is to stop: {error}"[:500], field="request") from None
+        raise InvalidField(f"Name the run to stop by threadId and runId: {error}"[:500], field="request") from None
     _check_thread(found.thread_id)
     return found
 
@@ -203,7 +208,7 @@ def start(found: Input, message: Json) -> Json:
         "requestId": found.request_id,
         "conversationKey": found.thread_id,
         "text": text_of(message),
-        "labels": {"agui.message": label_of(message["id"])},
+        "labels": labels(found, message),
         "frontEndTools": [_definition(tool) for tool in found.tools],
         "agent": wishes(found).agent,
     }

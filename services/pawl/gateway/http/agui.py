@@ -74,7 +74,7 @@ class AgUi:
         return self._streams.respond(_told(thread, plan), on_leave=leave)
 
     async def cancel(self, request: Request) -> Response:
-        """Stop the run that a thread has open, and answer as CancelRun does."""
+        """Stop one open run of a thread, and answer as CancelRun does."""
         metadata = self._callers.bearer(request)
         stop = agui_input.read_stop(await read_json(request, self._bytes_max))
         thread = _Thread(self._services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
@@ -180,15 +180,16 @@ class _Thread:
             _log.warning("agui.not_cancelled", run_id=run_id, reason=error.reason)
 
     async def stop(self, run_id: str) -> Json:
-        """Stop the run that has the turn, and no other than `run_id` if that is said.
+        """Stop the open run with this id: that of Pawl, or that of the AG-UI run that started it.
 
         Raises:
-            RunNotFound: that is not open, or nothing is.
+            RunNotFound: no open run of the thread has it.
         """
-        run = next((each for each in await self._runs() if run_id in {"", each["runId"]}), None)
-        if run is None:
-            raise RunNotFound("This thread has no such run open: runId, if it is said, is that of `pawl.run`.")
-        return await self._cancel(run["runId"])
+        label = agui_input.label_of(run_id)
+        for run in await self._runs():
+            if run_id == run["runId"] or label == run.get("labels", {}).get("agui.run"):
+                return await self._cancel(run["runId"])
+        raise RunNotFound("No open run of this thread has this runId: the run has ended, or the id is of another one.")
 
     async def _cancel(self, run_id: str) -> Json:
         return await self._call("CancelRun", {"requestId": f"agui_cancel_{run_id}", "runId": run_id})
@@ -244,6 +245,7 @@ class _Thread:
         if message is not None:
             steering = {"requestId": found.id_of("steer", message), "conversationId": run["conversationId"]}
             steering |= {"text": agui_input.text_of(message), "policy": "MESSAGE_POLICY_STEER"}
+            steering |= {"labels": agui_input.labels(found, message)}
             followed = (await self._call("SendMessage", steering))["run"]
             if followed["runId"] != run["runId"]:
                 plan.run = await self._run(followed["runId"])

@@ -81,7 +81,7 @@ async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:
 
 
 async def hear_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
-    """Give `note` which users watch which runs, as agent-loop says it every 10 s; what cannot be noted is lost."""
+    """Give `note` which users have just seen which runs, as agent-loop reports; what cannot be noted is lost."""
 
     async def on_message(_subject: str, data: bytes) -> None:
         try:

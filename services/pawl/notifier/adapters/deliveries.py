@@ -31,7 +31,6 @@ from pawl.notifier.domain.delivery import (
     FAILING_TRIES_MAX,
     TEST,
     TRIES_MAX_AT_ONCE,
-    VIEWER_SECONDS,
     Attempt,
     Candidate,
     DeliveryId,
@@ -91,7 +90,7 @@ SELECT
     n.read_time IS NOT NULL AS is_read, n.over_time IS NOT NULL AS is_over, EXISTS (
         SELECT FROM notifier.viewers AS v
         WHERE (v.store_id, v.user_id, v.run_id) = (n.store_id, n.user_id, n.run_id)
-        AND v.seen_time > n.create_time - make_interval(secs => $3)
+        AND v.seen_time > n.create_time
     ) AS is_watched,
     w.url, w.after_seconds, w.enabled, w.secret, ARRAY(
         SELECT former FROM unnest(w.former_secrets, w.former_times) AS each (former, until) WHERE until > now()
@@ -141,15 +140,15 @@ _SETTLE_SUCCESS: Final = TELLING.format(
     _SETTLEMENT,
     "SELECT failing_since IS NOT NULL AS is_failing FROM changed JOIN notifier.webhooks USING (webhook_id)",
 )
-# In one order, so that replicas that hear the same do not deadlock; who was noted a moment ago is not written again.
+# In one order, so that replicas that hear the same do not deadlock.
 _NOTE_VIEWERS: Final = """
-INSERT INTO notifier.viewers AS v (store_id, user_id, run_id)
+INSERT INTO notifier.viewers (store_id, user_id, run_id)
 SELECT DISTINCT o.* FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, run_id)
 WHERE EXISTS (
     SELECT FROM notifier.webhooks AS w WHERE (w.store_id, w.user_id) = (o.store_id, o.user_id) AND w.enabled
 )
 ORDER BY store_id, user_id, run_id
-ON CONFLICT (store_id, user_id, run_id) DO UPDATE SET seen_time = now() WHERE v.seen_time < now() - interval '5 seconds'
+ON CONFLICT (store_id, user_id, run_id) DO UPDATE SET seen_time = now()
 """
 _SUCCEEDED: Final = """
 UPDATE notifier.webhooks SET failing_since = NULL WHERE webhook_id = $1 AND failing_since IS NOT NULL
@@ -208,7 +207,7 @@ class PostgresDeliveries(DatabaseAdapter):
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
         by_id = {candidate.delivery_id: candidate for candidate in candidates}
         async with self._database.transaction() as connection:
-            rows = await connection.fetch(HOLD_DUE, list(by_id), CODE_LASTS, VIEWER_SECONDS)
+            rows = await connection.fetch(HOLD_DUE, list(by_id), CODE_LASTS)
             if not rows:
                 return []
             plans = [(row, _plan(row)) for row in rows]

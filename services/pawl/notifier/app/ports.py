@@ -262,7 +262,7 @@ class DeliveryQueue(Protocol):
         """
 
     async def note_viewers(self, viewers: Collection[tuple[Inbox, RunId]]) -> None:
-        """Note that users watch runs now, as far as they have channels."""
+        """Note that users have seen runs as they are now, as far as they have channels."""
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
         """Return how many deliveries wait, to channels of each kind, and for how many seconds one is due.

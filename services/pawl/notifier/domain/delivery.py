@@ -43,8 +43,6 @@ _PAUSES: Final = tuple(after - before for before, after in pairwise(AGES))
 RETRY_AFTER_SECONDS_MAX: Final = _PAUSES[-1]
 """The longest wait that a receiver can ask for; where the schedule has a longer one, that."""
 
-VIEWER_SECONDS: Final = 30.0
-"""The time for which somebody who was seen to watch a run counts as its viewer."""
 
 FAILING_MAX: Final = timedelta(days=3)
 """The time without success after which a delivery that is given up disables its channel."""
@@ -247,7 +245,7 @@ class Due:
     is_over: bool
     """True if its user is needed no more for what it tells."""
     is_watched: bool
-    """True if its user watched the run when it happened, or has since."""
+    """True if its user has confirmed since that they saw the run."""
     after_seconds: int
     tries: int
     create_time: datetime
