@@ -6,20 +6,17 @@ import hashlib
 import hmac
 from datetime import datetime
 from email.message import EmailMessage
-from email.policy import SMTP
 from email.utils import format_datetime
 from html import escape
 from typing import Final
 
 import msgspec
 
-from pawl.chassis.mail import ENCODED
+from pawl.chassis.mail import ENCODED, POLICY
 from pawl.notifier.domain.channel import code_of, unsubscribe_token
 from pawl.notifier.domain.delivery import CODE, TEST, Attempt
 from pawl.notifier.domain.link import unsubscribe_link
 
-# Whatever a server between us and the reader can carry.
-_POLICY: Final = SMTP.clone(cte_type="7bit")
 _HTML: Final = """\
 <!doctype html>
 <html>
@@ -45,7 +42,7 @@ def written(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
     unsubscribe = "" if attempt.type == CODE else _unsubscribe_link(attempt, public_url)
     if unsubscribe:
         foot = f"{foot}\nUnsubscribe: {unsubscribe}"
-    message = EmailMessage(policy=_POLICY)
+    message = EmailMessage(policy=POLICY)
     message["From"] = f"Pawl <{sender}>"
     message["To"] = attempt.url.removeprefix("mailto:")
     message["Subject"] = title
