@@ -170,14 +170,15 @@ def _passes(message: Message, authserv_id: str, domain: str) -> bool:
     """
     for value in message.get_all("Authentication-Results", []):
         name, *results = _without_comments(str(value)[:_RESULTS_MAX]).split(";")
-        if name.split()[:1] != [authserv_id]:
+        if name.lower().split()[:1] != [authserv_id.lower()]:
             continue
         found = [result.split() for result in results]
         about = [words for words in found if words and re.match(r"dmarc\s*(/\s*1\s*)?=|dmarc$", words[0].lower())]
         if len(about) != 1:
             return False
-        said = dict(re.findall(r"([a-z.]+)\s*(?:/\s*1\s*)?=\s*([^\s=]+)", " ".join(about[0]).lower()))
-        return said.get("dmarc") == "pass" and said.get("header.from", domain) == domain
+        said = re.findall(r"([a-z.]+)\s*(?:/\s*1\s*)?=\s*([^\s=]+)", " ".join(about[0]).lower())
+        values = {name: {value for each, value in said if each == name} for name in ("dmarc", "header.from")}
+        return values["dmarc"] == {"pass"} and values["header.from"] <= {domain}
     return False
 
 
