@@ -7,14 +7,9 @@ import { gfm } from "micromark-extension-gfm";
 import type { ComponentChildren, FunctionComponent, VNode } from "preact";
 import { useErrorBoundary, useMemo, useState } from "preact/hooks";
 
+import { visible } from "./visible";
+
 const SAFE = /^(https?|mailto):/i;
-// Characters that turn the direction of what follows, by which a text can look like another one.
-const TURNING = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
-
-export function plain(text: string): string {
-  return text.replace(TURNING, "�");
-}
-
 // The time of the parser grows faster than what it is given: in quotes and lists within each other, and with marks in one block.
 const NESTED = /^(?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])[ \t])){33}|^[ \t]{99,}(?:[-+*]|\d{1,9}[.)])[ \t]/m;
 const MARKS = /[*_~`[\]<&]/g;
@@ -43,8 +38,8 @@ export function Boundary({ text = "", children }: { text?: string; children: Com
   if (failed?.text !== text) return <>{children}</>;
   return (
     <div class="card bad">
-      <p class="quiet">The formatted view failed{text ? ". This is the plain text:" : `: ${plain(failed.message)}`}</p>
-      {text && <pre class="preview">{plain(text)}</pre>}
+      <p class="quiet">The formatted view failed{text ? ". This is the plain text:" : `: ${visible(failed.message)}`}</p>
+      {text && <pre class="preview">{visible(text)}</pre>}
     </div>
   );
 }
@@ -61,8 +56,8 @@ export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (p
 export const Markdown = bounded(Rich, ({ text }: { text: string }) => text);
 
 function Rich({ text }: { text: string }): VNode {
-  const tree = useMemo(() => treeOf(plain(text)), [text]);
-  return <div class="markdown">{tree ? children(tree) : <pre class="preview">{plain(text)}</pre>}</div>;
+  const tree = useMemo(() => treeOf(text), [text]);
+  return <div class="markdown">{tree ? children(tree) : <pre class="preview">{visible(text)}</pre>}</div>;
 }
 
 function children(node: Parents): ComponentChildren {
@@ -72,9 +67,9 @@ function children(node: Parents): ComponentChildren {
 function Node({ node }: { node: Nodes }): VNode | null {
   switch (node.type) {
     case "text":
-      return <>{node.value}</>;
+      return <>{visible(node.value)}</>;
     case "html":
-      return <code>{node.value}</code>;
+      return <code>{visible(node.value)}</code>;
     case "paragraph":
       return <p>{children(node)}</p>;
     case "heading": {
@@ -89,11 +84,11 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "delete":
       return <del>{children(node)}</del>;
     case "inlineCode":
-      return <code>{node.value}</code>;
+      return <code>{visible(node.value)}</code>;
     case "code":
       return (
         <pre tabIndex={0}>
-          <code>{node.value}</code>
+          <code>{visible(node.value)}</code>
         </pre>
       );
     case "blockquote":
@@ -113,7 +108,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
       return <hr />;
     case "link":
       return SAFE.test(node.url) ? (
-        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={node.url}>
+        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>
           {children(node)}
         </a>
       ) : (
@@ -121,9 +116,9 @@ function Node({ node }: { node: Nodes }): VNode | null {
       );
     case "image":
     case "imageReference":
-      return <span class="quiet">[image: {node.alt || ("url" in node ? node.url : node.label)}]</span>;
+      return <span class="quiet">[image: {visible(node.alt || ("url" in node ? node.url : (node.label ?? "")))}]</span>;
     case "footnoteReference":
-      return <sup>[{node.label ?? node.identifier}]</sup>;
+      return <sup>[{visible(node.label ?? node.identifier)}]</sup>;
     case "table":
       return (
         <div class="scroll" tabIndex={0} role="region" aria-label="Table">
@@ -137,6 +132,6 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "tableCell":
       return <td>{children(node)}</td>;
     default:
-      return "children" in node ? <>{children(node as Parents)}</> : "value" in node ? <>{node.value as string}</> : null;
+      return "children" in node ? <>{children(node as Parents)}</> : "value" in node ? <>{visible(node.value as string)}</> : null;
   }
 }

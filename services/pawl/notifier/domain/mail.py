@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.mail import ENCODED, POLICY
+from pawl.chassis.visible import visible
 from pawl.notifier.domain.channel import code_of, unsubscribe_token
 from pawl.notifier.domain.delivery import CODE, TEST, Attempt
 from pawl.notifier.domain.link import unsubscribe_link
@@ -89,7 +90,7 @@ def texts(attempt: Attempt) -> tuple[str, str, str, str]:
     ids = [f"{name}: {data[f'{name}_id']}" for name in ("run", "call", "conversation") if data.get(f"{name}_id")]
     end = f"For {whose}. To get no more of these: pawl notify delete {channel_id}"
     title = "Test" if attempt.type == TEST else _line(data.get("title", ""))
-    return title, _seen(data.get("body", "")), data.get("url", ""), "\n".join([*ids, end])
+    return title, visible(data.get("body", "")), data.get("url", ""), "\n".join([*ids, end])
 
 
 def _linked(text: str, link: str) -> str:
@@ -104,10 +105,4 @@ def _anchor(link: str) -> str:
 
 def _line(text: str) -> str:
     """Return a text for a header."""
-    return " ".join(_seen(text).split()).replace(ENCODED, "= ?")
-
-
-def _seen(text: str) -> str:
-    """Return a text without what cannot be seen: a header, and a line, end where we say so."""
-    whole = text.replace("\r\n", "\n")
-    return "".join(each if each.isprintable() or each in "\n\t" else " " * each.isspace() for each in whole)
+    return " ".join(visible(text).split()).replace(ENCODED, "= ?")

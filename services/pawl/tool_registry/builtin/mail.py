@@ -18,7 +18,6 @@ from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
 RECIPIENTS_MAX: Final = 20
-_PREVIEW_BODY_CHARACTERS: Final = 2000
 
 MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<[!-;=@-~]{1,250}>)?$")]
 AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
@@ -110,8 +109,7 @@ def _address(text: str) -> Address:
 
 def _preview(to: list[str], subject: str, body: str, cc: list[str], **_: Any) -> str:
     lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}", "", ""]
-    cut = "" if len(body) <= _PREVIEW_BODY_CHARACTERS else f"\n... ({len(body)} characters in all)"
-    return "\n".join(lines) + body[:_PREVIEW_BODY_CHARACTERS] + cut
+    return "\n".join(lines) + body
 
 
 def _count(to: list[str], cc: list[str], **_: Any) -> int:
