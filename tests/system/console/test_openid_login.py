@@ -57,7 +57,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         )
         client = {
             **known,
-            "redirect_uris": [f"http://127.0.0.1:{port}/login/return"],
+            "redirect_uris": [f"http://127.0.0.1:{port}/login/return/house"],
             "grant_types": ["authorization_code", "refresh_token"],
             "id_token_signed_response_alg": "ES256",
         }

@@ -176,7 +176,7 @@ async def test_a_session_is_that_of_its_user_and_ends_with_a_logout(browser: htt
     async with httpx2.AsyncClient(base_url=url(suite, 1), cookies=browser.cookies, timeout=60.0) as elsewhere:
         origin = {"origin": url(suite, 1)}
         assert (await elsewhere.post(f"{AGENT}/GetRun", json={"runId": run_id}, headers=origin)).status_code == 200
-        out = await elsewhere.post("/logout", json={}, headers=origin)
+        out = await elsewhere.post("/login/out", json={}, headers=origin)
         assert (out.status_code, "Max-Age=0" in out.headers["set-cookie"]) == (200, True)
     wrong = (
         ({"key": "wrong"}, 401),

@@ -13,13 +13,14 @@ import pytest
 from pydantic import SecretStr
 
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
+from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
 from pawl.chassis.http_server import Response
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.settings import SettingsError, read
 from pawl.errors import DependencyUnavailable
 from pawl.gateway.adapters.seal import Seal
-from pawl.gateway.adapters.services import PEERS, PUBLIC, WHO_AM_I
+from pawl.gateway.adapters.services import PEERS
 from pawl.gateway.domain.door import check_host
 from pawl.gateway.domain.session import Session
 from pawl.gateway.settings import GatewaySettings
@@ -45,6 +46,7 @@ class Channel:
     def __init__(self) -> None:
         self.timeouts: list[float] = []
         self.webhooks: list[DeliverWebhookRequest] | None = None
+        self.who = WhoAmIResponse()
 
     def unary_unary(self, name: str, **_: object) -> Any:
         async def call(request: Any, *_: object, timeout: float = 0.0, **__: object) -> object:
@@ -53,7 +55,7 @@ class Channel:
                 self.webhooks.append(request)
                 return DeliverWebhookResponse()
             if name.endswith("/WhoAmI"):
-                return PUBLIC[WHO_AM_I].response()
+                return self.who
             raise DependencyUnavailable
 
         return call
@@ -155,7 +157,7 @@ async def test_no_other_page_may_read_an_answer() -> None:
 
 
 async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in() -> None:
-    for path in [WHO, "/stream", "/login", "/logout", "/healthz", "/"]:
+    for path in [WHO, "/stream", "/login", "/login/out", "/healthz", "/"]:
         door = Door(origins=PAGE)
         for method in ("OPTIONS", "POST", "GET"):
             answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from google.protobuf.message import Message
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
 from pawl.chassis.clock import Clock
 from pawl.chassis.settings import join_address
 from pawl.errors import InvalidField, Unauthenticated
@@ -90,12 +91,13 @@ class Callers:
         if not (key := said.key.strip()):
             raise InvalidField("A login needs a key.", field="key")
         found = Session(key=key, store=said.store, user=said.user, end_time=self._clock.now() + self._session_seconds)
-        response = answer(write(await self.who(found)))
+        found, who = await self.who(found)
+        response = answer(write(who))
         self.give(request, response, found)
         return response
 
-    async def who(self, found: Session) -> Message:
-        """Return who has a session, if its key counts and a cookie can hold it.
+    async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
+        """Return a session, which ends with its key at the latest, and who has it.
 
         Raises:
             InvalidField: it has what no key and no name has, or is too long.
@@ -103,8 +105,12 @@ class Callers:
         """
         session.check_sealed(self._seal.close(found))
         asked = PUBLIC[WHO_AM_I].request()
-        who: Message = await self._services.call(WHO_AM_I, asked, found.metadata, timeout_seconds=_DEADLINE_SECONDS)
-        return who
+        who: WhoAmIResponse = await self._services.call(
+            WHO_AM_I, asked, found.metadata, timeout_seconds=_DEADLINE_SECONDS
+        )
+        if who.caller.HasField("expire_time"):
+            found = replace(found, end_time=min(found.end_time, who.caller.expire_time.ToNanoseconds() / 1e9))
+        return found, who
 
     def give(self, request: Request, response: Response, found: Session) -> None:
         """Let the browser that gets a response keep a session, also when that is over: then it may be renewed."""
@@ -118,7 +124,7 @@ class Callers:
             secure=secure,
         )
 
-    async def log_out(self, request: Request) -> Response:
+    def log_out(self, request: Request) -> Response:
         """Have the browser forget its session."""
         door.check_page(request.method, request.headers)
         response = answer({})
