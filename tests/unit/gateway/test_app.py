@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
+from pawl.chassis.browser_seal import CODE_SECONDS, Code, close
 from pawl.chassis.http_server import Response
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
@@ -166,8 +167,8 @@ async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in() -> None:
 
 async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it() -> None:
     for at, name, secure in [
-        ("http://localhost:7600", "pawl_session", False),
-        ("https://localhost:7600", "__Host-pawl_session", True),
+        ("http://localhost:7600", "pawl_session_7600", False),
+        ("https://localhost:7600", "__Host-pawl_session_7600", True),
         (f"http://{HOST}", "__Host-pawl_session", True),
         (f"https://{HOST}", "__Host-pawl_session", True),
     ]:
@@ -178,6 +179,19 @@ async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it() -> Non
         assert bool(session["secure"]) is secure
         assert (session["path"], session["domain"]) == ("/", "")  # as __Host- wants it
         assert session["max-age"] == "60"
+
+
+async def test_a_code_logs_in_once_and_never_after_a_restart() -> None:
+    door = Door()
+    started = door.clock.now()
+    await door.clock.advance(1.0)
+
+    async def use(made: float) -> int:
+        code = Code(key="key", gateway="localhost:7600", end_time=made + CODE_SECONDS, nonce=str(made))
+        said = {"code": close(SEAL, code)}
+        return (await door.ask("POST", "/login", json=said, headers={"origin": "http://localhost:7600"})).status_code
+
+    assert [await use(made) for made in (started - 1, started + 1, started + 1)] == [401, 200, 401]
 
 
 async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -> None:

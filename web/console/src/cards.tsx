@@ -18,7 +18,7 @@ import { Chart, chartOf } from "./chart";
 import { blank, Fault, Form, type Schema } from "./form";
 import { parse } from "./json";
 import { bounded, Markdown } from "./markdown";
-import { ago, attempt, lasted, may, moment, notice, pawl, who, word } from "./state";
+import { ago, attempt, keep, kept, lasted, may, moment, notice, pawl, who, word } from "./state";
 import { visible } from "./visible";
 
 const DECISIONS_MAX = 64;
@@ -286,7 +286,7 @@ function Question({ call }: { call: CallJson }): VNode {
   const question = call.question ?? {};
   const schema = question.answerSchemaJson ? (value(question.answerSchemaJson) as Schema) : undefined;
   const names = Object.keys(schema?.properties ?? {});
-  const [said, setSaid] = useState("");
+  const [said, setSaid] = useState(() => kept(call.callId ?? ""));
   const [filled, setFilled] = useState<Record<string, unknown> | undefined>(() => blank(schema));
   const [busy, setBusy] = useState(false);
   const [fault, setFault] = useState("");
@@ -294,7 +294,7 @@ function Question({ call }: { call: CallJson }): VNode {
     if (!answer.trim()) return;
     setBusy(true);
     setFault("");
-    await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer }, setFault);
+    if (await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer }, setFault)) keep(call.callId ?? "", "");
     setBusy(false);
   };
   // One value is answered as it is, several as an object, and nothing to fill in with yes or no.
@@ -326,7 +326,10 @@ function Question({ call }: { call: CallJson }): VNode {
             aria-label="Your answer"
             placeholder={question.defaultAnswer ? `else: ${visible(question.defaultAnswer)}` : "Your answer"}
             value={said}
-            onInput={(event) => setSaid(event.currentTarget.value)}
+            onInput={(event) => {
+              setSaid(event.currentTarget.value);
+              keep(call.callId ?? "", event.currentTarget.value);
+            }}
           />
         )}
         <button disabled={busy || !filled}>Answer</button>

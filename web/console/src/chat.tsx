@@ -15,7 +15,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type Action, Actions } from "./actions";
 import { Later } from "./later";
 import { Boundary, Markdown } from "./markdown";
-import { ago, attempt, draft, go, isAbsent, may, pawl, query, who, word } from "./state";
+import { ago, attempt, draft, go, isAbsent, keep, kept, may, pawl, query, who, word } from "./state";
 import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
 import { visible } from "./visible";
@@ -284,7 +284,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
           In the background: {jobs.map((job) => visible(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">See and stop</a>
         </p>
       )}
-      <Composer active={active} onSend={send}>
+      <Composer conversationId={conversationId} active={active} onSend={send}>
         {agents.some((name) => name !== DEFAULT) && (
           <label class="row quiet">
             Agent
@@ -307,10 +307,12 @@ const SCRIPTED = "pawl-scripted";
 const EXAMPLES = ["what is 17 * 23", "email bob@example.com about lunch", "ask me whether to go on"];
 
 function Composer({
+  conversationId,
   active,
   onSend,
   children,
 }: {
+  conversationId: string;
   active: RunView | undefined;
   children: ComponentChildren;
   onSend: (text: string, policy: Policy) => Promise<boolean>;
@@ -320,8 +322,9 @@ function Composer({
   const [steer, setSteer] = useState(false);
   useEffect(() => {
     if (!field.current) return;
-    if (draft.value) field.current.value = draft.value;
+    if (draft.value) keep(conversationId, draft.value);
     draft.value = "";
+    field.current.value = kept(conversationId);
     field.current.focus();
   }, [draft.value]);
   const send = async (): Promise<void> => {
@@ -330,6 +333,7 @@ function Composer({
     setBusy(true);
     const sent = await onSend(text, active && steer ? "MESSAGE_POLICY_STEER" : "MESSAGE_POLICY_QUEUE");
     setBusy(false);
+    if (sent) keep(conversationId, "");
     if (!field.current) return; // Its conversation has a page of its own now.
     if (sent) field.current.value = "";
     field.current.focus();
@@ -349,6 +353,7 @@ function Composer({
         rows={2}
         aria-label="Your message"
         placeholder="Write a message"
+        onInput={(event) => keep(conversationId, event.currentTarget.value)}
         onKeyDown={(event) => {
           if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
             event.preventDefault();

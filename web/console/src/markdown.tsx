@@ -1,11 +1,11 @@
 /** Markdown as elements: no HTML is ever taken over, nothing is fetched, and links leave the page in their own tab. */
 
-import type { Nodes, Parents, Root } from "mdast";
+import type { Nodes, Parents, Root, RootContent } from "mdast";
 import { fromMarkdown } from "mdast-util-from-markdown";
 import { gfmFromMarkdown } from "mdast-util-gfm";
 import { gfm } from "micromark-extension-gfm";
 import type { ComponentChildren, FunctionComponent, VNode } from "preact";
-import { useErrorBoundary, useMemo, useState } from "preact/hooks";
+import { useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
 
 import { visible } from "./visible";
 
@@ -14,14 +14,54 @@ const SAFE = /^(https?|mailto):/i;
 const NESTED = /^(?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])[ \t])){33}|^[ \t]{99,}(?:[-+*]|\d{1,9}[.)])[ \t]/m;
 const MARKS = /[*_~`[\]<&]/g;
 const MARKS_MAX = 2000;
+const BLOCK_MAX = 32_000;
+const TEXT_MAX = 100_000;
 
 /** Returns the parts of a text; nothing if they would show nothing, or if parsing it would stop the page. */
 export function treeOf(text: string): Root | undefined {
-  const isHeavy = NESTED.test(text) || text.split(/\n[ \t\r]*\n/).some((block) => (block.match(MARKS)?.length ?? 0) > MARKS_MAX);
-  if (isHeavy) return undefined;
+  const isHeavy = (block: string): boolean => block.length > BLOCK_MAX || (block.match(MARKS)?.length ?? 0) > MARKS_MAX;
+  if (text.length > TEXT_MAX || NESTED.test(text) || text.split(/\n[ \t\r]*\n/).some(isHeavy)) return undefined;
   const tree = fromMarkdown(text, { extensions: [gfm()], mdastExtensions: [gfmFromMarkdown()] });
   return isBlank(tree) ? undefined : tree;
 }
+
+/** The parts of a text that grows. What follows the last blank line before a block is parsed again, and if it is long once it is a quarter longer. */
+export class Growing {
+  readonly #parse: typeof treeOf;
+  #text = "";
+  /** What is not parsed again, and where it ends. */
+  #done: RootContent[] = [];
+  #at = 0;
+  /** What follows, and how much of it was parsed. */
+  #last: RootContent[] = [];
+  #parsed = 0;
+
+  constructor(parse = treeOf) {
+    this.#parse = parse;
+  }
+
+  /** Returns the parts, and a rest that stands as it was written. */
+  grow(text: string): { parts: RootContent[]; rest: string } {
+    if (!text.startsWith(this.#text)) [this.#done, this.#last, this.#at, this.#parsed] = [[], [], 0, 0];
+    this.#text = text;
+    const tail = text.slice(this.#at);
+    if (tail.length <= SHORT || tail.length > this.#parsed * 1.25) {
+      const found = this.#parse(tail)?.children ?? [];
+      const startOf = (node: RootContent): number => tail.lastIndexOf("\n", (node.position?.start.offset ?? 0) - 1) + 1;
+      // Without a blank line before it, or in a line that is not whole, a block may turn out to be part of the one before.
+      const begins = (start: number): boolean => /\n[ \t\r]*\n$/.test(tail.slice(0, start)) && tail.includes("\n", start);
+      const at = Math.max(0, found.findLastIndex((node) => begins(startOf(node))));
+      const from = found[at] ? startOf(found[at]) : 0;
+      this.#done = [...this.#done, ...found.slice(0, at)];
+      this.#last = found.slice(at);
+      this.#at += from;
+      this.#parsed = tail.length - from;
+    }
+    return { parts: [...this.#done, ...this.#last], rest: text.slice(this.#at + (this.#last.length ? this.#parsed : 0)) };
+  }
+}
+
+const SHORT = 2000;
 
 function isBlank(node: Nodes): boolean {
   if ("children" in node) return node.children.every(isBlank);
@@ -53,11 +93,31 @@ export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (p
   );
 }
 
-export const Markdown = bounded(Rich, ({ text }: { text: string }) => text);
+/** A text with its formatting; `busy` while it grows. */
+export const Markdown = bounded(Rich, ({ text }: { text: string; busy?: boolean }) => text);
 
-function Rich({ text }: { text: string }): VNode {
-  const tree = useMemo(() => treeOf(text), [text]);
-  return <div class="markdown">{tree ? children(tree) : <pre class="preview">{visible(text)}</pre>}</div>;
+function Rich({ text, busy = false }: { text: string; busy?: boolean }): VNode {
+  const growing = useRef<Growing>(undefined);
+  const { parts, rest } = useMemo(() => {
+    if (busy) return (growing.current ??= new Growing()).grow(text);
+    const tree = treeOf(text);
+    return tree ? { parts: tree.children, rest: "" } : { parts: [], rest: text };
+  }, [text, busy]);
+  return (
+    <div class="markdown">
+      {parts.map(drawn)}
+      {rest.trim() && <pre class="preview">{visible(rest)}</pre>}
+    </div>
+  );
+}
+
+const DRAWN = new WeakMap<Nodes, VNode>();
+
+/** Returns a part as an element, the same each time, so that it is compared with itself in no time. */
+function drawn(node: RootContent, key: number): VNode {
+  const found = DRAWN.get(node) ?? <Node key={key} node={node} />;
+  DRAWN.set(node, found);
+  return found;
 }
 
 function children(node: Parents): ComponentChildren {

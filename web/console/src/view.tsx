@@ -46,10 +46,10 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
       {round.reasoning && (
         <details class="reasoning">
           <summary>Reasoning{busy && !round.text ? " ..." : ""}</summary>
-          <Markdown text={round.reasoning} />
+          <Markdown text={round.reasoning} busy={busy} />
         </details>
       )}
-      {round.text && <Markdown text={round.text} />}
+      {round.text && <Markdown text={round.text} busy={busy} />}
       {at(0)}
       {round.drafts.map((draft, key) => (
         <article key={key} class="card">

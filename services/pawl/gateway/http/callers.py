@@ -22,8 +22,7 @@ from pawl.gateway.http.answers import answer, read_json
 _DEADLINE_SECONDS: Final = 10.0
 _BYTES_MAX: Final = 16 * 1024
 LOGIN_PATH: Final = "/login"
-RENEWAL: Final = "pawl_renewal"
-"""The cookie by which a session of an identity provider goes on; only what is below LOGIN_PATH is sent it."""
+_RENEWAL: Final = "pawl_renewal"
 
 
 class _Login(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,6 +40,7 @@ class Callers:
         self._services = services
         self._clock = clock
         self._session_seconds = session_seconds
+        self._started_at = clock.now()
 
     def credential(self, request: Request) -> Metadata:
         """Return the metadata of the calls that a request is for.
@@ -62,7 +62,7 @@ class Callers:
             Unauthenticated: it has none, or one that was not made here.
             ForeignOrigin: another page may have made the request.
         """
-        sealed = request.cookies.get(session.cookie_name(secure=is_secure(request)))
+        sealed = request.cookies.get(session_cookie(request))
         if not sealed:
             raise Unauthenticated("Log in, or send Authorization: Bearer KEY.")
         door.check_page(request.method, request.headers)
@@ -87,7 +87,7 @@ class Callers:
         except msgspec.ValidationError as error:
             raise InvalidField(f"This is no login: {error}", field="key") from None
         if said.code:
-            said.key = self._seal.use_code(said.code, _own_address(request), self._clock.now())
+            said.key = self._seal.use_code(said.code, _own_address(request), self._clock.now(), since=self._started_at)
         if not (key := said.key.strip()):
             raise InvalidField("A login needs a key.", field="key")
         found = Session(key=key, store=said.store, user=said.user, end_time=self._clock.now() + self._session_seconds)
@@ -114,14 +114,13 @@ class Callers:
 
     def give(self, request: Request, response: Response, found: Session) -> None:
         """Let the browser that gets a response keep a session, also when that is over: then it may be renewed."""
-        secure = is_secure(request)
         response.set_cookie(
-            session.cookie_name(secure=secure),
+            session_cookie(request),
             self._seal.close(found),
             max_age=int(self._session_seconds),
             httponly=True,
             samesite="strict",
-            secure=secure,
+            secure=is_secure(request),
         )
 
     def log_out(self, request: Request) -> Response:
@@ -129,8 +128,11 @@ class Callers:
         door.check_page(request.method, request.headers)
         response = answer({})
         for secure in (False, True):
-            response.delete_cookie(session.cookie_name(secure=secure), httponly=True, samesite="strict", secure=secure)
-        response.delete_cookie(RENEWAL, path=LOGIN_PATH, httponly=True, samesite="strict", secure=is_secure(request))
+            name = session.cookie_name(session.NAME, request.url.port, secure=secure)
+            response.delete_cookie(name, httponly=True, samesite="strict", secure=secure)
+        response.delete_cookie(
+            renewal_cookie(request), path=LOGIN_PATH, httponly=True, samesite="strict", secure=is_secure(request)
+        )
         return response
 
 
@@ -147,6 +149,16 @@ def _own_address(request: Request) -> str:
     """Return where this very gateway was reached, whatever name was asked for."""
     host, port = request.scope["server"]
     return join_address(host, port)
+
+
+def session_cookie(request: Request) -> str:
+    """Return the name of the cookie of a session."""
+    return session.cookie_name(session.NAME, request.url.port, secure=is_secure(request))
+
+
+def renewal_cookie(request: Request) -> str:
+    """Return the name of the cookie that renews a session of an identity provider; only LOGIN_PATH is sent it."""
+    return session.cookie_name(_RENEWAL, request.url.port, secure=False)
 
 
 def is_secure(request: Request) -> bool:

@@ -20,7 +20,7 @@ from pawl.gateway.domain import door, openid, session
 from pawl.gateway.domain.openid import Attempt, Provider, Renewal, Tokens
 from pawl.gateway.domain.session import Session
 from pawl.gateway.http.answers import answer
-from pawl.gateway.http.callers import LOGIN_PATH, RENEWAL, Callers, is_secure
+from pawl.gateway.http.callers import LOGIN_PATH, Callers, is_secure, renewal_cookie
 
 _ATTEMPT: Final = "pawl_login"
 _SEE_OTHER: Final = 303
@@ -91,7 +91,7 @@ class OpenIdLogins:
     async def renew(self, request: Request) -> Response:
         """Answer `POST /login/renew`: the session goes on with the next token of its provider."""
         door.check_page(request.method, request.headers)
-        sealed = request.cookies.get(RENEWAL)
+        sealed = request.cookies.get(renewal_cookie(request))
         if not sealed:
             raise SessionExpired("Your session is over: log in again.")
         renewal = self._seal.open(sealed, Renewal)
@@ -109,7 +109,7 @@ class OpenIdLogins:
     async def log_out(self, request: Request) -> Response:
         """Answer `POST /login/out`: the browser forgets its session, and the provider the right to renew it."""
         response = self._callers.log_out(request)
-        if sealed := request.cookies.get(RENEWAL):
+        if sealed := request.cookies.get(renewal_cookie(request)):
             with suppress(Unauthenticated, InvalidField):
                 renewal = self._seal.open(sealed, Renewal)
                 await self._providers.revoke(openid.find(self._known, renewal.provider), renewal.refresh_token)
@@ -152,7 +152,7 @@ class OpenIdLogins:
             _log.warning("openid.refresh_token_too_long", provider=renewal.provider, sealed_bytes=len(sealed))
             return
         response.set_cookie(
-            RENEWAL,
+            renewal_cookie(request),
             sealed,
             max_age=int(renewal.end_time - self._clock.now()),
             path=LOGIN_PATH,
@@ -170,4 +170,4 @@ class OpenIdLogins:
 
 
 def _attempt_name(request: Request) -> str:
-    return session.cookie_name(_ATTEMPT, secure=is_secure(request))
+    return session.cookie_name(_ATTEMPT, request.url.port, secure=is_secure(request))
