@@ -21,5 +21,5 @@ export default defineConfig({
       output: { entryFileNames: "app.js", chunkFileNames: "[name].js", assetFileNames: "[name][extname]" },
     },
   },
-  server: { proxy: { "^/(rpc|stream|login|logout|runs/.*/events)": "http://127.0.0.1:7600" } },
+  server: { proxy: { "^/(rpc|stream|login|runs/.*/events)": "http://127.0.0.1:7600" } },
 });

@@ -324,12 +324,12 @@ def gone(
 
 
 def _gives(credential: Credential, principal: Principal) -> bool:
-    """Return whether a credential may have given a principal. What a delegate hands on is not looked at."""
+    """Return whether a credential may give a principal now."""
     whose = principal.delegate_user_id or principal.user_id
     if credential.user_id != whose or credential.store_id not in {StoreId(""), principal.store_id}:
         return False
     if Role.DELEGATE in credential.roles:
-        return True
+        return principal.roles <= credential.roles
     return not principal.delegate_user_id and principal.roles <= principal_of(credential, {}).roles
 
 

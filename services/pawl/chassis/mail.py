@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from email.headerregistry import BaseHeader, HeaderRegistry, UnstructuredHeader
 from email.message import EmailMessage
+from email.policy import SMTP, Policy
 from typing import Annotated, Final
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +22,20 @@ ENCODED: Final = "=?"
 it, line breaks included, and writes what it gives."""
 _GOODBYE_SECONDS: Final = 1.0
 _SENDER: Final = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
+
+
+class _MessageIds(UnstructuredHeader, BaseHeader):
+    """A header of message ids, one a line: the library encodes lines that are too long, and no program reads that."""
+
+    def fold(self, *, policy: Policy) -> str:
+        return f"{self.name}: " + f"{policy.linesep} ".join(str(self).split()) + policy.linesep
+
+
+_headers = HeaderRegistry()
+for _name in ("in-reply-to", "references"):
+    _headers.map_to_type(_name, _MessageIds)
+POLICY: Final = SMTP.clone(cte_type="7bit", header_factory=_headers)
+"""The policy of messages that we write: any server can carry them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships .pyi but no py.typed
 
 from pawl.batch.v1 import batch_pb2
+from pawl.chassis.visible import shortened
 from pawl.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -49,11 +50,11 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
         grpc.aio.AbortError: always; let it pass.
     """
     code = CODES[error.kind]
-    message = _cut(error.message, _MESSAGE_BYTES_MAX)
+    message = shortened(error.message, _MESSAGE_BYTES_MAX)
     info = error_details_pb2.ErrorInfo(
         reason=error.reason,
         domain=DOMAIN,
-        metadata={key: _cut(value, _METADATA_BYTES_MAX) for key, value in error.metadata.items()},
+        metadata={key: shortened(value, _METADATA_BYTES_MAX) for key, value in error.metadata.items()},
     )
     detail = AnyMessage()
     detail.Pack(info)
@@ -128,8 +129,3 @@ def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | No
         except DecodeError:
             return None
     return None
-
-
-def _cut(text: str, bytes_max: int) -> str:
-    data = text.encode(errors="replace")
-    return text if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,23 +13,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import jobs_pb2
 from pawl.chassis.strict_json import dumps_canonical
+from pawl.chassis.visible import HIDDEN, HOST, visible
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, waiting_pb2
 
 PREVIEW_CHARACTERS_MAX: Final = 100
+clean: Final = visible
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _HOURS_FROM: Final = 2 * _HOUR
-
-# What comes from models, tools and other users must neither steer the terminal nor hide from who reads it: control and
-# format characters, blank letters, variation selectors and tags. What makes one picture of several is left alone.
-_PICTURE: Final = r"\u2190-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
-_HIDDEN: Final = re.compile(
-    rf"((?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_PICTURE}\u00a9\u00ae\u2122])\ufe0f)|"
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
-    r"\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
-    r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
 
 _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: "an approval",
@@ -64,11 +54,6 @@ STOPPED_BY: Final = {
 """The words for who stopped a run, where it was not its user."""
 
 
-def clean(text: str) -> str:
-    """Return `text` with what cannot be seen in it shown, like <U+202E>; tabs and line breaks stay."""
-    return _HIDDEN.sub(lambda found: found[1] or f"<U+{ord(found[0]):04X}>", text.replace("\r\n", "\n"))
-
-
 def said(label: str, text: str) -> list[str]:
     """Return what somebody wrote behind a label, each further line marked, so that it cannot be taken for ours."""
     first, *rest = clean(text).splitlines() or [""]
@@ -98,13 +83,14 @@ def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
 
 
 def json_block(data: bytes) -> str:
-    """Return JSON bytes with a line for each value; what cannot be seen is escaped, so that it means the same."""
+    """Return JSON bytes, a line for each value, that mean the same: hidden characters and hosts are escaped."""
     text = data.decode(errors="replace")
     try:
         block = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except ValueError:
         return clean(text)
-    return _HIDDEN.sub(lambda found: found[1] or _escaped(found[0]), block)
+    shown = HIDDEN.sub(lambda found: found[1] or _escaped(found[0]), block)
+    return HOST.sub(lambda found: "".join(each if each.isascii() else _escaped(each) for each in found[0]), shown)
 
 
 def _escaped(character: str) -> str:

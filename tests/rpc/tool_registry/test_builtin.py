@@ -231,7 +231,8 @@ async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
         written = await registry.check("send_email", LETTER | {"to": many, "cc": [*many, "ed@example.com"]})
         assert written.approval_cause == "category SENSITIVE, bulk of 5"
         assert written.preview.startswith(f"To: {', '.join(many)}\nCc: ann@example.com, bo@example.com,")
-        edited = LETTER | {"to": many[:1], "cc": many[1:]}
+        thread, answered = (f"<{n}{'x' * 80}@mail.example.com>" for n in "ab")
+        edited = LETTER | {"to": many[:1], "cc": many[1:], "in_reply_to": answered, "thread": thread}
         again = await registry.check("send_email", edited)
         assert again.approval_cause == "category SENSITIVE, bulk of 4"
         assert again.preview.endswith("Subject: Lunch på fredag?\n\nAt noon.\nBring cake.")
@@ -245,6 +246,13 @@ async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
         assert (message["To"], message["Cc"], message["From"]) == (many[0], ", ".join(many[1:]), "pawl@example.org")
         assert (message["Subject"], message["Message-ID"]) == ("Lunch på fredag?", sent["message_id"])
         assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
+        sent_bytes = box.envelopes[0].content
+        for header in (
+            f"In-Reply-To: {answered}",
+            f"References: {thread}\r\n {answered}",
+            "Auto-Submitted: auto-replied",
+        ):
+            assert f"\r\n{header}\r\n".encode() in sent_bytes
         refused = await registry.run_approved("send_email", LETTER | {"to": [many[3]]}, call="refused")
         assert "nobody@example.com (550)" in content(refused)["error"]
         changes: list[dict[str, Any]] = [

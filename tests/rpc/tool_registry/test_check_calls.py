@@ -87,6 +87,7 @@ async def test_gated_and_bulk_calls_say_why_and_what_they_would_do(registry: Reg
     for name, arguments, disposition, cause in (
         ("read", {"paths": ["a", "b", "c", "d"]}, RUN, ""),
         ("delete", {"path": "a"}, APPROVE, "category DESTRUCTIVE"),
+        ("delete", {"path": "a\u202e"}, APPROVE, "category DESTRUCTIVE"),
         ("delete", {"path": "break"}, APPROVE, "category DESTRUCTIVE"),
         ("write", {"path": "a", "lines": ["1", "2"]}, RUN, ""),
         ("write", {"path": "a", "lines": ["1", "2", "3"]}, APPROVE, "bulk of 3"),
@@ -96,9 +97,10 @@ async def test_gated_and_bulk_calls_say_why_and_what_they_would_do(registry: Reg
         verdict = await registry.check(name, arguments)
         assert (verdict.disposition, verdict.approval_cause) == (disposition, cause), (name, arguments)
         assert verdict.parallel is (name == "read")
-        assert verdict.preview == ("would delete a" if arguments == {"path": "a"} else "")
+        previews = {"a": "would delete a", "a\u202e": "would delete a<U+202E>"}
+        assert verdict.preview == (previews.get(str(arguments.get("path")), "") if name == "delete" else "")
         assert len(verdict.digest) == (64 if disposition == APPROVE else 0)
-    assert b'checks_total{disposition="APPROVE"} 4.0' in registry.metrics.text()
+    assert b'checks_total{disposition="APPROVE"} 5.0' in registry.metrics.text()
 
 
 async def test_the_digest_is_that_of_this_call_only(registry: Registry) -> None:

@@ -14,7 +14,7 @@ from axe_playwright_python.async_playwright import Axe  # type: ignore[import-un
 from playwright.async_api import Browser, Page, expect
 
 from pawl.chassis import browser_seal
-from pawl.chassis.browser_seal import SEAL_FILE, Code
+from pawl.chassis.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import BEHIND, NewPage, address, at, done, say
@@ -128,6 +128,34 @@ async def test_a_login(open_page: NewPage, suite: Suite) -> None:
     await expect(page.get_by_label("Your key")).to_be_visible()
 
 
+async def test_what_is_written_outlives_the_session_and_a_reload(open_page: NewPage, suite: Suite) -> None:
+    """A link to log in that is opened in the tab of the login page logs in, too."""
+    page = await open_page(user="me")
+    message = page.get_by_label("Your message")
+    await message.fill("a long letter")
+    await page.context.clear_cookies()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_label("Your key")).to_be_visible()
+    await page.evaluate("(link) => void (location.hash = link)", link_of(suite).partition("#")[2])
+    await expect(message).to_have_value("a long letter")
+    await page.reload()
+    await expect(message).to_have_value("a long letter")
+    await page.keyboard.press("Enter")
+    await done(page)
+    await expect(message).to_have_value("")
+
+
+async def test_seven_windows_side_by_side_all_hear_what_happens(open_page: NewPage) -> None:
+    """A browser opens six connections to a host."""
+    first = await open_page(user="seven")
+    pages = [first, *[await first.context.new_page() for _ in range(6)]]
+    for page in pages[1:]:
+        await page.goto(at(first, "/inbox"))
+    await say(first, "email bob@example.com about lunch")
+    for page in pages[1:]:
+        await expect(page.locator(".card.wait")).to_have_count(1)
+
+
 async def test_a_session_that_ends_behind_other_tabs_leads_to_the_login(open_page: NewPage) -> None:
     """An inbox that hears of nothing any more does not look like one in which nothing waits."""
     page = await open_page("/inbox", user="sleeper")
@@ -139,20 +167,20 @@ async def test_a_session_that_ends_behind_other_tabs_leads_to_the_login(open_pag
     await expect(page.get_by_label("Your key")).to_be_visible()
 
 
-async def test_a_link_logs_in_once(open_page: NewPage, suite: Suite) -> None:
+def link_of(suite: Suite, *, seconds: float = CODE_SECONDS, gateway: str = "") -> str:
+    """Return a link as `pawl console` makes it."""
     seal = (Path(suite.endpoints.secrets) / SEAL_FILE).read_text().strip()
-    host = suite.endpoints.services["gateway"][0].http
+    gateway = gateway or suite.endpoints.services["gateway"][0].http
+    code = Code(key=LOCAL_KEY, gateway=gateway, end_time=time.time() + seconds, nonce=secrets.token_hex(8))
+    return f"/#code={browser_seal.close(seal, code)}"
 
-    def link(seconds: float = 60.0, gateway: str = host) -> str:
-        end_time = time.time() + seconds
-        code = Code(key=LOCAL_KEY, gateway=gateway, end_time=end_time, nonce=secrets.token_hex(8))
-        return f"/#code={browser_seal.close(seal, code)}"
 
-    good = link()
+async def test_a_link_logs_in_once(open_page: NewPage, suite: Suite) -> None:
+    good = link_of(suite)
     page = await open_page(good, user="")
     await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
     assert "code" not in page.url
-    for bad in (good, link(-1.0), link(gateway="127.0.0.1:1"), "/#code=nonsense"):
+    for bad in (good, link_of(suite, seconds=-1.0), link_of(suite, gateway="127.0.0.1:1"), "/#code=nonsense"):
         page = await open_page(bad, user="")
         await expect(page.get_by_role("alert")).to_contain_text("pawl console")
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -57,7 +58,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         )
         client = {
             **known,
-            "redirect_uris": [f"http://127.0.0.1:{port}/login/return"],
+            "redirect_uris": [f"http://127.0.0.1:{port}/login/return/house"],
             "grant_types": ["authorization_code", "refresh_token"],
             "id_token_signed_response_alg": "ES256",
         }
@@ -93,7 +94,8 @@ async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Brow
     await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
     assert page.url == f"{world.url}/runs?view=failed"
 
-    cookies = {cookie["name"]: cookie for cookie in await context.cookies()}
+    port = urlsplit(world.url).port
+    cookies = {cookie["name"].removesuffix(f"_{port}"): cookie for cookie in await context.cookies()}
     assert all(cookie["httpOnly"] for cookie in cookies.values())
     assert cookies["pawl_session"]["sameSite"] == cookies["pawl_renewal"]["sameSite"] == "Strict"
     assert cookies["pawl_renewal"]["path"] == "/login"

@@ -119,7 +119,9 @@ async def test_a_stream_and_a_start_survive_the_death_of_their_gateway(
         started = await start(other, "what is 5 * 5", request_id)
         runs = (await other.post(f"{AGENT}/ListRuns", json={})).json()["runs"]
         assert [run["runId"] for run in runs] == [started]
-    async with httpx2.AsyncClient(base_url=url(suite, 1), cookies=browser.cookies, timeout=60.0) as elsewhere:
+    async with httpx2.AsyncClient(
+        base_url=url(suite, 1), cookies=session(browser, suite, 1), timeout=60.0
+    ) as elsewhere:
         rest = [event async for event in read(elsewhere, path, headers={"last-event-id": seen[-1][0]})]
     assert rest[-1][1:] == ("end", {})
     seen += [(number, data) for number, name, data in rest if not name]
@@ -173,10 +175,12 @@ async def test_a_session_is_that_of_its_user_and_ends_with_a_logout(browser: htt
         assert mine.status_code == 200
         other = await client.post(f"{AGENT}/GetRun", json={"runId": run_id}, headers={"pawl-store": "other"})
         assert (other.status_code, reason(other)) == (404, "RUN_NOT_FOUND")
-    async with httpx2.AsyncClient(base_url=url(suite, 1), cookies=browser.cookies, timeout=60.0) as elsewhere:
+    async with httpx2.AsyncClient(
+        base_url=url(suite, 1), cookies=session(browser, suite, 1), timeout=60.0
+    ) as elsewhere:
         origin = {"origin": url(suite, 1)}
         assert (await elsewhere.post(f"{AGENT}/GetRun", json={"runId": run_id}, headers=origin)).status_code == 200
-        out = await elsewhere.post("/logout", json={}, headers=origin)
+        out = await elsewhere.post("/login/out", json={}, headers=origin)
         assert (out.status_code, "Max-Age=0" in out.headers["set-cookie"]) == (200, True)
     wrong = (
         ({"key": "wrong"}, 401),
@@ -189,9 +193,15 @@ async def test_a_session_is_that_of_its_user_and_ends_with_a_logout(browser: htt
         assert (answer.status_code, "set-cookie" in answer.headers) == (status, False), answer.text
 
 
+def session(browser: httpx2.AsyncClient, suite: Suite, replica: int) -> dict[str, str]:
+    """Return the cookie of a browser as another replica at the same address gets it: its name has the port."""
+    (value,) = browser.cookies.values()
+    return {f"pawl_session_{url(suite, replica).rpartition(':')[2]}": value}
+
+
 BAD: list[tuple[dict[str, Any], int, str]] = [
-    ({"cookies": {"pawl_session": ""}}, 401, "UNAUTHENTICATED"),
-    ({"cookies": {"pawl_session": "gAAAAABmade-up"}}, 401, "UNAUTHENTICATED"),
+    ({"session": ""}, 401, "UNAUTHENTICATED"),
+    ({"session": "gAAAAABmade-up"}, 401, "UNAUTHENTICATED"),
     ({"headers": {"authorization": "Bearer wrong"}}, 401, "UNAUTHENTICATED"),
     ({"headers": {"authorization": b"Bearer \xe9"}}, 400, "INVALID_FIELD"),
     ({"headers": BEARER | {"pawl-user": "a\tb"}}, 400, "INVALID_FIELD"),
@@ -220,7 +230,8 @@ async def test_a_bad_request_is_refused_in_json_and_does_nothing(browser: httpx2
     for bad, status, why in BAD:
         headers = {"content-type": "application/json", "origin": url(suite)} | bad.get("headers", {})
         content = bad.get("content", b'{"requestId": "never", "text": "never"}')
-        cookies = bad.get("cookies", dict(browser.cookies))
+        (name,) = browser.cookies
+        cookies = {name: bad.get("session", browser.cookies[name])}
         async with httpx2.AsyncClient(base_url=url(suite), cookies=cookies, timeout=60.0) as stranger:
             answer = await stranger.post(f"{AGENT}/StartRun", headers=headers, content=content)
         assert (answer.status_code, reason(answer)) == (status, why), bad

@@ -236,18 +236,29 @@ async def test_a_key_that_is_taken_out_of_its_file_is_gone_and_no_other_credenti
 
 def test_a_key_of_a_file_that_has_lost_a_role_does_not_lend_it_any_more(tmp_path: Path) -> None:
     path, rows = tmp_path / "keys.json", []
-    for roles, user_id in (("member,approver", "ann"), ("member", "ann"), ("member,approver,delegate", "ann")):
+    for roles, user_id in (
+        ("member,approver", "ann"),
+        ("member", "ann"),
+        ("member,approver,delegate", "ann"),
+        ("member,delegate", "ann"),
+    ):
         entry = {"key": "a" * 20, "store_id": "acme", "user_id": user_id, "roles": roles.split(",")}
         path.write_bytes(msgspec.json.encode([entry]))
         (found,) = parse_keys(path.read_bytes()).values()
         is_gone = gone(ServiceSettings.model_construct(api_keys_file=path), ManualClock())
-        own, of_bob, acting = (
+        own, of_bob, acting, approving = (
             of_key(found.credential_id, "member", "approver"),
             of_key(found.credential_id, "member", user_id="bob"),
             of_key(found.credential_id, "member", user_id="eve", delegate_user_id=user_id),
+            of_key(found.credential_id, "approver", user_id="eve", delegate_user_id=user_id),
         )
-        rows.append((is_gone(own), is_gone(of_bob), is_gone(acting)))
-    assert rows == [(False, True, True), (True, True, True), (False, True, False)]
+        rows.append((is_gone(own), is_gone(of_bob), is_gone(acting), is_gone(approving)))
+    assert rows == [
+        (False, True, True, True),
+        (True, True, True, True),
+        (False, True, False, False),
+        (True, True, False, True),
+    ]
 
 
 async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:

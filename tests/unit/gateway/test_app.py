@@ -13,13 +13,15 @@ import pytest
 from pydantic import SecretStr
 
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
+from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
+from pawl.chassis.browser_seal import CODE_SECONDS, Code, close
 from pawl.chassis.http_server import Response
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.settings import SettingsError, read
 from pawl.errors import DependencyUnavailable
 from pawl.gateway.adapters.seal import Seal
-from pawl.gateway.adapters.services import PEERS, PUBLIC, WHO_AM_I
+from pawl.gateway.adapters.services import PEERS
 from pawl.gateway.domain.door import check_host
 from pawl.gateway.domain.session import Session
 from pawl.gateway.settings import GatewaySettings
@@ -45,6 +47,7 @@ class Channel:
     def __init__(self) -> None:
         self.timeouts: list[float] = []
         self.webhooks: list[DeliverWebhookRequest] | None = None
+        self.who = WhoAmIResponse()
 
     def unary_unary(self, name: str, **_: object) -> Any:
         async def call(request: Any, *_: object, timeout: float = 0.0, **__: object) -> object:
@@ -53,7 +56,7 @@ class Channel:
                 self.webhooks.append(request)
                 return DeliverWebhookResponse()
             if name.endswith("/WhoAmI"):
-                return PUBLIC[WHO_AM_I].response()
+                return self.who
             raise DependencyUnavailable
 
         return call
@@ -155,7 +158,7 @@ async def test_no_other_page_may_read_an_answer() -> None:
 
 
 async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in() -> None:
-    for path in [WHO, "/stream", "/login", "/logout", "/healthz", "/"]:
+    for path in [WHO, "/stream", "/login", "/login/out", "/healthz", "/"]:
         door = Door(origins=PAGE)
         for method in ("OPTIONS", "POST", "GET"):
             answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
@@ -164,8 +167,8 @@ async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in() -> None:
 
 async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it() -> None:
     for at, name, secure in [
-        ("http://localhost:7600", "pawl_session", False),
-        ("https://localhost:7600", "__Host-pawl_session", True),
+        ("http://localhost:7600", "pawl_session_7600", False),
+        ("https://localhost:7600", "__Host-pawl_session_7600", True),
         (f"http://{HOST}", "__Host-pawl_session", True),
         (f"https://{HOST}", "__Host-pawl_session", True),
     ]:
@@ -176,6 +179,19 @@ async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it() -> Non
         assert bool(session["secure"]) is secure
         assert (session["path"], session["domain"]) == ("/", "")  # as __Host- wants it
         assert session["max-age"] == "60"
+
+
+async def test_a_code_logs_in_once_and_never_after_a_restart() -> None:
+    door = Door()
+    started = door.clock.now()
+    await door.clock.advance(1.0)
+
+    async def use(made: float) -> int:
+        code = Code(key="key", gateway="localhost:7600", end_time=made + CODE_SECONDS, nonce=str(made))
+        said = {"code": close(SEAL, code)}
+        return (await door.ask("POST", "/login", json=said, headers={"origin": "http://localhost:7600"})).status_code
+
+    assert [await use(made) for made in (started - 1, started + 1, started + 1)] == [401, 200, 401]
 
 
 async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -> None:

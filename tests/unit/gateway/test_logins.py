@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import itertools
 import json
+from functools import partial
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pawl.chassis.issuers import FetchFailed
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from pawl.gateway.adapters.openid import Endpoints, Providers
 from pawl.gateway.adapters.seal import Seal
@@ -24,7 +27,8 @@ from pawl.gateway.domain import openid
 from pawl.gateway.domain.openid import Provider, Tokens
 from pawl.gateway.domain.session import Session
 from tests.fakes.issuer import token
-from tests.unit.gateway.test_app import HOST, SEAL, Door, reason
+from tests.fakes.manual_clock import ManualClock
+from tests.unit.gateway.test_app import HOST, SEAL, WHO, Door, reason
 
 AT = f"https://{HOST}"
 ORIGIN = {"origin": AT}
@@ -38,18 +42,32 @@ class World(Door):
         super().__init__(gateway_oidc_file=logins, public_url=AT, gateway_session_hours=1.0)
         self.cookies: dict[str, str] = {}
         self.is_away = False
+        self.subject = "ann"
+        self.revoked: list[str] = []
 
     async def endpoints(self, provider: Provider) -> Endpoints:
         if self.is_away:
             raise DependencyUnavailable
         at = provider.issuer
         return Endpoints(
-            issuer=at, jwks_uri=f"{at}/keys", authorization_endpoint=f"{at}/auth", token_endpoint=f"{at}/token"
+            issuer=at,
+            jwks_uri=f"{at}/keys",
+            authorization_endpoint=f"{at}/auth",
+            token_endpoint=f"{at}/token",
+            authorization_response_iss_parameter_supported=provider.name == "staff",
         )
 
     async def tokens(self, provider: Provider, _: object) -> Tokens:
-        key = token(sub=provider.name, exp=self.clock.now() + 60)
-        return Tokens(access_token=key, refresh_token="next" if provider.name == "staff" else "")
+        """Return tokens of `subject`, which the services take for another 60 s whatever they say themselves."""
+        caller = self.channel.who.caller
+        caller.credential_id = f"{provider.name}-{self.subject}"
+        caller.expire_time.FromSeconds(int(self.clock.now()) + 60)
+        key = token(sub=self.subject, exp=self.clock.now() - 1)
+        id_token = token(nonce=self.nonce)
+        return Tokens(access_token=key, id_token=id_token, refresh_token="next" if provider.name == "staff" else "")
+
+    async def revoke(self, provider: Provider, refresh_token: str) -> None:
+        self.revoked += [provider.name, refresh_token]
 
     async def go(self, method: str, path: str, **more: Any) -> httpx2.Response:
         """Ask, and keep the cookies as a browser does."""
@@ -61,12 +79,15 @@ class World(Door):
                     self.cookies[cookie.key] = cookie.value
         return answer
 
-    async def log_in(self, name: str) -> None:
-        """Log in at a provider, which asks nothing."""
+    async def log_in(self, name: str, back: str = "", issuer: str | None = None) -> str:
+        """Log in at a provider, which asks nothing, and return where that leads."""
         begun = await self.go("GET", f"/login/openid/{name}")
-        [state] = parse_qs(urlsplit(begun.headers["location"]).query)["state"]
-        done = await self.go("GET", "/login/return", params={"state": state, "code": "c"})
-        assert done.headers["location"] == "/"
+        asked = parse_qs(urlsplit(begun.headers["location"]).query)
+        [state], [self.nonce] = asked["state"], asked["nonce"]
+        said = {"state": state, "code": "c", "iss": f"https://{name}.example.com" if issuer is None else issuer}
+        done = await self.go("GET", f"/login/return/{back or name}", params=said)
+        assert asked["redirect_uri"] == [f"{AT}/login/return/{name}"]
+        return done.headers["location"]
 
     async def renew(self) -> httpx2.Response:
         return await self.go("POST", "/login/renew", json={}, headers=ORIGIN)
@@ -78,6 +99,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     found = World(tmp_path / "logins.json")
     monkeypatch.setattr(Providers, "endpoints", lambda _, *given: found.endpoints(*given))
     monkeypatch.setattr(Providers, "tokens", lambda _, *given: found.tokens(*given))
+    monkeypatch.setattr(Providers, "revoke", lambda _, *given: found.revoke(*given))
     return found
 
 
@@ -89,6 +111,7 @@ async def test_a_session_goes_on_with_the_next_token(world: World) -> None:
     await world.log_in("staff")
     for _ in range(3):
         before = key_of(world)
+        assert (await world.go("POST", WHO, json={}, headers=ORIGIN)).status_code == 200, "the services' time counts"
         await world.clock.advance(61.0)
         assert (await world.renew()).status_code == 200
         assert key_of(world) != before
@@ -96,21 +119,60 @@ async def test_a_session_goes_on_with_the_next_token(world: World) -> None:
     assert reason(await world.renew()) == "SESSION_EXPIRED"
 
 
-@pytest.mark.parametrize("then", ["guests", "key", "nobody"])
+@pytest.mark.parametrize("then", ["guests", "key", "nobody", "another user"])
 async def test_a_session_never_goes_on_as_that_of_who_was_logged_in_before(world: World, then: str) -> None:
     await world.log_in("staff")
     kept = world.cookies["pawl_renewal"]
     if then == "guests":
         await world.log_in("guests")
+    elif then == "another user":
+        world.subject = "eve"
     elif then == "key":
         await world.go("POST", "/login", json={"key": "key"}, headers=ORIGIN)
     else:
-        await world.go("POST", "/logout", headers=ORIGIN)
+        await world.go("POST", "/login/out", headers=ORIGIN)
     world.cookies["pawl_renewal"] = kept  # As it is left, or as another host of the domain sets it.
     before = world.cookies.get("__Host-pawl_session")
+    assert world.revoked == (["staff", "next"] if then == "nobody" else [])
     await world.clock.advance(61.0)
     assert (await world.renew()).status_code == 401
     assert world.cookies.get("__Host-pawl_session") == before
+
+
+@pytest.mark.parametrize(
+    ("name", "back", "issuer", "leads_to"),
+    [
+        ("staff", "staff", None, "/"),
+        ("staff", "staff", "", "/#login=refused"),
+        ("staff", "guests", None, "/#login=refused"),
+        ("guests", "guests", "", "/"),
+        ("guests", "guests", "https://staff.example.com", "/#login=refused"),
+    ],
+)
+async def test_an_answer_of_another_provider_is_refused(
+    world: World, name: str, back: str, issuer: str | None, leads_to: str
+) -> None:
+    """Each has an address of its own to return to; `staff` announces that it names itself (RFC 9207)."""
+    assert await world.log_in(name, back, issuer) == leads_to
+
+
+async def test_a_provider_that_fails_is_asked_once_in_five_seconds(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def describe(_: object, issuer: str, __: object) -> Endpoints:
+        asked.append(issuer)
+        await asyncio.sleep(0)
+        raise FetchFailed("status 500")
+
+    monkeypatch.setattr("pawl.gateway.adapters.openid.describe", describe)
+    providers = Providers(clock)
+    for times in (1, 2):
+        found = await asyncio.gather(*(providers.endpoints(PROVIDER) for _ in range(60)), return_exceptions=True)
+        assert {type(each) for each in found} == {DependencyUnavailable}
+        assert len(asked) == times
+        await clock.advance(5.0)
 
 
 async def test_a_provider_that_is_away_is_told_on_the_page_of_the_login(world: World) -> None:
@@ -175,9 +237,10 @@ def test_a_browser_that_comes_back_from_elsewhere_is_refused() -> None:
         ("random-0", "https://evil.example.com", 100.0),
         ("random-0", "", 700.0),
     ]:
-        openid.check_return(attempt(), state="random-0", issuer=PROVIDER.issuer, provider=PROVIDER, now=699.0)
+        check = partial(openid.check_return, attempt(), provider=PROVIDER, says_issuer=False)
+        check(state="random-0", issuer=PROVIDER.issuer, now=699.0)
         with pytest.raises(Unauthenticated):
-            openid.check_return(attempt(), state=state, issuer=issuer, provider=PROVIDER, now=now)
+            check(state=state, issuer=issuer, now=now)
 
 
 def test_the_token_that_is_chosen_is_the_key_and_of_this_login() -> None:
@@ -186,17 +249,25 @@ def test_the_token_that_is_chosen_is_the_key_and_of_this_login() -> None:
     tokens = Tokens(access_token="at", id_token=good)
     assert openid.key_of(PROVIDER, tokens, "n1") == "at"
     assert openid.key_of(by_id, tokens, "n1") == good
-    for wrong in (Tokens(access_token="at", id_token=token(nonce="n2")), Tokens(id_token=good), Tokens()):
+    no_openid = msgspec.structs.replace(PROVIDER, scope="pawl")
+    assert openid.key_of(no_openid, Tokens(access_token="at"), "n1") == "at"
+    for wrong in (
+        Tokens(access_token="at", id_token=token(nonce="n2")),
+        Tokens(access_token="at", id_token="no.e30.token"),
+        Tokens(access_token="at"),
+        Tokens(id_token=good),
+        Tokens(),
+    ):
         with pytest.raises(Unauthenticated):
             openid.key_of(PROVIDER, wrong, "n1")
     with pytest.raises(Unauthenticated):
         openid.key_of(by_id, Tokens(access_token="at"), None)
 
 
-@given(st.text(max_size=60) | st.sampled_from(["..", "a.e30.b", "a.bnVsbA.b", "a.eyJleHAiOiJ4In0.b"]))
-def test_what_is_no_token_says_nothing(text: str) -> None:
-    found = openid.claims(text)
-    assert (found.nonce, found.exp) == (None, None)
+@given(st.text(min_size=1, max_size=60) | st.sampled_from(["..", "a.e30.b", "a.bnVsbA.b", "a.eyJub25jZSI6MX0.b"]))
+def test_what_is_no_token_has_no_nonce(text: str) -> None:
+    with pytest.raises(Unauthenticated):
+        openid.key_of(PROVIDER, Tokens(access_token="at", id_token=text), "n1")
 
 
 def test_a_login_leads_to_a_page_of_the_console_only() -> None:

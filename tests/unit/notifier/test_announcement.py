@@ -84,11 +84,11 @@ def test_the_same_event_gives_the_same_id_and_another_event_another() -> None:
 
 def test_texts_are_cut_by_bytes_on_a_character() -> None:
     draft = draft_notification(
-        replace(CHANGE, type="run.failed", failure_message="ä\n" * 5000, output_text="\0" + "ü" * 5000)
+        replace(CHANGE, type="run.failed", failure_message="ä\n" * 5000, output_text="\0\u202e" + "ü" * 5000)
     )
     assert draft is not None
     assert "\n" not in draft.title
-    assert "\0" not in draft.body
+    assert draft.body.startswith("<U+202E>ü"), "what hides is marked"
     assert TITLE_BYTES_MAX - 4 <= len(draft.title.encode()) <= TITLE_BYTES_MAX
     assert BODY_BYTES_MAX - 4 <= len(draft.body.encode()) <= BODY_BYTES_MAX
     assert draft.body.endswith("ü...")

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.visible import visible
 from pawl.errors import InvalidField
 from pawl.notifier.domain.channel import (
     Channel,
@@ -179,8 +180,7 @@ def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> 
     title, body = (each.encode(errors="replace").decode() for each in (title, body))
     message = told(replace(DRAFT, title=title, body=body))
     assert [name for name in message if name not in MIME] == HEADERS
-    seen = "".join(each if each.isprintable() else " " * each.isspace() for each in title)
-    assert message["Subject"] == " ".join(seen.split()).replace("=?", "= ?"), "nothing of it was decoded"
+    assert message["Subject"] == " ".join(visible(title).split()).replace("=?", "= ?"), "nothing of it was decoded"
     assert [part.get_content_type() for part in message.walk()] == [
         "multipart/alternative",
         "text/plain",
@@ -190,7 +190,7 @@ def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> 
     page = Text()
     page.feed(html)
     assert page.tags == ["html", "body", "p", "b", "div", "p"]
-    for line in ("".join(each for each in line if each.isprintable()) for line in body.split("\n")):
+    for line in visible(body).split("\n"):
         assert "".join(line.split()) in "".join(text.split())
         assert "".join(line.split()) in "".join(page.text.split())
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.tool_registry.domain.mail import ATTACHMENTS_MAX, PARTS_MAX, TEXT_BYTES_MAX, Mail, Senders, read_mail
+from pawl.tool_registry.domain.mail import (
+    ATTACHMENTS_MAX,
+    PARTS_MAX,
+    TEXT_BYTES_MAX,
+    THREAD_MAILS_MAX,
+    Mail,
+    Senders,
+    read_mail,
+)
 from tests.tables import for_each
 
 ANN = Senders(senders=("ann@example.com",))
@@ -55,6 +64,34 @@ def test_a_domain_may_be_listed() -> None:
 
 
 @for_each(
+    ("headers", "is_automatic"),
+    [
+        ("Auto-Submitted: auto-replied; owner-email=x@example.com", True),
+        ("Auto-Submitted: (vacation) auto-generated", True),
+        ("Auto-Submitted: No", False),
+        ("X-Auto-Response-Suppress: All", True),
+        ("X-Auto-Response-Suppress: None", False),
+        ("Precedence: Bulk", True),
+        ("Precedence: first-class", False),
+        ("List-Id: Friends <friends.example.com>", True),
+        ("Return-Path: <>", True),
+        ("Return-Path: <ann@example.com>", False),
+        ("Content-Type: multipart/report; boundary=b", True),
+        ("References: " + "<a@b>\n " * (THREAD_MAILS_MAX - 1), False),
+        ("References: " + "<a@b>\n " * THREAD_MAILS_MAX, True),
+        ("Reply-To: pawl@example.net", False),
+    ],
+)
+def test_an_automatic_mail_does_not_count(headers: str, is_automatic: bool) -> None:
+    refusal = read(f"{headers.strip()}\n{PLAIN}").refusal
+    assert ("automatic" in refusal or "thread" in refusal) is is_automatic, refusal
+
+
+def test_a_mail_of_the_mailbox_itself_does_not_count() -> None:
+    assert "itself" in read(PLAIN, replace(MX, own="Ann@example.com")).refusal
+
+
+@for_each(
     "head",
     [
         b"Subject: hi\rFrom: ann@example.com\r\rhello\r\nFrom: bob@evil.example\r\n",
@@ -82,6 +119,9 @@ def test_a_mail_whose_headers_can_be_read_in_two_ways_does_not_count(head: bytes
         (["mx.example.net;\n dkim=pass;\n\tdmarc=pass"], True),
         (["other.example; dmarc=fail", "mx.example.net; dmarc=pass"], True),
         (["mx.example.net; dmarc = pass"], True),
+        (["MX.Example.NET; dmarc=pass"], True),
+        (["mx.example.net; dmarc=fail header.from=example.com dmarc=pass"], False),
+        (["mx.example.net; dmarc=pass header.from=other.example header.from=example.com"], False),
         (["mx.example.net; dmarc=fail header.from=example.com"], False),
         (["mx.example.net; dmarc=none"], False),
         (["mx.example.net; dmarc=pass header.from=other.example"], False),

@@ -44,7 +44,7 @@ export class Pawl extends Transport {
   }
 
   async logOut(): Promise<void> {
-    await this.post("/logout", {});
+    await this.post("/login/out", {});
   }
 
   /**

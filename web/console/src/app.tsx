@@ -5,9 +5,10 @@ import { Chat, listAhead } from "./chat";
 import { Inbox } from "./inbox";
 import { Later } from "./later";
 import { Login } from "./login";
-import { Boundary, plain } from "./markdown";
+import { Boundary } from "./markdown";
 import { MENU } from "./menu";
 import { arrive, decoded, follow, forPeople, go, logOut, may, notice, online, path, who } from "./state";
+import { visible } from "./visible";
 
 const PAGES = [
   { path: "/", name: "Chat", key: "c" },
@@ -90,7 +91,7 @@ export function App(): VNode {
       )}
       {notice.value && (
         <p class="strip bad" role="alert">
-          {plain(notice.value)}{" "}
+          {visible(notice.value)}{" "}
           <button class="plain" onClick={() => (notice.value = "")}>
             Close
           </button>

@@ -17,8 +17,9 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Chart, chartOf } from "./chart";
 import { blank, Fault, Form, type Schema } from "./form";
 import { parse } from "./json";
-import { bounded, Markdown, plain } from "./markdown";
-import { ago, attempt, lasted, may, moment, notice, pawl, who, word } from "./state";
+import { bounded, Markdown } from "./markdown";
+import { ago, attempt, keep, kept, lasted, may, moment, notice, pawl, who, word } from "./state";
+import { visible } from "./visible";
 
 const DECISIONS_MAX = 64;
 const CLASSES: Record<string, string> = {
@@ -62,11 +63,11 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
       tabIndex={open ? 0 : -1}
       data-call={call.callId}
       data-state={word(state)}
-      aria-label={`${plain(call.toolName ?? "")}: ${word(state)}, ${subject(call)}`}
+      aria-label={`${visible(call.toolName ?? "")}: ${word(state)}, ${subject(call)}`}
     >
       {children}
       <header>
-        <strong>{plain(call.toolName ?? "")}</strong>
+        <strong>{visible(call.toolName ?? "")}</strong>
         <span class="state">{WORDS[state] ?? word(state)}</span>
         {call.startTime && call.endTime && <span class="quiet">{took(call)}</span>}
         {where && (
@@ -77,15 +78,15 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
       </header>
       {progress && !call.endTime && (
         <p class="quiet">
-          {progress.fraction !== undefined && <progress value={progress.fraction} max={1} aria-label="Progress" />} {plain(progress.message)}
+          {progress.fraction !== undefined && <progress value={progress.fraction} max={1} aria-label="Progress" />} {visible(progress.message)}
         </p>
       )}
       {state === "CALL_STATE_AWAITING_APPROVAL" && <Approval key={call.approval?.digest} call={call} />}
       {state === "CALL_STATE_ASKED" && <Question call={call} />}
       {decision && (
         <p class="quiet">
-          {DECIDED[decision.kind ?? ""] ?? "decided"} by {plain(decision.userId ?? "")}
-          {decision.reason ? `: ${plain(decision.reason)}` : ""} <time title={moment(decision.time)}>{ago(decision.time)}</time>
+          {DECIDED[decision.kind ?? ""] ?? "decided"} by {visible(decision.userId ?? "")}
+          {decision.reason ? `: ${visible(decision.reason)}` : ""} <time title={moment(decision.time)}>{ago(decision.time)}</time>
         </p>
       )}
       {call.ruleId && <p class="quiet">by rule {call.ruleId}</p>}
@@ -114,7 +115,7 @@ function Details({ call }: { call: CallJson }): VNode {
             <>
               <h4>Result</h4>
               <Json value={value(result.contentJson, parse)} />
-              {result.note && <p class="quiet">{plain(result.note)}</p>}
+              {result.note && <p class="quiet">{visible(result.note)}</p>}
             </>
           )}
           {call.childRunId && (
@@ -169,10 +170,10 @@ function Approval({ call }: { call: CallJson }): VNode {
     setBusy(false);
   };
   const changed = JSON.stringify(args) !== JSON.stringify(first);
-  if (!may("agent.v1.AgentService/DecideCalls")) return <p>{plain(approval.preview ?? "")}</p>;
+  if (!may("agent.v1.AgentService/DecideCalls")) return <p>{visible(approval.preview ?? "")}</p>;
   return (
     <div class="decision">
-      {approval.preview && !changed && <pre class="preview">{plain(approval.preview)}</pre>}
+      {approval.preview && !changed && <pre class="preview">{visible(approval.preview)}</pre>}
       {(approval.approvalsRequired ?? 1) > 1 && (
         <p class="quiet">
           {approval.approvals?.length ?? 0} of {approval.approvalsRequired} people have approved
@@ -251,7 +252,7 @@ function Approval({ call }: { call: CallJson }): VNode {
         </form>
       )}
       <p class="quiet digest" title={changed ? "" : "What is decided is exactly this"}>
-        {approval.cause} {!changed && `· ${(approval.digest ?? "").slice(0, 16)}`}
+        {visible(approval.cause ?? "")} {!changed && `· ${(approval.digest ?? "").slice(0, 16)}`}
       </p>
     </div>
   );
@@ -285,7 +286,7 @@ function Question({ call }: { call: CallJson }): VNode {
   const question = call.question ?? {};
   const schema = question.answerSchemaJson ? (value(question.answerSchemaJson) as Schema) : undefined;
   const names = Object.keys(schema?.properties ?? {});
-  const [said, setSaid] = useState("");
+  const [said, setSaid] = useState(() => kept(call.callId ?? ""));
   const [filled, setFilled] = useState<Record<string, unknown> | undefined>(() => blank(schema));
   const [busy, setBusy] = useState(false);
   const [fault, setFault] = useState("");
@@ -293,7 +294,7 @@ function Question({ call }: { call: CallJson }): VNode {
     if (!answer.trim()) return;
     setBusy(true);
     setFault("");
-    await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer }, setFault);
+    if (await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer }, setFault)) keep(call.callId ?? "", "");
     setBusy(false);
   };
   // One value is answered as it is, several as an object, and nothing to fill in with yes or no.
@@ -303,11 +304,11 @@ function Question({ call }: { call: CallJson }): VNode {
   return (
     <div class="decision">
       <Markdown text={question.question ?? ""} />
-      {question.why && <p class="quiet">{plain(question.why)}</p>}
+      {question.why && <p class="quiet">{visible(question.why)}</p>}
       <p class="buttons">
         {options.map((option) => (
           <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>
-            {plain(option)}
+            {visible(option)}
           </button>
         ))}
       </p>
@@ -323,9 +324,12 @@ function Question({ call }: { call: CallJson }): VNode {
         ) : (
           <input
             aria-label="Your answer"
-            placeholder={question.defaultAnswer ? `else: ${plain(question.defaultAnswer)}` : "Your answer"}
+            placeholder={question.defaultAnswer ? `else: ${visible(question.defaultAnswer)}` : "Your answer"}
             value={said}
-            onInput={(event) => setSaid(event.currentTarget.value)}
+            onInput={(event) => {
+              setSaid(event.currentTarget.value);
+              keep(call.callId ?? "", event.currentTarget.value);
+            }}
           />
         )}
         <button disabled={busy || !filled}>Answer</button>
@@ -400,12 +404,12 @@ function Diff({ before, after }: { before: Record<string, unknown>; after: Recor
           .filter((name) => JSON.stringify(before[name]) !== JSON.stringify(after[name]))
           .map((name) => (
             <tr key={name}>
-              <th scope="row">{plain(name)}</th>
+              <th scope="row">{visible(name)}</th>
               <td>
-                <del>{plain(JSON.stringify(before[name]) ?? "–")}</del>
+                <del>{visible(JSON.stringify(before[name]) ?? "–")}</del>
               </td>
               <td>
-                <ins>{plain(JSON.stringify(after[name]) ?? "–")}</ins>
+                <ins>{visible(JSON.stringify(after[name]) ?? "–")}</ins>
               </td>
             </tr>
           ))}
@@ -418,7 +422,7 @@ export function Json({ value }: { value: unknown }): VNode {
   const text = typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? "");
   return (
     <pre class="json" tabIndex={0}>
-      {plain(text.length > 20_000 ? `${text.slice(0, 20_000)}\n... (${text.length} characters)` : text)}
+      {visible(text.length > 20_000 ? `${text.slice(0, 20_000)}\n... (${text.length} characters)` : text)}
     </pre>
   );
 }
@@ -447,7 +451,7 @@ function subject(call: CallJson): string {
 }
 
 function short(text: string): string {
-  return plain(text.length > 100 ? `${text.slice(0, 100)} ...` : text);
+  return visible(text.length > 100 ? `${text.slice(0, 100)} ...` : text);
 }
 
 function took(call: CallJson): string {

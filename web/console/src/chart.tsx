@@ -2,7 +2,8 @@
 
 import type { VNode } from "preact";
 
-import { plain } from "./markdown";
+import { visible } from "./visible";
+
 
 export interface ChartData {
   title: string;
@@ -25,11 +26,11 @@ export function Chart({ title, labels, values }: ChartData): VNode {
   const most = Math.max(...values.map(Math.abs)) || 1;
   return (
     <table class="chart">
-      <caption>{plain(title)}</caption>
+      <caption>{visible(title)}</caption>
       <tbody>
         {values.map((value, key) => (
           <tr key={key}>
-            <th scope="row">{plain(labels[key] ?? "")}</th>
+            <th scope="row">{visible(labels[key] ?? "")}</th>
             <td class="lane">
               <div class={`bar ${value < 0 ? "retry" : ""}`} style={{ width: `${100 * (Math.abs(value) / most)}%` }} />
             </td>

@@ -14,10 +14,11 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { Later } from "./later";
-import { Boundary, Markdown, plain } from "./markdown";
-import { ago, attempt, draft, go, isAbsent, may, pawl, query, who, word } from "./state";
+import { Boundary, Markdown } from "./markdown";
+import { ago, attempt, draft, go, isAbsent, keep, kept, may, pawl, query, who, word } from "./state";
 import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
+import { visible } from "./visible";
 
 /** A run of a conversation with the message that began it; what ended long ago is read from its messages. */
 type Policy = "MESSAGE_POLICY_QUEUE" | "MESSAGE_POLICY_STEER";
@@ -83,7 +84,7 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
           {listed.value?.map((each) => (
             <li key={each.conversationId}>
               <a href={`/c/${each.conversationId}`} aria-current={each.conversationId === conversationId ? "page" : undefined}>
-                {plain(each.title || "Untitled")}
+                {visible(each.title || "Untitled")}
                 <small class="quiet">{ago(each.updateTime)}</small>
               </a>
             </li>
@@ -230,7 +231,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       <div class="turns">
         {turns.length > 0 && (
           <header>
-            <h1>{plain(conversation?.title || "Conversation")}</h1>
+            <h1>{visible(conversation?.title || "Conversation")}</h1>
             {conversation && <Actions all={ACTIONS} item={conversation} onDone={() => (history.current.forget(), onRun(), load())} />}
           </header>
         )}
@@ -256,10 +257,10 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
           const view = views[run.runId ?? ""] ?? emptyView(run);
           return (
             <div key={run.runId} class="turn" data-run={run.runId} data-state={word(view.run.state)}>
-              {asked && !notice && <div class="mine">{plain(asked)}</div>}
-              {notice && <p class="quiet">↩ {plain(asked || "news from the background")}</p>}
+              {asked && !notice && <div class="mine">{visible(asked)}</div>}
+              {notice && <p class="quiet">↩ {visible(asked || "news from the background")}</p>}
               {live ? <RunLog view={view} said={said} /> : said.map((text, key) => <Markdown key={key} text={text} />)}
-              {onWay && view === active && !view.notes.some(({ text }) => text === onWay) && <div class="mine">{plain(onWay)} <small class="quiet">(on its way)</small></div>}
+              {onWay && view === active && !view.notes.some(({ text }) => text === onWay) && <div class="mine">{visible(onWay)} <small class="quiet">(on its way)</small></div>}
               <p class="quiet tools">
                 {live && <a href={`/c/${conversationId}?run=${run.runId}`}>details</a>}
                 {isEnded(run) && asked && !notice && mayFork && (
@@ -280,10 +281,10 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       </div>
       {jobs.length > 0 && (
         <p class="strip" role="status">
-          In the background: {jobs.map((job) => plain(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">See and stop</a>
+          In the background: {jobs.map((job) => visible(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">See and stop</a>
         </p>
       )}
-      <Composer active={active} onSend={send}>
+      <Composer conversationId={conversationId} active={active} onSend={send}>
         {agents.some((name) => name !== DEFAULT) && (
           <label class="row quiet">
             Agent
@@ -306,10 +307,12 @@ const SCRIPTED = "pawl-scripted";
 const EXAMPLES = ["what is 17 * 23", "email bob@example.com about lunch", "ask me whether to go on"];
 
 function Composer({
+  conversationId,
   active,
   onSend,
   children,
 }: {
+  conversationId: string;
   active: RunView | undefined;
   children: ComponentChildren;
   onSend: (text: string, policy: Policy) => Promise<boolean>;
@@ -319,8 +322,9 @@ function Composer({
   const [steer, setSteer] = useState(false);
   useEffect(() => {
     if (!field.current) return;
-    if (draft.value) field.current.value = draft.value;
+    if (draft.value) keep(conversationId, draft.value);
     draft.value = "";
+    field.current.value = kept(conversationId);
     field.current.focus();
   }, [draft.value]);
   const send = async (): Promise<void> => {
@@ -329,6 +333,7 @@ function Composer({
     setBusy(true);
     const sent = await onSend(text, active && steer ? "MESSAGE_POLICY_STEER" : "MESSAGE_POLICY_QUEUE");
     setBusy(false);
+    if (sent) keep(conversationId, "");
     if (!field.current) return; // Its conversation has a page of its own now.
     if (sent) field.current.value = "";
     field.current.focus();
@@ -348,6 +353,7 @@ function Composer({
         rows={2}
         aria-label="Your message"
         placeholder="Write a message"
+        onInput={(event) => keep(conversationId, event.currentTarget.value)}
         onKeyDown={(event) => {
           if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
             event.preventDefault();

@@ -4,7 +4,7 @@ import type { VNode } from "preact";
 import { useId, useState } from "preact/hooks";
 
 import { BIG, isBig, parse } from "./json";
-import { plain } from "./markdown";
+import { visible } from "./visible";
 
 export interface Schema {
   type?: string;
@@ -100,7 +100,7 @@ export function Form({
 
 /** What is wrong, told to those who do not see it, too. */
 export function Fault({ said, id }: { said: string; id?: string }): VNode | null {
-  return said ? <p class="fault" role="alert" {...(id ? { id } : {})}>{plain(said)}</p> : null;
+  return said ? <p class="fault" role="alert" {...(id ? { id } : {})}>{visible(said)}</p> : null;
 }
 
 interface FieldProps {
@@ -117,8 +117,8 @@ function Field(props: FieldProps): VNode {
   const { name, schema, required, value, fault } = props;
   const title = (
     <span>
-      {plain(String(schema.title ?? name))}
-      {required ? " *" : ""} {schema.description && <small class="quiet">{plain(String(schema.description))}</small>}
+      {visible(String(schema.title ?? name))}
+      {required ? " *" : ""} {schema.description && <small class="quiet">{visible(String(schema.description))}</small>}
     </span>
   );
   const marks = { "aria-invalid": !!fault, "aria-describedby": fault ? id : undefined };
@@ -142,7 +142,7 @@ function Entry({ schema, required, value, onValue, marks }: FieldProps & { marks
         {(!required || value === undefined) && <option value="">–</option>}
         {schema.enum.map((each) => (
           <option key={JSON.stringify(each)} value={JSON.stringify(each)}>
-            {plain(String(each))}
+            {visible(String(each))}
           </option>
         ))}
       </select>

@@ -25,14 +25,20 @@ export function Login(): VNode {
       key.current?.focus();
     }
   };
-  useEffect(() => {
+  const follow = (): void => {
     const said = new URLSearchParams(location.hash.slice(1));
     const [code, fault] = [said.get("code"), FAULTS[said.get("login") ?? ""]];
     if (code || fault) history.replaceState(null, "", location.pathname + location.search);
     setFault(fault ?? "");
-    fetch("/login/providers").then(async (answer) => setLogins((await answer.json()).providers), () => {});
     if (code) void enter({ code });
     else key.current?.focus();
+  };
+  useEffect(() => {
+    fetch("/login/providers").then(async (answer) => setLogins((await answer.json()).providers), () => {});
+    follow();
+    // A link to this page that is opened in its tab loads nothing.
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
   }, []);
 
   return (

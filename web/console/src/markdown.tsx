@@ -1,32 +1,67 @@
 /** Markdown as elements: no HTML is ever taken over, nothing is fetched, and links leave the page in their own tab. */
 
-import type { Nodes, Parents, Root } from "mdast";
+import type { Nodes, Parents, Root, RootContent } from "mdast";
 import { fromMarkdown } from "mdast-util-from-markdown";
 import { gfmFromMarkdown } from "mdast-util-gfm";
 import { gfm } from "micromark-extension-gfm";
 import type { ComponentChildren, FunctionComponent, VNode } from "preact";
-import { useErrorBoundary, useMemo, useState } from "preact/hooks";
+import { useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
+
+import { visible } from "./visible";
 
 const SAFE = /^(https?|mailto):/i;
-// Characters that turn the direction of what follows, by which a text can look like another one.
-const TURNING = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
-
-export function plain(text: string): string {
-  return text.replace(TURNING, "�");
-}
-
 // The time of the parser grows faster than what it is given: in quotes and lists within each other, and with marks in one block.
 const NESTED = /^(?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])[ \t])){33}|^[ \t]{99,}(?:[-+*]|\d{1,9}[.)])[ \t]/m;
 const MARKS = /[*_~`[\]<&]/g;
 const MARKS_MAX = 2000;
+const BLOCK_MAX = 32_000;
+const TEXT_MAX = 100_000;
 
 /** Returns the parts of a text; nothing if they would show nothing, or if parsing it would stop the page. */
 export function treeOf(text: string): Root | undefined {
-  const isHeavy = NESTED.test(text) || text.split(/\n[ \t\r]*\n/).some((block) => (block.match(MARKS)?.length ?? 0) > MARKS_MAX);
-  if (isHeavy) return undefined;
+  const isHeavy = (block: string): boolean => block.length > BLOCK_MAX || (block.match(MARKS)?.length ?? 0) > MARKS_MAX;
+  if (text.length > TEXT_MAX || NESTED.test(text) || text.split(/\n[ \t\r]*\n/).some(isHeavy)) return undefined;
   const tree = fromMarkdown(text, { extensions: [gfm()], mdastExtensions: [gfmFromMarkdown()] });
   return isBlank(tree) ? undefined : tree;
 }
+
+/** The parts of a text that grows. What follows the last blank line before a block is parsed again, and if it is long once it is a quarter longer. */
+export class Growing {
+  readonly #parse: typeof treeOf;
+  #text = "";
+  /** What is not parsed again, and where it ends. */
+  #done: RootContent[] = [];
+  #at = 0;
+  /** What follows, and how much of it was parsed. */
+  #last: RootContent[] = [];
+  #parsed = 0;
+
+  constructor(parse = treeOf) {
+    this.#parse = parse;
+  }
+
+  /** Returns the parts, and a rest that stands as it was written. */
+  grow(text: string): { parts: RootContent[]; rest: string } {
+    if (!text.startsWith(this.#text)) [this.#done, this.#last, this.#at, this.#parsed] = [[], [], 0, 0];
+    this.#text = text;
+    const tail = text.slice(this.#at);
+    if (tail.length <= SHORT || tail.length > this.#parsed * 1.25) {
+      const found = this.#parse(tail)?.children ?? [];
+      const startOf = (node: RootContent): number => tail.lastIndexOf("\n", (node.position?.start.offset ?? 0) - 1) + 1;
+      // Without a blank line before it, or in a line that is not whole, a block may turn out to be part of the one before.
+      const begins = (start: number): boolean => /\n[ \t\r]*\n$/.test(tail.slice(0, start)) && tail.includes("\n", start);
+      const at = Math.max(0, found.findLastIndex((node) => begins(startOf(node))));
+      const from = found[at] ? startOf(found[at]) : 0;
+      this.#done = [...this.#done, ...found.slice(0, at)];
+      this.#last = found.slice(at);
+      this.#at += from;
+      this.#parsed = tail.length - from;
+    }
+    return { parts: [...this.#done, ...this.#last], rest: text.slice(this.#at + (this.#last.length ? this.#parsed : 0)) };
+  }
+}
+
+const SHORT = 2000;
 
 function isBlank(node: Nodes): boolean {
   if ("children" in node) return node.children.every(isBlank);
@@ -43,8 +78,8 @@ export function Boundary({ text = "", children }: { text?: string; children: Com
   if (failed?.text !== text) return <>{children}</>;
   return (
     <div class="card bad">
-      <p class="quiet">The formatted view failed{text ? ". This is the plain text:" : `: ${plain(failed.message)}`}</p>
-      {text && <pre class="preview">{plain(text)}</pre>}
+      <p class="quiet">The formatted view failed{text ? ". This is the plain text:" : `: ${visible(failed.message)}`}</p>
+      {text && <pre class="preview">{visible(text)}</pre>}
     </div>
   );
 }
@@ -58,11 +93,31 @@ export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (p
   );
 }
 
-export const Markdown = bounded(Rich, ({ text }: { text: string }) => text);
+/** A text with its formatting; `busy` while it grows. */
+export const Markdown = bounded(Rich, ({ text }: { text: string; busy?: boolean }) => text);
 
-function Rich({ text }: { text: string }): VNode {
-  const tree = useMemo(() => treeOf(plain(text)), [text]);
-  return <div class="markdown">{tree ? children(tree) : <pre class="preview">{plain(text)}</pre>}</div>;
+function Rich({ text, busy = false }: { text: string; busy?: boolean }): VNode {
+  const growing = useRef<Growing>(undefined);
+  const { parts, rest } = useMemo(() => {
+    if (busy) return (growing.current ??= new Growing()).grow(text);
+    const tree = treeOf(text);
+    return tree ? { parts: tree.children, rest: "" } : { parts: [], rest: text };
+  }, [text, busy]);
+  return (
+    <div class="markdown">
+      {parts.map(drawn)}
+      {rest.trim() && <pre class="preview">{visible(rest)}</pre>}
+    </div>
+  );
+}
+
+const DRAWN = new WeakMap<Nodes, VNode>();
+
+/** Returns a part as an element, the same each time, so that it is compared with itself in no time. */
+function drawn(node: RootContent, key: number): VNode {
+  const found = DRAWN.get(node) ?? <Node key={key} node={node} />;
+  DRAWN.set(node, found);
+  return found;
 }
 
 function children(node: Parents): ComponentChildren {
@@ -72,9 +127,9 @@ function children(node: Parents): ComponentChildren {
 function Node({ node }: { node: Nodes }): VNode | null {
   switch (node.type) {
     case "text":
-      return <>{node.value}</>;
+      return <>{visible(node.value)}</>;
     case "html":
-      return <code>{node.value}</code>;
+      return <code>{visible(node.value)}</code>;
     case "paragraph":
       return <p>{children(node)}</p>;
     case "heading": {
@@ -89,11 +144,11 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "delete":
       return <del>{children(node)}</del>;
     case "inlineCode":
-      return <code>{node.value}</code>;
+      return <code>{visible(node.value)}</code>;
     case "code":
       return (
         <pre tabIndex={0}>
-          <code>{node.value}</code>
+          <code>{visible(node.value)}</code>
         </pre>
       );
     case "blockquote":
@@ -113,7 +168,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
       return <hr />;
     case "link":
       return SAFE.test(node.url) ? (
-        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={node.url}>
+        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>
           {children(node)}
         </a>
       ) : (
@@ -121,9 +176,9 @@ function Node({ node }: { node: Nodes }): VNode | null {
       );
     case "image":
     case "imageReference":
-      return <span class="quiet">[image: {node.alt || ("url" in node ? node.url : node.label)}]</span>;
+      return <span class="quiet">[image: {visible(node.alt || ("url" in node ? node.url : (node.label ?? "")))}]</span>;
     case "footnoteReference":
-      return <sup>[{node.label ?? node.identifier}]</sup>;
+      return <sup>[{visible(node.label ?? node.identifier)}]</sup>;
     case "table":
       return (
         <div class="scroll" tabIndex={0} role="region" aria-label="Table">
@@ -137,6 +192,6 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "tableCell":
       return <td>{children(node)}</td>;
     default:
-      return "children" in node ? <>{children(node as Parents)}</> : "value" in node ? <>{node.value as string}</> : null;
+      return "children" in node ? <>{children(node as Parents)}</> : "value" in node ? <>{visible(node.value as string)}</> : null;
   }
 }

@@ -30,17 +30,17 @@ import { useState } from "preact/hooks";
 import { type Action, Actions, GONE } from "./actions";
 import { CallCard } from "./cards";
 import { parse } from "./json";
-import { plain } from "./markdown";
 import { Below, type Column, type Resource, Table } from "./resource";
 import { runs } from "./runs";
 import { ago, go, lasted, moment, pawl, word } from "./state";
+import { visible } from "./visible";
 
 const short = (name: string | undefined, prefix: string): string => word((name ?? "").replace(prefix, ""));
 const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
-const cut = (text: string | undefined): VNode => <span class="cut">{plain(text ?? "").slice(0, 160)}</span>;
+const cut = (text: string | undefined): VNode => <span class="cut">{visible(text ?? "").slice(0, 160)}</span>;
 const runLink = (id: string | undefined): VNode | undefined => (id ? <a href={`/runs/${id}`}>{id.slice(-8)}</a> : undefined);
 const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boolean }): string =>
-  item.pauseTime ? `paused${item.selfPaused ? " by itself" : ""}${item.pauseNote ? `: ${plain(item.pauseNote)}` : ""}` : "active";
+  item.pauseTime ? `paused${item.selfPaused ? " by itself" : ""}${item.pauseNote ? `: ${visible(item.pauseNote)}` : ""}` : "active";
 
 const agents: Resource<AgentVersionJson> = {
   path: "agents",
@@ -370,7 +370,7 @@ const triggers: Resource<TriggerJson> = {
     { name: "Name", of: ({ definition }) => definition?.name },
     { name: "From", of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
     { name: "Id", of: ({ triggerId }) => triggerId },
-    { name: "State", of: (each) => (each.unreachableTime ? `unreachable: ${plain(each.unreachableReason ?? "")}` : paused(each)) },
+    { name: "State", of: (each) => (each.unreachableTime ? `unreachable: ${visible(each.unreachableReason ?? "")}` : paused(each)) },
     { name: "Failures", of: ({ failures }) => failures || "" },
     { name: "Asks", of: ({ definition }) => cut(definition?.text) },
   ],
@@ -446,7 +446,7 @@ const jobs: Resource<BackgroundJobJson> = {
   get: async (jobId) => (await pawl.jobs.getJob({ jobId })).job,
   columns: [
     { name: "Job", of: ({ jobId }) => jobId?.slice(-8) },
-    { name: "Tool", of: ({ definition }) => plain(definition?.toolName ?? "") },
+    { name: "Tool", of: ({ definition }) => visible(definition?.toolName ?? "") },
     { name: "State", of: (job) => <span class={`chip ${job.state ?? ""}`}>{word(job.state)}</span> },
     { name: "How far", of: howFar },
     { name: "Next", of: ({ nextTime }) => time(nextTime) },
@@ -556,7 +556,7 @@ const notifications: Resource<NotificationJson> = {
   filters: [{ name: "unread", label: "only what is not read", on: true }],
   id: ({ notificationId }) => notificationId ?? "",
   columns: [
-    { name: "What", of: ({ title, kind }) => plain(title || short(kind, "NOTIFICATION_KIND_")) },
+    { name: "What", of: ({ title, kind }) => visible(title || short(kind, "NOTIFICATION_KIND_")) },
     { name: "Text", of: ({ body }) => cut(body) },
     { name: "When", of: ({ createTime }) => time(createTime) },
     { name: "Read", of: ({ readTime }) => time(readTime) ?? "not yet" },
@@ -588,9 +588,9 @@ const channels: Resource<ChannelJson> = {
   id: ({ channelId }) => channelId ?? "",
   get: async (channelId) => (await pawl.channels.getChannel({ channelId })).channel,
   columns: [
-    { name: "Name", of: ({ name, channelId }) => plain(name || channelId || "") },
+    { name: "Name", of: ({ name, channelId }) => visible(name || channelId || "") },
     { name: "Address", of: ({ url }) => cut(url) },
-    { name: "State", of: ({ enabled, disableReason }) => (enabled ? "on" : `off ${plain(disableReason ?? "")}`) },
+    { name: "State", of: ({ enabled, disableReason }) => (enabled ? "on" : `off ${visible(disableReason ?? "")}`) },
     { name: "Kinds", of: ({ kinds }) => cut(kinds?.map((kind) => short(kind, "NOTIFICATION_KIND_")).join(", ") || "all") },
     { name: "Failing since", of: ({ failingSinceTime }) => time(failingSinceTime) },
   ],
@@ -612,7 +612,7 @@ const channels: Resource<ChannelJson> = {
       method: "notify.v1.ChannelService/TestChannel",
       run: async ({ channelId = "" }) => {
         const { delivery } = await pawl.channels.testChannel({ channelId });
-        return `The test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${plain(delivery?.lastError ?? "")}`;
+        return `The test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${visible(delivery?.lastError ?? "")}`;
       },
     },
     {
@@ -705,7 +705,7 @@ const documents: Resource<DocumentJson> = {
   },
   id: ({ name, owner }) => `${short(owner, "DOCUMENT_OWNER_")}:${name ?? ""}`,
   columns: [
-    { name: "Name", of: ({ name }) => plain(name ?? "") },
+    { name: "Name", of: ({ name }) => visible(name ?? "") },
     { name: "Of", of: ({ owner }) => short(owner, "DOCUMENT_OWNER_") },
     { name: "Language", of: ({ language }) => language },
     { name: "Bytes", of: ({ textBytes }) => textBytes },

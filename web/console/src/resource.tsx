@@ -7,9 +7,9 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type Action, Actions } from "./actions";
 import { Json } from "./cards";
 import { pack, parse, unpack } from "./json";
-import { plain } from "./markdown";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, may, query } from "./state";
+import { visible } from "./visible";
 
 export interface Column<T> {
   name: string;
@@ -134,7 +134,7 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
       <p>
         <a href={`/${of.path}`}>{MENU[of.path].name}</a>
       </p>
-      <h1>{plain(id)}</h1>
+      <h1>{visible(id)}</h1>
       {fault && <p class="fault" role="alert">{fault}</p>}
       {item && (
         <>

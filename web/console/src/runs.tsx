@@ -11,11 +11,11 @@ import {
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { plain } from "./markdown";
 import { Below, type Column, type Resource, Table } from "./resource";
 import { ago, attempt, clock, go, lasted, may, moment, pawl, STATES, word } from "./state";
 import { type Bar, lay, NO_BARS, type Timeline } from "./timeline";
 import { RunLog } from "./view";
+import { visible } from "./visible";
 
 const ACTIVE: RunStateJson[] = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"];
 
@@ -38,10 +38,10 @@ export const runs: Resource<RunJson> = {
   columns: [
     { name: "Run", of: ({ runId }) => runId?.slice(-8) },
     { name: "State", of: (run) => <State run={run} /> },
-    { name: "Agent", of: (run) => (run.job ? `job: ${plain(run.job.toolName ?? "")}` : (run.agent?.name ?? "default")) },
+    { name: "Agent", of: (run) => (run.job ? `job: ${visible(run.job.toolName ?? "")}` : (run.agent?.name ?? "default")) },
     { name: "Begun", of: ({ createTime }) => <time title={moment(createTime)}>{ago(createTime)}</time> },
     { name: "Tokens", of: tokens },
-    { name: "Answer", of: (run) => <span class="cut">{plain(run.failure?.message ?? run.outputText ?? "").slice(0, 160)}</span> },
+    { name: "Answer", of: (run) => <span class="cut">{visible(run.failure?.message ?? run.outputText ?? "").slice(0, 160)}</span> },
   ],
 };
 
@@ -115,9 +115,9 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
 }
 
 const UNDO: Column<CallUndoJson>[] = [
-  { name: "Call", of: ({ toolName }) => plain(toolName || "older calls of the series") },
+  { name: "Call", of: ({ toolName }) => visible(toolName || "older calls of the series") },
   { name: "Undo", of: ({ state }) => word(state?.replace("UNDO_STATE_", "")) },
-  { name: "What it does", of: ({ summary, reason }) => <span class="cut">{plain([summary, reason].filter(Boolean).join(": "))}</span> },
+  { name: "What it does", of: ({ summary, reason }) => <span class="cut">{visible([summary, reason].filter(Boolean).join(": "))}</span> },
   { name: "By the run", of: ({ undoRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
 ];
 
@@ -190,12 +190,12 @@ function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | u
           <tbody>
             {some.map((bar) => (
               <tr key={bar.id} data-bar={bar.kind}>
-                <th scope="row">{plain(bar.name)}</th>
+                <th scope="row">{visible(bar.name)}</th>
                 <td class="quiet">{lasted(width(bar) / 1000)}</td>
                 <td class="lane">
                   <div class={`bar ${bar.kind}`} style={{ marginLeft: share(bar.begin - begin), width: share(width(bar)) }} />
                 </td>
-                <td class="quiet cut">{plain(bar.note)}</td>
+                <td class="quiet cut">{visible(bar.note)}</td>
               </tr>
             ))}
           </tbody>
@@ -208,7 +208,7 @@ function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | u
 function row({ seq, type, time: _t, storeId: _s, conversationId: _c, runId: _r, eventId: _e, attempt: _a, ...rest }: RunEventJson): VNode {
   return (
     <li key={seq}>
-      <span class="quiet">{seq}</span> <strong>{type}</strong> <span class="quiet">{plain(JSON.stringify(rest).slice(0, 400))}</span>
+      <span class="quiet">{seq}</span> <strong>{type}</strong> <span class="quiet">{visible(JSON.stringify(rest).slice(0, 400))}</span>
     </li>
   );
 }

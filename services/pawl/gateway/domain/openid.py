@@ -73,6 +73,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     renewal_id: str
     """The id by which the session knows it: that of somebody who was logged in before is for no other session."""
     provider: str
+    credential_id: str
+    """The credential that the session began with. The next token is one of the same user at the same provider."""
     refresh_token: str
     end_time: float
     """Unix seconds, at which the session is over for good."""
@@ -128,8 +130,12 @@ def authorization_url(provider: Provider, endpoint: str, attempt: Attempt, redir
     return parts._replace(query=urlencode([*parse_qsl(parts.query, keep_blank_values=True), *asked.items()])).geturl()
 
 
-def check_return(attempt: Attempt, *, state: str, issuer: str, provider: Provider, now: float) -> None:
+def check_return(
+    attempt: Attempt, *, state: str, issuer: str, provider: Provider, says_issuer: bool, now: float
+) -> None:
     """Return if a browser comes back from the login that it began, and from whom it was sent to.
+
+    `says_issuer`: the provider announces that it names itself.
 
     Raises:
         Unauthenticated: it does not, or too late.
@@ -137,7 +143,7 @@ def check_return(attempt: Attempt, *, state: str, issuer: str, provider: Provide
     if now >= attempt.end_time or not hmac.compare_digest(state.encode(), attempt.state.encode()):
         raise Unauthenticated("This login was not begun here, or too long ago: log in again.")
     # RFC 9207: against an answer of one provider that is brought as that of another.
-    if issuer and issuer != provider.issuer:
+    if (issuer or says_issuer) and issuer != provider.issuer:
         raise Unauthenticated("This login was begun at another provider: log in again.")
 
 
@@ -151,6 +157,11 @@ def code_form(provider: Provider, code: str, attempt: Attempt, redirect_uri: str
 def renewal_form(provider: Provider, refresh_token: str) -> dict[str, str]:
     """Return the request for the next tokens."""
     return _form(provider, grant_type="refresh_token", refresh_token=refresh_token)
+
+
+def revocation_form(provider: Provider, refresh_token: str) -> dict[str, str]:
+    """Return the request that ends a refresh token (RFC 7009)."""
+    return _form(provider, token=refresh_token, token_type_hint="refresh_token")  # noqa: S106  # a kind of token
 
 
 def authorization(provider: Provider) -> str | None:
@@ -170,7 +181,8 @@ def key_of(provider: Provider, tokens: Tokens, nonce: str | None) -> str:
     Raises:
         Unauthenticated: there is none, or it is of another login.
     """
-    if nonce is not None and tokens.id_token and claims(tokens.id_token).nonce != nonce:
+    has_id_token = bool(tokens.id_token) or "openid" in provider.scope.split()
+    if nonce is not None and has_id_token and _nonce(tokens.id_token) != nonce:
         raise Unauthenticated("The provider answered to another login: log in again.")
     key = tokens.id_token if provider.token == "id_token" else tokens.access_token  # noqa: S105  # a choice
     if not key:
@@ -178,20 +190,17 @@ def key_of(provider: Provider, tokens: Tokens, nonce: str | None) -> str:
     return key
 
 
-class Claims(msgspec.Struct, frozen=True):
-    """The words of a token that matter to a session."""
-
+class _Claims(msgspec.Struct, frozen=True):
     nonce: str | None = None
-    exp: float | None = None
 
 
-def claims(token: str) -> Claims:
-    """Return what a token says, which is not checked here; nothing of what is no token."""
+def _nonce(token: str) -> str | None:
+    """Return the nonce of a token, whose signature is not checked; None without one."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""  # noqa: PLR2004  # header, payload, signature
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims)
+        return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).nonce
     except (ValueError, msgspec.DecodeError):
-        return Claims()
+        return None
 
 
 def check_renewal(renewal: Renewal, session: Session, now: float) -> None:
@@ -202,6 +211,16 @@ def check_renewal(renewal: Renewal, session: Session, now: float) -> None:
     """
     if renewal.renewal_id != session.renewal_id or now >= renewal.end_time:
         raise SessionExpired("Your session is over: log in again.")
+
+
+def check_same(renewal: Renewal, credential_id: str) -> None:
+    """Return if the next token is of whoever logged in.
+
+    Raises:
+        SessionExpired: it is of somebody else.
+    """
+    if renewal.credential_id != credential_id:
+        raise SessionExpired("The provider renewed the login of another user: log in again.")
 
 
 def safe_path(to: str) -> str:

@@ -43,9 +43,12 @@ def metadata(key: str, *, store: str = "", user: str = "") -> tuple[tuple[str, s
     return (("authorization", f"Bearer {key}"), *((name, value) for name, value in named if value))
 
 
-def cookie_name(name: str = NAME, *, secure: bool) -> str:
-    """Return the name of a cookie; over HTTPS one that no other host and no page without TLS can set."""
-    return f"__Host-{name}" if secure else name
+def cookie_name(name: str, port: int | None, *, secure: bool) -> str:
+    """Return the name of a cookie; over HTTPS one that no other host and no page without TLS can set.
+
+    Browsers share cookies among the ports of a host, so the name has the port.
+    """
+    return f"{'__Host-' if secure else ''}{name}{f'_{port}' if port else ''}"
 
 
 def check_live(session: Session, now: float) -> Session:

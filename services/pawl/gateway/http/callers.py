@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from google.protobuf.message import Message
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
 from pawl.chassis.clock import Clock
 from pawl.chassis.settings import join_address
 from pawl.errors import InvalidField, Unauthenticated
@@ -21,8 +22,7 @@ from pawl.gateway.http.answers import answer, read_json
 _DEADLINE_SECONDS: Final = 10.0
 _BYTES_MAX: Final = 16 * 1024
 LOGIN_PATH: Final = "/login"
-RENEWAL: Final = "pawl_renewal"
-"""The cookie by which a session of an identity provider goes on; only what is below LOGIN_PATH is sent it."""
+_RENEWAL: Final = "pawl_renewal"
 
 
 class _Login(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,6 +40,7 @@ class Callers:
         self._services = services
         self._clock = clock
         self._session_seconds = session_seconds
+        self._started_at = clock.now()
 
     def credential(self, request: Request) -> Metadata:
         """Return the metadata of the calls that a request is for.
@@ -61,7 +62,7 @@ class Callers:
             Unauthenticated: it has none, or one that was not made here.
             ForeignOrigin: another page may have made the request.
         """
-        sealed = request.cookies.get(session.cookie_name(secure=is_secure(request)))
+        sealed = request.cookies.get(session_cookie(request))
         if not sealed:
             raise Unauthenticated("Log in, or send Authorization: Bearer KEY.")
         door.check_page(request.method, request.headers)
@@ -86,16 +87,17 @@ class Callers:
         except msgspec.ValidationError as error:
             raise InvalidField(f"This is no login: {error}", field="key") from None
         if said.code:
-            said.key = self._seal.use_code(said.code, _own_address(request), self._clock.now())
+            said.key = self._seal.use_code(said.code, _own_address(request), self._clock.now(), since=self._started_at)
         if not (key := said.key.strip()):
             raise InvalidField("A login needs a key.", field="key")
         found = Session(key=key, store=said.store, user=said.user, end_time=self._clock.now() + self._session_seconds)
-        response = answer(write(await self.who(found)))
+        found, who = await self.who(found)
+        response = answer(write(who))
         self.give(request, response, found)
         return response
 
-    async def who(self, found: Session) -> Message:
-        """Return who has a session, if its key counts and a cookie can hold it.
+    async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
+        """Return a session, which ends with its key at the latest, and who has it.
 
         Raises:
             InvalidField: it has what no key and no name has, or is too long.
@@ -103,28 +105,34 @@ class Callers:
         """
         session.check_sealed(self._seal.close(found))
         asked = PUBLIC[WHO_AM_I].request()
-        who: Message = await self._services.call(WHO_AM_I, asked, found.metadata, timeout_seconds=_DEADLINE_SECONDS)
-        return who
+        who: WhoAmIResponse = await self._services.call(
+            WHO_AM_I, asked, found.metadata, timeout_seconds=_DEADLINE_SECONDS
+        )
+        if who.caller.HasField("expire_time"):
+            found = replace(found, end_time=min(found.end_time, who.caller.expire_time.ToNanoseconds() / 1e9))
+        return found, who
 
     def give(self, request: Request, response: Response, found: Session) -> None:
         """Let the browser that gets a response keep a session, also when that is over: then it may be renewed."""
-        secure = is_secure(request)
         response.set_cookie(
-            session.cookie_name(secure=secure),
+            session_cookie(request),
             self._seal.close(found),
             max_age=int(self._session_seconds),
             httponly=True,
             samesite="strict",
-            secure=secure,
+            secure=is_secure(request),
         )
 
-    async def log_out(self, request: Request) -> Response:
+    def log_out(self, request: Request) -> Response:
         """Have the browser forget its session."""
         door.check_page(request.method, request.headers)
         response = answer({})
         for secure in (False, True):
-            response.delete_cookie(session.cookie_name(secure=secure), httponly=True, samesite="strict", secure=secure)
-        response.delete_cookie(RENEWAL, path=LOGIN_PATH, httponly=True, samesite="strict", secure=is_secure(request))
+            name = session.cookie_name(session.NAME, request.url.port, secure=secure)
+            response.delete_cookie(name, httponly=True, samesite="strict", secure=secure)
+        response.delete_cookie(
+            renewal_cookie(request), path=LOGIN_PATH, httponly=True, samesite="strict", secure=is_secure(request)
+        )
         return response
 
 
@@ -141,6 +149,16 @@ def _own_address(request: Request) -> str:
     """Return where this very gateway was reached, whatever name was asked for."""
     host, port = request.scope["server"]
     return join_address(host, port)
+
+
+def session_cookie(request: Request) -> str:
+    """Return the name of the cookie of a session."""
+    return session.cookie_name(session.NAME, request.url.port, secure=is_secure(request))
+
+
+def renewal_cookie(request: Request) -> str:
+    """Return the name of the cookie that renews a session of an identity provider; only LOGIN_PATH is sent it."""
+    return session.cookie_name(_RENEWAL, request.url.port, secure=False)
 
 
 def is_secure(request: Request) -> bool:

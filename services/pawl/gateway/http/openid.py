@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
-from pawl.errors import DependencyUnavailable, PawlError, SessionExpired, Unauthenticated
+from pawl.errors import DependencyUnavailable, InvalidField, PawlError, SessionExpired, Unauthenticated
 from pawl.gateway.adapters.openid import Providers
 from pawl.gateway.adapters.seal import Seal
 from pawl.gateway.adapters.services import write
@@ -19,10 +20,9 @@ from pawl.gateway.domain import door, openid, session
 from pawl.gateway.domain.openid import Attempt, Provider, Renewal, Tokens
 from pawl.gateway.domain.session import Session
 from pawl.gateway.http.answers import answer
-from pawl.gateway.http.callers import LOGIN_PATH, RENEWAL, Callers, is_secure
+from pawl.gateway.http.callers import LOGIN_PATH, Callers, is_secure, renewal_cookie
 
 _ATTEMPT: Final = "pawl_login"
-_RETURN: Final = f"{LOGIN_PATH}/return"
 _SEE_OTHER: Final = 303
 
 _log = logs.get_logger(__name__)
@@ -63,7 +63,7 @@ class OpenIdLogins:
             endpoint = (await self._providers.endpoints(provider)).authorization_endpoint
         except DependencyUnavailable:
             return RedirectResponse("/#login=away", _SEE_OTHER)
-        url = openid.authorization_url(provider, endpoint, attempt, self._return_url(request))
+        url = openid.authorization_url(provider, endpoint, attempt, self._return_url(request, provider))
         response = RedirectResponse(url, _SEE_OTHER)
         # Lax: the browser comes back from another site.
         response.set_cookie(
@@ -77,7 +77,7 @@ class OpenIdLogins:
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Answer `GET /login/return`: the browser is back from the provider, with a code or without."""
+        """Answer `GET /login/return/{name}`: the browser is back from the provider, with a code or without."""
         try:
             response = await self._finish(request)
         except PawlError as error:
@@ -91,17 +91,28 @@ class OpenIdLogins:
     async def renew(self, request: Request) -> Response:
         """Answer `POST /login/renew`: the session goes on with the next token of its provider."""
         door.check_page(request.method, request.headers)
-        sealed = request.cookies.get(RENEWAL)
+        sealed = request.cookies.get(renewal_cookie(request))
         if not sealed:
             raise SessionExpired("Your session is over: log in again.")
         renewal = self._seal.open(sealed, Renewal)
         openid.check_renewal(renewal, self._callers.session(request), self._clock.now())
         provider = openid.find(self._known, renewal.provider)
         tokens = await self._providers.tokens(provider, openid.renewal_form(provider, renewal.refresh_token))
-        found = self._session(openid.key_of(provider, tokens, None), renewal.renewal_id, renewal.end_time)
-        response = answer(write(await self._callers.who(found)))
+        key = openid.key_of(provider, tokens, None)
+        found, who = await self._callers.who(Session(key=key, renewal_id=renewal.renewal_id, end_time=renewal.end_time))
+        openid.check_same(renewal, who.caller.credential_id)
+        response = answer(write(who))
         self._callers.give(request, response, found)
         self._keep(request, response, tokens, renewal)
+        return response
+
+    async def log_out(self, request: Request) -> Response:
+        """Answer `POST /login/out`: the browser forgets its session, and the provider the right to renew it."""
+        response = self._callers.log_out(request)
+        if sealed := request.cookies.get(renewal_cookie(request)):
+            with suppress(Unauthenticated, InvalidField):
+                renewal = self._seal.open(sealed, Renewal)
+                await self._providers.revoke(openid.find(self._known, renewal.provider), renewal.refresh_token)
         return response
 
     async def _finish(self, request: Request) -> Response:
@@ -109,24 +120,28 @@ class OpenIdLogins:
         attempt = self._seal.open(request.cookies.get(_attempt_name(request), ""), Attempt)
         provider = openid.find(self._known, attempt.provider)
         now = self._clock.now()
-        state, issuer = said.get("state", ""), said.get("iss", "")
-        openid.check_return(attempt, state=state, issuer=issuer, provider=provider, now=now)
+        state = said.get("state", "") if request.path_params["name"] == provider.name else ""
+        issuer = said.get("iss", "")
+        says_issuer = (await self._providers.endpoints(provider)).authorization_response_iss_parameter_supported
+        openid.check_return(attempt, state=state, issuer=issuer, provider=provider, says_issuer=says_issuer, now=now)
         if "code" not in said:
             raise Unauthenticated(f"The provider says {said.get('error', 'nothing')[:64]!r}.")
-        form = openid.code_form(provider, said["code"], attempt, self._return_url(request))
+        form = openid.code_form(provider, said["code"], attempt, self._return_url(request, provider))
         tokens = await self._providers.tokens(provider, form)
         end_time, renewal_id = now + self._session_seconds, secrets.token_urlsafe(16)
-        found = self._session(openid.key_of(provider, tokens, attempt.nonce), renewal_id, end_time)
-        await self._callers.who(found)
+        key = openid.key_of(provider, tokens, attempt.nonce)
+        found, who = await self._callers.who(Session(key=key, renewal_id=renewal_id, end_time=end_time))
         response = RedirectResponse(attempt.to, _SEE_OTHER)
         self._callers.give(request, response, found)
-        renewal = Renewal(renewal_id=renewal_id, provider=provider.name, refresh_token="", end_time=end_time)
+        renewal = Renewal(
+            renewal_id=renewal_id,
+            provider=provider.name,
+            credential_id=who.caller.credential_id,
+            refresh_token="",
+            end_time=end_time,
+        )
         self._keep(request, response, tokens, renewal)
         return response
-
-    def _session(self, key: str, renewal_id: str, end_time: float) -> Session:
-        """Return a session that ends with its token, and not after `end_time`."""
-        return Session(key=key, renewal_id=renewal_id, end_time=min(end_time, openid.claims(key).exp or end_time))
 
     def _keep(self, request: Request, response: Response, tokens: Tokens, renewal: Renewal) -> None:
         """Let the browser keep its right to the next token, if the provider has given one that a cookie can hold."""
@@ -137,7 +152,7 @@ class OpenIdLogins:
             _log.warning("openid.refresh_token_too_long", provider=renewal.provider, sealed_bytes=len(sealed))
             return
         response.set_cookie(
-            RENEWAL,
+            renewal_cookie(request),
             sealed,
             max_age=int(renewal.end_time - self._clock.now()),
             path=LOGIN_PATH,
@@ -146,12 +161,13 @@ class OpenIdLogins:
             secure=is_secure(request),
         )
 
-    def _return_url(self, request: Request) -> str:
+    def _return_url(self, request: Request, provider: Provider) -> str:
+        """Return where a provider sends the browser back: each to an address of its own (RFC 9700, 4.4)."""
         host = request.headers.get("host", "")
         # What ends TLS before a gateway does not have to say so; on this machine nothing does.
         own = f"{request.url.scheme}://{host}" if door.is_loopback(host) else self._public_url
-        return own + _RETURN
+        return f"{own}{LOGIN_PATH}/return/{provider.name}"
 
 
 def _attempt_name(request: Request) -> str:
-    return session.cookie_name(_ATTEMPT, secure=is_secure(request))
+    return session.cookie_name(_ATTEMPT, request.url.port, secure=is_secure(request))

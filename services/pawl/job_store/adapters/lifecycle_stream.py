@@ -15,6 +15,7 @@ from nats.js.errors import BadRequestError, NotFoundError
 
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
+from pawl.chassis.visible import shortened
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
@@ -25,7 +26,7 @@ SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
 _AGE_SECONDS_MAX: Final = 7 * 24 * 3600
 _BYTES_MAX: Final = 512 * 1024 * 1024
 _CUT_CHARACTERS: Final = 16 * 1024
-_SENTENCE_CHARACTERS: Final = 256
+_SENTENCE_BYTES: Final = 1024
 # What a run can do without where a server takes only little: ids, states, waits and numbers are left.
 _LONG_FIELDS: Final = ("output_text", "pending_calls", "unstopped_call_ids", "undo", "above")
 # How long the stream remembers the ids of messages, to drop those that come twice.
@@ -139,7 +140,7 @@ def fitting(payload: bytes, bytes_max: int) -> bytes:
         for field in _LONG_FIELDS:
             run.ClearField(field)
         if run.HasField("failure"):
-            run.failure.message = run.failure.message[:_SENTENCE_CHARACTERS]
+            run.failure.message = shortened(run.failure.message, _SENTENCE_BYTES)
     return event.SerializeToString()
 
 
@@ -148,7 +149,7 @@ def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
     call.ClearField("arguments_json")
     call.ClearField("proposed_arguments")
     call.ClearField("resource_keys")
-    call.approval.preview = call.approval.preview[:_SENTENCE_CHARACTERS]
+    call.approval.preview = shortened(call.approval.preview, _SENTENCE_BYTES)
     return event
 
 

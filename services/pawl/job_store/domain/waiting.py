@@ -11,6 +11,7 @@ import msgspec
 
 from pawl.chassis.ids import CallId, RunId, UserId
 from pawl.chassis.roles import APPROVERS, Role
+from pawl.chassis.visible import shortened
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import CallRow, RunRow
@@ -187,7 +188,7 @@ def _in_need(situation: Situation) -> Waiting:
         remedy = "An operator says what happened, or ends the run."
     return Waiting(
         reason=_W.OPERATOR,
-        sentence=_cut(sentence),
+        sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
         remedy=remedy,
         since_time=since,
         roles=_MENDERS,
@@ -213,7 +214,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
     own = (run.user_id,) if first in _OF_ITS_USER or (first is _W.APPROVAL and _one_is_enough(about)) else ()
     return Waiting(
         reason=first,
-        sentence=_cut(sentence),
+        sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
         remedy=there.remedy if there else _REMEDIES[first],
         since_time=min((call.state_time or call.create_time for call in about), default=_since(run)),
         deadline_time=_deadline(situation, first),
@@ -323,7 +324,7 @@ def _simple(
     """Return a reason about which nobody needs to do anything."""
     return Waiting(
         reason=reason,
-        sentence=_cut(sentence),
+        sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
         remedy=_REMEDIES[reason],
         since_time=min(since, situation.time),
         run_ids=run_ids,
@@ -349,8 +350,3 @@ def _due_since(situation: Situation) -> datetime:
     run = situation.run
     is_free = run.worker_id is None and run.claim_at is not None and run.claim_at <= situation.time
     return run.claim_at if is_free and run.claim_at is not None else _since(run)
-
-
-def _cut(text: str) -> str:
-    data = text.encode()
-    return text if len(data) <= _SENTENCE_BYTES_MAX else data[: _SENTENCE_BYTES_MAX - 3].decode(errors="ignore") + "..."

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
+from pawl.chassis.visible import shortened, visible
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
 
 TITLE_BYTES_MAX: Final = 200
@@ -219,7 +220,7 @@ def _request(asked: ApprovalAsked, user_id: UserId, kind: NotificationKind, titl
         call_id=asked.call_id,
         event_id=asked.event_id,
         title=_line(title),
-        body=_cut(storable(asked.preview).strip(), BODY_BYTES_MAX),
+        body=_body(asked.preview),
         create_time=asked.time,
     )
 
@@ -244,17 +245,14 @@ def _draft(change: RunChange, kind: NotificationKind, title: str) -> Draft:
         conversation_id=change.conversation_id,
         event_id=change.event_id,
         title=_line(title),
-        body=_cut(storable(change.output_text).strip(), BODY_BYTES_MAX),
+        body=_body(change.output_text),
         create_time=change.time,
     )
 
 
 def _line(text: str) -> str:
-    return _cut(" ".join(storable(text).split()), TITLE_BYTES_MAX)
+    return shortened(visible(" ".join(storable(text).split())), TITLE_BYTES_MAX)
 
 
-def _cut(text: str, bytes_max: int) -> str:
-    data = text.encode()
-    if len(data) <= bytes_max:
-        return text
-    return data[: bytes_max - 3].decode(errors="ignore") + "..."
+def _body(text: str) -> str:
+    return shortened(visible(storable(text).strip()), BODY_BYTES_MAX)

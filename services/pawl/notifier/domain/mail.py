@@ -6,20 +6,18 @@ import hashlib
 import hmac
 from datetime import datetime
 from email.message import EmailMessage
-from email.policy import SMTP
 from email.utils import format_datetime
 from html import escape
 from typing import Final
 
 import msgspec
 
-from pawl.chassis.mail import ENCODED
+from pawl.chassis.mail import ENCODED, POLICY
+from pawl.chassis.visible import visible
 from pawl.notifier.domain.channel import code_of, unsubscribe_token
 from pawl.notifier.domain.delivery import CODE, TEST, Attempt
 from pawl.notifier.domain.link import unsubscribe_link
 
-# Whatever a server between us and the reader can carry.
-_POLICY: Final = SMTP.clone(cte_type="7bit")
 _HTML: Final = """\
 <!doctype html>
 <html>
@@ -45,7 +43,7 @@ def written(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
     unsubscribe = "" if attempt.type == CODE else _unsubscribe_link(attempt, public_url)
     if unsubscribe:
         foot = f"{foot}\nUnsubscribe: {unsubscribe}"
-    message = EmailMessage(policy=_POLICY)
+    message = EmailMessage(policy=POLICY)
     message["From"] = f"Pawl <{sender}>"
     message["To"] = attempt.url.removeprefix("mailto:")
     message["Subject"] = title
@@ -92,7 +90,7 @@ def texts(attempt: Attempt) -> tuple[str, str, str, str]:
     ids = [f"{name}: {data[f'{name}_id']}" for name in ("run", "call", "conversation") if data.get(f"{name}_id")]
     end = f"For {whose}. To get no more of these: pawl notify delete {channel_id}"
     title = "Test" if attempt.type == TEST else _line(data.get("title", ""))
-    return title, _seen(data.get("body", "")), data.get("url", ""), "\n".join([*ids, end])
+    return title, visible(data.get("body", "")), data.get("url", ""), "\n".join([*ids, end])
 
 
 def _linked(text: str, link: str) -> str:
@@ -107,10 +105,4 @@ def _anchor(link: str) -> str:
 
 def _line(text: str) -> str:
     """Return a text for a header."""
-    return " ".join(_seen(text).split()).replace(ENCODED, "= ?")
-
-
-def _seen(text: str) -> str:
-    """Return a text without what cannot be seen: a header, and a line, end where we say so."""
-    whole = text.replace("\r\n", "\n")
-    return "".join(each if each.isprintable() or each in "\n\t" else " " * each.isspace() for each in whole)
+    return " ".join(visible(text).split()).replace(ENCODED, "= ?")

@@ -12,14 +12,14 @@ import msgspec
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, StoreId
-from pawl.chassis.mail import ENCODED
+from pawl.chassis.mail import ENCODED, POLICY
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
 RECIPIENTS_MAX: Final = 20
-_PREVIEW_BODY_CHARACTERS: Final = 2000
 
+MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<[!-;=@-~]{1,250}>)?$")]
 AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
 
 
@@ -52,9 +52,17 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
         subject: Annotated[str, msgspec.Meta(min_length=1, max_length=500)],
         body: Annotated[str, msgspec.Meta(max_length=100_000), "plain text"],
         cc: Annotated[list[AddressText], msgspec.Meta(max_length=RECIPIENTS_MAX)] = [],  # noqa: B006
+        *,
+        in_reply_to: Annotated[MessageIdText, "the message_id of the mail that this one answers"] = "",
+        thread: Annotated[MessageIdText, "the thread of that mail"] = "",
     ) -> dict[str, Any]:
         """Send an e-mail in plain text."""
         message = _compose(sender, to, cc, subject, body)
+        if in_reply_to:
+            message["In-Reply-To"] = in_reply_to
+            message["References"] = " ".join(dict.fromkeys(filter(None, [thread, in_reply_to])))
+        # RFC 3834: other programs do not answer.
+        message["Auto-Submitted"] = "auto-replied" if in_reply_to else "auto-generated"
         message["Date"] = format_datetime(datetime.fromtimestamp(clock.now(), UTC))
         # The same call always has the same id, so that a receiver sees a repetition.
         message["Message-ID"] = f"<{context.idempotency_key}.{context.store_id}@{sender.rpartition('@')[2]}>"
@@ -71,7 +79,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
     Raises:
         ToolError: an address or the subject cannot stand in a header.
     """
-    message = EmailMessage()
+    message = EmailMessage(policy=POLICY)
     message["From"] = sender
     message["To"] = [_address(text) for text in to]
     if cc:
@@ -99,10 +107,9 @@ def _address(text: str) -> Address:
         raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com") from None
 
 
-def _preview(to: list[str], subject: str, body: str, cc: list[str]) -> str:
+def _preview(to: list[str], subject: str, body: str, cc: list[str], **_: Any) -> str:
     lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}", "", ""]
-    cut = "" if len(body) <= _PREVIEW_BODY_CHARACTERS else f"\n... ({len(body)} characters in all)"
-    return "\n".join(lines) + body[:_PREVIEW_BODY_CHARACTERS] + cut
+    return "\n".join(lines) + body
 
 
 def _count(to: list[str], cc: list[str], **_: Any) -> int:

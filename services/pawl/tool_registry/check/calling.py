@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.visible import visible
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.app.execution import outcome
@@ -65,7 +66,7 @@ async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bo
     cause = approval_cause(definition, items_of(definition, checked.arguments) if items is None else items)
     say(f"approval: {f'needed ({cause}); not asked for here' if cause else 'not needed'}")
     if preview:
-        say(f"preview: {preview}")
+        say(f"preview: {visible(preview)}")
     result = await _run(tool, checked.arguments, caller, say)
     say(f"{'failed' if result.is_error else 'result'}: {result.content.decode()}")
     if result.inverse is not None:

@@ -27,6 +27,9 @@ _KIND_CHARACTERS_MAX: Final = 100
 _FILE_NAME_CHARACTERS_MAX: Final = 90
 """With the trigger and the mail before it, it is the name of a document."""
 _RESULTS_MAX: Final = 8192
+THREAD_MAILS_MAX: Final = 40
+"""A longer thread is taken for two programs that answer each other."""
+_BULK: Final = frozenset({"bulk", "list", "junk", "auto_reply"})
 
 # Of an address only what everybody reads alike: no comments, no quotes, no groups, no lists.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,10}")
@@ -48,10 +51,14 @@ _HEADERS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Senders:
-    """The mails that count: those of which the server of that name says that they pass DMARC, and of those senders."""
+    """The mails that count: those of which the server of that name says that they pass DMARC, and of those senders.
+
+    Mails from `own`, the address of the mailbox, never count.
+    """
 
     authserv_id: str = ""
     senders: tuple[str, ...] = ()
+    own: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +88,7 @@ def read_mail(raw: bytes, senders: Senders, *, is_cut: bool) -> Mail:
     """Return what a mail says, of which there may be the beginning only."""
     message = message_from_bytes(raw)
     sender = _sender(message)
-    refusal = _two_ways(raw) or _refusal(message, sender, senders)
+    refusal = _two_ways(raw) or _automatic(message) or _refusal(message, sender, senders)
     if refusal:
         return Mail(refusal=refusal, sender=sender)
     texts: list[str] = []
@@ -121,9 +128,33 @@ def _two_ways(raw: bytes) -> str:
     return "" if _HEADERS.match(raw) else "its headers can be read in two ways"
 
 
+def _automatic(message: Message) -> str:
+    """Return why a program, not a person, seems to have sent a mail (RFC 3834); else nothing."""
+    if message.get_content_type() == "multipart/report":
+        return "it is automatic: multipart/report"
+    for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
+        if name in message:
+            return f"it is automatic: {name}"
+    for name in ("Auto-Submitted", "X-Auto-Response-Suppress", "Precedence", "Return-Path"):
+        for value in message.get_all(name, []):
+            word = _without_comments(str(value)[:_HEADER_CHARACTERS_MAX]).partition(";")[0].strip().lower()
+            is_automatic = {"Precedence": word in _BULK, "Return-Path": word == "<>"}
+            if is_automatic.get(name, word not in {"", "no", "none"}):
+                return f"it is automatic: {name}: {_clean(word)[:40]}"
+    if len(_references(message)) >= THREAD_MAILS_MAX:
+        return f"its thread has more than {THREAD_MAILS_MAX} mails"
+    return ""
+
+
+def _references(message: Message) -> list[str]:
+    return _MESSAGE_ID.findall(" ".join(map(str, message.get_all("References", [])))[:_RESULTS_MAX])
+
+
 def _refusal(message: Message, sender: str, senders: Senders) -> str:
     if not sender:
         return "its sender is not one plain address"
+    if sender == senders.own.lower():
+        return f"it is from the mailbox itself, {sender}"
     domain = sender.rpartition("@")[2]
     if senders.senders and not {sender, f"@{domain}"} & {each.lower() for each in senders.senders}:
         return f"{sender} is not among the senders"
@@ -139,14 +170,15 @@ def _passes(message: Message, authserv_id: str, domain: str) -> bool:
     """
     for value in message.get_all("Authentication-Results", []):
         name, *results = _without_comments(str(value)[:_RESULTS_MAX]).split(";")
-        if name.split()[:1] != [authserv_id]:
+        if name.lower().split()[:1] != [authserv_id.lower()]:
             continue
         found = [result.split() for result in results]
         about = [words for words in found if words and re.match(r"dmarc\s*(/\s*1\s*)?=|dmarc$", words[0].lower())]
         if len(about) != 1:
             return False
-        said = dict(re.findall(r"([a-z.]+)\s*(?:/\s*1\s*)?=\s*([^\s=]+)", " ".join(about[0]).lower()))
-        return said.get("dmarc") == "pass" and said.get("header.from", domain) == domain
+        said = re.findall(r"([a-z.]+)\s*(?:/\s*1\s*)?=\s*([^\s=]+)", " ".join(about[0]).lower())
+        values = {name: {value for each, value in said if each == name} for name in ("dmarc", "header.from")}
+        return values["dmarc"] == {"pass"} and values["header.from"] <= {domain}
     return False
 
 
@@ -174,10 +206,9 @@ def _without_comments(text: str) -> str:
 
 def _headers(message: Message) -> dict[str, str]:
     match = _FROM.fullmatch(_unfolded(_as_text(message["From"])))
-    ids = _MESSAGE_ID.findall(" ".join(map(str, message.get_all("References", [])))[:_RESULTS_MAX])
     replied = _MESSAGE_ID.findall(str(message.get("In-Reply-To", ""))[:_HEADER_CHARACTERS_MAX])
     own = _MESSAGE_ID.findall(str(message.get("Message-ID", ""))[:_HEADER_CHARACTERS_MAX])
-    thread = next(iter([*ids, *replied, *own]), "")
+    thread = next(iter([*_references(message), *replied, *own]), "")
     return {
         "from_name": _decoded(match["name"] or "").strip(' "') if match else "",
         "to": _decoded(message.get("To", "")),

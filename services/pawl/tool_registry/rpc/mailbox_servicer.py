@@ -27,7 +27,7 @@ class MailboxServicer(mailbox_pb2_grpc.MailboxServiceServicer):
             Principal(store_id=check_id(request.store_id, "store_id"), user_id=check_id(request.user_id, "user_id")),
             MailboxPlace.of(mailbox),
             mailbox.password_secret,
-            Senders(authserv_id=mailbox.authserv_id, senders=tuple(mailbox.senders)),
+            Senders(authserv_id=mailbox.authserv_id, senders=tuple(mailbox.senders), own=mailbox.username),
             Wanted(uid_validity=request.uid_validity, after_uid=request.after_uid, mails_max=request.mails_max),
             documents_prefix=request.documents_prefix,
         )

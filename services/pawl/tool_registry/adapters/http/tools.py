@@ -46,7 +46,6 @@ DOCUMENT_SECONDS: Final = 20.0
 DOCUMENT_CPU_SECONDS: Final = 30.0
 
 _ERROR_CHARACTERS_MAX: Final = 2000
-_PREVIEW_CHARACTERS_MAX: Final = 2000
 _OK: Final = range(200, 300)
 _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
 
@@ -247,4 +246,4 @@ def _preview(binding: Binding, arguments: dict[str, Any]) -> str:
     """Return the request that a call would make, without its headers."""
     built = build(binding, arguments)
     body = "" if built.body is None else f"\n\n{built.body.decode()}"
-    return f"{binding.method} {built.url}{body}"[:_PREVIEW_CHARACTERS_MAX]
+    return f"{binding.method} {built.url}{body}"

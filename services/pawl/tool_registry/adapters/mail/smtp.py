@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from email.message import EmailMessage
-from email.policy import SMTP as SMTP_POLICY
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +52,7 @@ class OutboxFolder:
         # Both are ids, so the path stays inside the folder.
         path = self._folder / call.store_id / f"{call.call_id}.eml"
         try:
-            await asyncio.to_thread(_write, path, message.as_bytes(policy=SMTP_POLICY))
+            await asyncio.to_thread(_write, path, message.as_bytes())
         except OSError as error:
             raise ToolError(f"the message could not be written to the outbox folder: {error.strerror}") from None
         return {

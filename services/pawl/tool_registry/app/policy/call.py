@@ -8,6 +8,7 @@ from typing import Any, Final
 from pawl.chassis import logs
 from pawl.chassis.ids import CallKey
 from pawl.chassis.strict_json import JsonValue
+from pawl.chassis.visible import shortened, visible
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
@@ -30,7 +31,7 @@ from pawl.tool_registry.domain.verdict import CallContext, Series, call_digest, 
 from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
-PREVIEW_CHARACTERS_MAX: Final = 4096
+PREVIEW_BYTES_MAX: Final = 4096
 
 _log = logs.get_logger(__name__)
 
@@ -164,7 +165,7 @@ class FittingCall:
         if self.tool.loaded is None:
             return ""
         try:
-            return self.tool.loaded.tool.preview(self.accepted.arguments)[:PREVIEW_CHARACTERS_MAX]
+            return shortened(visible(self.tool.loaded.tool.preview(self.accepted.arguments)), PREVIEW_BYTES_MAX)
         except Exception as error:  # noqa: BLE001  # the author's code: a call is approved by its arguments then
             _log.warning("tool.preview_failed", tool=self.definition.name, error=type(error).__name__)
             return ""

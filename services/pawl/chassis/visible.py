@@ -1,0 +1,56 @@
+"""Untrusted text as people see it: the same marks in the terminal, the console, AG-UI, webhooks and mails.
+
+web/console/src/visible.ts does the same; both are tested with tests/golden/visible.json.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final
+
+# Control and format characters, blank letters, variation selectors and tags hide from the reader or steer a terminal.
+# Joiners stay in emoji and in the scripts that spell with them.
+_PICTURE: Final = r"\u2190-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
+_JOINED: Final = r"[\u0620-\u08ff\u0900-\u109f]"
+HIDDEN: Final = re.compile(
+    rf"((?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_PICTURE}\u00a9\u00ae\u2122])\ufe0f|"
+    rf"(?<={_JOINED})[\u200c\u200d](?={_JOINED}))|"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
+    r"\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Hidden characters. Those of the first group are part of what is seen."""
+HOST: Final = re.compile(r"""(?:(?<=//)|(?<=@))[^\s/?#@:"'<>()\[\]{},;\\]+""")
+"""The host of a URL or of an address."""
+_UNFINISHED_MARK: Final = re.compile(r"<[^<>\s]{0,300}$")
+
+
+def visible(text: str) -> str:
+    """Return `text` with hidden characters as <U+202E> and its ASCII name behind a host that is not ASCII.
+
+    Tabs and line breaks stay. A text that was returned is returned unchanged.
+    """
+    shown = HIDDEN.sub(lambda found: found[1] or f"<U+{ord(found[0]):04X}>", text.replace("\r\n", "\n"))
+    return shown if shown.isascii() else HOST.sub(_with_ascii_name, shown)
+
+
+def shortened(text: str, bytes_max: int) -> str:
+    """Return `text`, or its beginning and "..." within `bytes_max` bytes. No character and no mark is cut in two."""
+    data = text.encode(errors="replace")
+    if len(data) <= bytes_max:
+        return text
+    return _UNFINISHED_MARK.sub("", data[: bytes_max - 3].decode(errors="ignore")) + "..."
+
+
+def _with_ascii_name(found: re.Match[str]) -> str:
+    host = found[0]
+    if host.isascii() or "." not in host or found.string.startswith("<xn--", found.end()):
+        return host
+    labels = unicodedata.normalize("NFKC", host).lower().split(".")
+    return f"{host}<{'.'.join(_ascii_label(label) for label in labels)}>"
+
+
+def _ascii_label(label: str) -> str:
+    return label if label.isascii() else f"xn--{label.encode('punycode').decode()}"

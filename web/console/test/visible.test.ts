@@ -1,0 +1,10 @@
+import { expect, it } from "vitest";
+
+// The same file is read by tests/unit/chassis/test_visible.py.
+import table from "../../../tests/golden/visible.json";
+import { visible } from "../src/visible";
+
+it.each(table as [string, string][])("%j is shown as %j", (text, shown) => {
+  expect(visible(text)).toBe(shown);
+  expect(visible(shown)).toBe(shown);
+});
