@@ -32,7 +32,6 @@ from pawl.notifier.domain.announcement import (
 )
 from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
-    LOST,
     TEST,
     TESTS_KEPT,
     VIEWER_SECONDS,
@@ -284,22 +283,6 @@ async def disabled(repository: Repository, channel: Channel) -> Channel:
     return await repository.update(
         ANNS, channel.channel_id, lambda each: (replace(each, enabled=False), "example.com"), code=made_code()
     )
-
-
-async def crashed(repository: Repository) -> None:
-    """Claim the one that is due, and end without a word."""
-    assert await repository.claim(await repository.due([], limit=1), seconds=0)
-
-
-async def found_lost(repository: Repository) -> ChannelDelivery:
-    """Settle the one that was lost; return it."""
-    (attempt,) = await repository.claim(await repository.due([], limit=1), seconds=30)
-    assert attempt.is_lost
-    assert await repository.settle(attempt, LOST, chance=0.5)
-    (delivery,) = await repository.deliveries(
-        ANNS, DeliveryFilter(channel_id=attempt.candidate.channel_id), None, limit=1
-    )
-    return delivery
 
 
 async def test_a_notifier_that_stops_gives_back_what_it_tries(
