@@ -1,8 +1,4 @@
-"""One suite of real processes for all tests of this folder, with two replicas of most services.
-
-Killed processes write no coverage: test_crash.py and test_gateway.py, which kill, come before the files whose code in
-the services is tested nowhere else.
-"""
+"""One suite of real processes for all tests of this folder, with two replicas of most services."""
 
 from __future__ import annotations
 
@@ -10,26 +6,15 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 import pytest_asyncio
 
 from pawl.client import AsyncClient
-from pawl.event.v1 import call_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
-from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
-from tests.keys import LOCAL_KEY, keyed_channel
+from tests.keys import LOCAL_KEY
 from tests.mail_server import Postbox, mail_server
 from tests.system.scripting import Model, scripted
 from tests.system.suite.client import Agent, addresses
-
-FORMS = {
-    "show_panel": (call_pb2.OFFER_FALLBACK_UNSPECIFIED, ""),
-    "form_that_fails": (call_pb2.OFFER_FALLBACK_FAIL, ""),
-    "form_or_calculate": (call_pb2.OFFER_FALLBACK_BACKEND_TOOL, "calculate"),
-    "form_or_ask": (call_pb2.OFFER_FALLBACK_ASK_USER, ""),
-}
-"""Front-end tools, and what happens when no client runs them."""
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
@@ -41,7 +26,7 @@ async def mails() -> AsyncIterator[tuple[Postbox, int]]:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def suite(mails: tuple[Postbox, int]) -> AsyncIterator[Suite]:
-    """The suite, with front-end tools.
+    """The suite.
 
     Its folder is not pytest's: that is closed to the account under which PostgreSQL runs when the tests run as root.
     """
@@ -58,7 +43,6 @@ async def suite(mails: tuple[Postbox, int]) -> AsyncIterator[Suite]:
             },
         )
         async with Suite(options) as suite:
-            await _register_forms(suite)
             yield suite
 
 
@@ -92,28 +76,3 @@ async def model(suite: Suite) -> AsyncIterator[Model]:
     """The model server; afterwards it follows its rules again."""
     async with scripted(suite) as model:
         yield model
-
-
-@pytest.fixture
-def effects(tmp_path: Path) -> Path:
-    """A file for the effects of tools, which does not exist yet."""
-    return tmp_path / "effects"
-
-
-async def _register_forms(suite: Suite) -> None:
-    async with keyed_channel(addresses(suite, "tool-registry")[0]) as channel:
-        for name, (fallback, tool) in FORMS.items():
-            texts = dict.fromkeys(("title", "content", "expression"), '{"type":"string"}')
-            properties = ",".join(f'"{text}":{schema}' for text, schema in texts.items())
-            definition = tool_pb2.ToolDefinition(
-                name=name,
-                description="Shows something to the user.",
-                arguments_schema_json=f'{{"type":"object","properties":{{{properties}}}}}'.encode(),
-                context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
-                category=call_pb2.TOOL_CATEGORY_SAFE,
-                effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
-                offer_fallback=fallback,
-                fallback_tool_name=tool,
-            )
-            request = tool_pb2.RegisterToolRequest(definition=definition)
-            await tool_pb2_grpc.ToolServiceStub(channel).RegisterTool(request)

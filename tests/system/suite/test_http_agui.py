@@ -129,14 +129,6 @@ async def test_an_approval_is_an_interrupt_and_its_resume_goes_on(door: httpx2.A
     assert [each["role"] for each in thread.page.messages].count("tool") == 1
     assert len({each["id"] for each in thread.page.messages}) == len(thread.page.messages)
 
-    (question,) = (await thread.ask("ask me whether to go on"))[-1]["outcome"]["interrupts"]
-    assert question["reason"] == "input_required"
-    assert (await thread.ask(resume=resolved(question, answer="yes")))[-1]["outcome"] == SUCCESS
-    assert "yes" in thread.page.of("tool")[-1]["content"]
-    (interrupt,) = (await thread.ask(MAIL))[-1]["outcome"]["interrupts"]
-    await thread.ask(resume=resolved(interrupt, approved=False, reason="not now"))
-    assert "not now" in thread.page.of("tool")[-1]["content"]
-
 
 async def test_a_page_that_reloads_or_leaves_in_mid_run_has_the_same_text(door: httpx2.AsyncClient) -> None:
     thread, other, seen = Thread(door, "reload"), Thread(door, "reload"), 0

@@ -203,6 +203,45 @@ async def test_a_header_that_says_whose_a_request_is_comes_once() -> None:
             assert answer.json()["message"] == f"The header {name} came twice."
 
 
+START = "/rpc/pawl.agent.v1.AgentService/StartRun"
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({}, 401, "UNAUTHENTICATED"),
+    ({"cookies": {"pawl_session": "gAAAAABmade-up"}}, 401, "UNAUTHENTICATED"),
+    ({"headers": {"authorization": b"Bearer \xe9"}}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER | {"pawl-user": "a\tb"}}, 400, "INVALID_FIELD"),
+    ({"headers": {"origin": "http://evil.com"}, "cookies": {"pawl_session": "x"}}, 403, "FOREIGN_ORIGIN"),
+    ({"headers": BEARER | {"host": "evil.com"}}, 421, "FOREIGN_HOST"),
+    ({"headers": BEARER | {"content-type": "text/plain"}}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "content": b'{"text": "\xff"}'}, 400, "INVALID_JSON"),
+    ({"headers": BEARER, "content": b'{"nope": 1}'}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "content": b"[" * 100_000 + b"]" * 100_000}, 400, "INVALID_JSON"),
+    ({"headers": BEARER, "content": b" " * 2_000_000}, 413, "TOO_LARGE"),
+    ({"headers": BEARER, "path": "/rpc/pawl.tool.v1.ExecutionService/CheckCalls"}, 404, "METHOD_NOT_FOUND"),
+    ({"headers": BEARER, "path": "/rpc/pawl.agent.v1.AgentService/WatchRun"}, 404, "METHOD_NOT_FOUND"),
+    ({"headers": BEARER, "path": "/nothing"}, 405, "METHOD_NOT_FOUND"),
+    ({"headers": BEARER, "method": "GET", "path": "/runs/nope..nope/events"}, 400, "INVALID_ID"),
+    ({"headers": BEARER | {"last-event-id": "soon"}, "method": "GET", "path": "/runs/r/events"}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "path": "/stream", "content": b'{"subscriptions": 3}'}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "path": "/stream", "content": b'{"subscriptions": {}}'}, 400, "INVALID_FIELD"),
+    ({"path": "/login", "content": b'{"key": ""}'}, 400, "INVALID_FIELD"),
+    ({"path": "/login", "content": b'{"key": "k", "x": 1}'}, 400, "INVALID_FIELD"),
+    ({"path": "/login", "content": b'{"key": "k", "store": "a\\n"}'}, 400, "INVALID_FIELD"),
+]
+
+
+async def test_a_bad_request_is_refused_in_json_and_reaches_no_service() -> None:
+    """LOOP-15, OPS-1"""
+    for row, status, why in REFUSED:
+        door = Door()
+        headers = {"content-type": "application/json", "origin": "http://localhost:7600"} | row.get("headers", {})
+        content = row.get("content", b"{}")
+        method, path = row.get("method", "POST"), row.get("path", START)
+        answer = await door.ask(method, path, headers=headers, content=content, cookies=row.get("cookies"))
+        assert (answer.status_code, reason(answer), door.channel.timeouts) == (status, why, []), row
+        assert "set-cookie" not in answer.headers
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
 async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
     page = await Door().ask("GET", "/", headers={"accept": "text/html"})
     policy = dict(each.strip().partition(" ")[::2] for each in page.headers["content-security-policy"].split(";"))
