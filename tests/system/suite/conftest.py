@@ -12,20 +12,12 @@ from pawl.client import AsyncClient
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.mail_server import Postbox, mail_server
 from tests.system.scripting import Model, scripted
 from tests.system.suite.client import Agent, addresses
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def mails() -> AsyncIterator[tuple[Postbox, int]]:
-    """The mail server of the notifier, and its port."""
-    async with mail_server() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def suite(mails: tuple[Postbox, int]) -> AsyncIterator[Suite]:
+async def suite() -> AsyncIterator[Suite]:
     """The suite.
 
     Its folder is not pytest's: that is closed to the account under which PostgreSQL runs when the tests run as root.
@@ -38,7 +30,6 @@ async def suite(mails: tuple[Postbox, int]) -> AsyncIterator[Suite]:
             service_environment={
                 "agent-loop": {"PAWL_MODEL_INPUT": "text,image", "PAWL_TOOL_TIMEOUT_SECONDS": "100"},
                 "job-store": {"PAWL_ACTIVE_RUNS_PER_USER": "40", "PAWL_ACTIVE_RUNS_PER_STORE": "40"},
-                "notifier": {"PAWL_SMTP_URL": f"smtp://127.0.0.1:{mails[1]}"},
                 "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"},
             },
         )
@@ -50,13 +41,6 @@ async def suite(mails: tuple[Postbox, int]) -> AsyncIterator[Suite]:
 async def agent(suite: Suite) -> AsyncIterator[Agent]:
     """A client of the first replica."""
     async with Agent(addresses(suite)[0]) as agent:
-        yield agent
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def other_agent(suite: Suite) -> AsyncIterator[Agent]:
-    """A client of the second replica."""
-    async with Agent(addresses(suite)[1]) as agent:
         yield agent
 
 

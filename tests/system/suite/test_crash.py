@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from pawl.client import AsyncClient
 from pawl.launcher.suite import Suite
-from tests.poll import until
 from tests.system.suite import scenes
 from tests.system.suite.client import Agent, kill, ready
 
@@ -87,40 +83,3 @@ async def test_nothing_acknowledged_is_lost_when_everything_is_killed(suite: Sui
         scenes.a_stream_goes_on(agent),
         scenes.acknowledged_starts_are_kept(agent),
     )
-
-
-async def owner(suite: Suite) -> int:
-    """Which replica of agent-loop drives the only run, once those of other tests have ended."""
-    held: list[int] = []
-    async with httpx2.AsyncClient(timeout=60.0) as http:
-
-        async def is_alone() -> bool:
-            pages = [
-                (await http.get(f"http://{replica.metrics}/metrics")).text
-                for replica in suite.endpoints.services["agent-loop"]
-            ]
-            found = [re.search(r"^pawl_agent_loop_runs_held (\d+)", page, re.MULTILINE) for page in pages]
-            held[:] = [int(match[1]) if match else 0 for match in found]
-            return sum(held) == 1
-
-        await until(is_alone)
-    return held.index(1)
-
-
-async def test_a_frozen_owner_that_wakes_up_after_its_lease_changes_nothing(
-    suite: Suite, agent: Agent, other_agent: Agent, tmp_path: Path
-) -> None:
-    """I4, I5: one ending, one effect, no event of the old epoch after one of the new."""
-    effects = tmp_path / "effects"
-    run_id = await scenes.start_held(agent, "hold_once", effects)
-    frozen = await owner(suite)
-    survivor = (other_agent, agent)[frozen]
-    suite.kill("agent-loop", frozen, signal.SIGSTOP)
-    try:
-        await survivor.until(run_id, lambda seen: seen.epoch > 1)
-    finally:
-        suite.kill("agent-loop", frozen, signal.SIGCONT)
-    scenes.release(effects)
-    epochs = [event.attempt for event in await survivor.whole_log(run_id)]
-    assert epochs == sorted(epochs)
-    assert effects.read_text() == "done\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,7 +17,6 @@ from google.protobuf import json_format
 from pawl.event.v1 import event_pb2
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.mail_server import Postbox
 from tests.poll import until
 from tests.system.suite.client import Agent, addresses
 
@@ -26,7 +24,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BEARER = {"authorization": f"Bearer {LOCAL_KEY}"}
 AGENT = "/rpc/pawl.agent.v1.AgentService"
-CHANNELS = "/rpc/pawl.notify.v1.ChannelService"
 
 
 def url(suite: Suite, replica: int = 0) -> str:
@@ -160,47 +157,3 @@ async def test_many_streams_are_one_and_end_when_the_gateway_stops(suite: Suite)
             return "pawl_gateway_streams 0.0" in (await client.get(metrics)).text
 
         await until(none_is_open)
-
-
-async def mail_with(mailbox: Postbox, pattern: str) -> str:
-    """What a pattern finds in the newest mail, as soon as it finds something."""
-    found: list[str] = []
-
-    async def has_come() -> bool:
-        found.extend(re.findall(pattern, "\n".join(mailbox.texts()[-1:])))
-        return bool(found)
-
-    await until(has_come)
-    return found[0]
-
-
-async def test_e_mails_end_by_their_link(browser: httpx2.AsyncClient, suite: Suite, mails: tuple[Postbox, int]) -> None:
-    """NOTE-1: programs that scan mail follow links, so the link asks first; a mail program clicks without asking."""
-    mailbox = mails[0]
-    asked = {"channel": {"url": "mailto:ann@example.com"}}
-    channel_id = (await browser.post(f"{CHANNELS}/CreateChannel", json=asked)).json()["channel"]["channelId"]
-    channel = {"channelId": channel_id}
-    code = await mail_with(mailbox, rf"pawl notify confirm {channel_id} (\d{{8}})")
-    assert (await browser.post(f"{CHANNELS}/ConfirmChannel", json={**channel, "code": code})).status_code == 200
-    await browser.post(f"{CHANNELS}/TestChannel", json=channel)
-    link = await mail_with(mailbox, r"Unsubscribe: (http://\S+)")
-    assert "/unsubscribe/local/" in link
-
-    async def is_enabled() -> bool:
-        answer = (await browser.post(f"{CHANNELS}/GetChannel", json=channel)).json()
-        found: bool = answer["channel"].get("enabled", False)
-        return found
-
-    # Neither session nor key.
-    async with httpx2.AsyncClient(timeout=60.0) as reader:
-        page = await reader.get(link, headers={"accept": "text/html"})
-        assert (page.status_code, '<form method="post">' in page.text) == (200, True)
-        one_click = {"List-Unsubscribe": "One-Click"}
-        for wrong in (link[:-1], link.replace("/local/", "/other/")):
-            refused = await reader.post(wrong, data=one_click)
-            assert (refused.status_code, "This link does nothing" in refused.text) == (404, True), wrong
-        assert await is_enabled()
-        for _ in "12":
-            ended = await reader.post(link, data=one_click)
-            assert (ended.status_code, "You are unsubscribed" in ended.text) == (200, True)
-    assert not await is_enabled()

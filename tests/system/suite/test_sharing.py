@@ -12,7 +12,6 @@ from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.launcher.suite import Suite
-from tests.poll import until
 from tests.system.suite import refusals
 from tests.system.suite.client import Agent, addresses, key_for
 
@@ -84,11 +83,6 @@ async def shared(agent: Agent, **fields: Any) -> list[str]:
     return [each.conversation_id for each in answer.conversations]
 
 
-async def said(agent: Agent, conversation_id: str) -> list[Any]:
-    request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
-    return list((await agent.stub.ListMessages(request, metadata=agent.metadata)).messages)
-
-
 async def check_session(reader: Agent, named: dict[str, str]) -> None:
     """Each frame about a run of another user is refused, as one about none."""
     conversation_id, run_id, call_id = named.values()
@@ -107,6 +101,7 @@ async def check_session(reader: Agent, named: dict[str, str]) -> None:
 
 
 async def test_others_read_and_write_what_is_shared_and_nothing_else(suite: Suite, agent: Agent) -> None:
+    """I13."""
     run = await agent.start(TEXT)
     question = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
     named = {"conversation_id": run.conversation_id, "run_id": run.run_id, "call_id": question.call_id}
@@ -121,14 +116,6 @@ async def test_others_read_and_write_what_is_shared_and_nothing_else(suite: Suit
         assert (await allowed(stranger, named), await shared(stranger)) == (NOTHING, [])
         assert await shared(reader) == [run.conversation_id]
 
-        async def is_found() -> bool:
-            return await shared(reader, query="4711 ostr") == [run.conversation_id]
-
-        await until(is_found)
-        mine, theirs = await said(agent, run.conversation_id), await said(reader, run.conversation_id)
-        assert [message.text for message in theirs] == [message.text for message in mine]
-        assert any(message.reasoning for message in mine)
-        assert not any(message.reasoning or message.provider_state_json for message in theirs)
         await check_session(reader, named)
 
         await share(agent, run.conversation_id, shows_arguments=True)
@@ -137,17 +124,9 @@ async def test_others_read_and_write_what_is_shared_and_nothing_else(suite: Suit
 
         await share(agent, run.conversation_id, sharing=conversation_pb2.SHARING_PRIVATE)
         assert (await allowed(reader, named), await shared(reader)) == (NOTHING, [])
-        assert await shared(reader, query="4711") == []
 
         await share(agent, run.conversation_id, sharing=conversation_pb2.SHARING_READ)
         assert (await agent.get(run.run_id)).state == run_pb2.RUN_STATE_WAITING
-        assert len(await said(agent, run.conversation_id)) == len(mine), "none of it has done anything"
-        await agent.decide(question, ANSWER, answer="heliotrope")
-        await agent.until_ended(run.run_id)
-        own, shown = await agent.calls(run.run_id), await reader.calls(run.run_id)
-        assert [call.tool_name for call in shown] == [call.tool_name for call in own]
-        assert any(b"heliotrope" in call.SerializeToString() for call in own)
-        assert not any(b"heliotrope" in call.SerializeToString() for call in shown), "answers of people are theirs"
 
         await share(agent, run.conversation_id, sharing=conversation_pb2.SHARING_WRITE)
         assert await allowed(stranger, named) == NOTHING

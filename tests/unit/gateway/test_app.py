@@ -17,13 +17,14 @@ from pawl.chassis.http_server import Response
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.settings import SettingsError, read
-from pawl.errors import DependencyUnavailable
+from pawl.errors import ChannelNotFound, DependencyUnavailable
 from pawl.gateway.adapters.seal import Seal
 from pawl.gateway.adapters.services import PEERS, PUBLIC, WHO_AM_I
 from pawl.gateway.domain.door import check_host
 from pawl.gateway.domain.session import Session
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire
+from pawl.notify.v1.channel_pb2 import UnsubscribeChannelResponse
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.gateway.conftest import Listener
 
@@ -37,7 +38,7 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 class Channel:
-    """A channel to services of which only WhoAmI answers, and `webhooks` are taken if that is a list.
+    """A channel to services of which only WhoAmI answers, UnsubscribeChannel, and webhooks if `webhooks` is a list.
 
     It notes how long calls may take.
     """
@@ -45,6 +46,7 @@ class Channel:
     def __init__(self) -> None:
         self.timeouts: list[float] = []
         self.webhooks: list[DeliverWebhookRequest] | None = None
+        self.links = {"good": True, "bad": False}
 
     def unary_unary(self, name: str, **_: object) -> Any:
         async def call(request: Any, *_: object, timeout: float = 0.0, **__: object) -> object:
@@ -52,6 +54,10 @@ class Channel:
             if name.endswith("/DeliverWebhook") and self.webhooks is not None:
                 self.webhooks.append(request)
                 return DeliverWebhookResponse()
+            if name.endswith("/UnsubscribeChannel") and request.token in self.links:
+                if not self.links[request.token]:
+                    raise ChannelNotFound
+                return UnsubscribeChannelResponse()
             if name.endswith("/WhoAmI"):
                 return PUBLIC[WHO_AM_I].response()
             raise DependencyUnavailable
@@ -334,6 +340,23 @@ async def test_of_a_store_without_a_key_nothing_is_found_whatever_the_door(tmp_p
             refused = await door.ask("POST", f"{path}/{store}/token", json=body)
             assert refused.status_code == 404
             assert not expected or reason(refused) == expected
+
+
+async def test_a_link_of_an_e_mail_asks_before_it_unsubscribes_and_a_mail_program_does_not_ask(tmp_path: Path) -> None:
+    """NOTE-1: programs that scan mail follow links."""
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"acme": "key"}', encoding="utf-8")
+    door = Door(gateway_webhook_keys_file=keys)
+    page = await door.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
+    assert (page.status_code, '<form method="post">' in page.text, door.channel.timeouts) == (200, True, [])
+    for token, status, text in (
+        ("good", 200, "You are unsubscribed"),
+        ("bad", 404, "This link does nothing"),
+        ("x" * 300, 404, "This link does nothing"),
+        ("other", 503, "That did not work"),
+    ):
+        answer = await door.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
+        assert (answer.status_code, text in answer.text) == (status, True), token
 
 
 GIVEN = {
