@@ -59,18 +59,6 @@ def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLin
     assert [now - then for now, then in zip(figures(pawl), before, strict=True)] == [2, 3, 1, 1, 1]
 
 
-def test_the_audit_chain_is_verified_with_the_head_that_was_kept(pawl: CommandLine) -> None:
-    """TOOL-6"""
-    pawl.succeed("run", "what is 1 + 1")
-    line = pawl.succeed("audit", "verify").splitlines()[-1]
-    assert line.startswith("head ")
-    pawl.succeed("run", "what is 1 + 1")
-    assert "is whole" in pawl.succeed("audit", "verify", "--known-head", line)
-    seq = line.removeprefix("head ").partition(":")[0]
-    code, output, _ = pawl.run("audit", "verify", "--known-head", f"{seq}:{'0' * 64}")
-    assert (code, output.partition(" ")[0].rstrip(":")) == (1, "HEAD_MISMATCH")
-
-
 def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: CommandLine) -> None:
     keyboard = (
         "show me the plan\n"

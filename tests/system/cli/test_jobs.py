@@ -1,4 +1,4 @@
-"""What goes on in the background, as the command line shows and stops it (ASYNC-5, ASYNC-7)."""
+"""A job in the background, as a chat and the command line show it (ASYNC-5)."""
 
 from __future__ import annotations
 
