@@ -172,14 +172,8 @@ def wants_page(message: dict[str, Any]) -> bool:
     return True
 
 
-BEGUN_HERE: set[str] = set()
-
-
 def begin_task(message: dict[str, Any]) -> None:
-    """Begin a call as a task, of which any other process of this server knows, unless FOLDER/forgetful is there.
-
-    FOLDER/at_once is answered in place of it.
-    """
+    """Begin a call as a task, of which any other process of this server knows. FOLDER/at_once is answered instead."""
     params = message["params"]
     if (FOLDER / "at_once").exists():
         send(id=message["id"], result=json.loads((FOLDER / "at_once").read_text()))
@@ -190,7 +184,6 @@ def begin_task(message: dict[str, Any]) -> None:
         send(id=message["id"], result={"task": task(task_id)})
         return
     (FOLDER / task_id).write_text(json.dumps(params))
-    BEGUN_HERE.add(task_id)
     log(f"begun {task_id} {params['name']}")
     send(id=message["id"], result={"task": task(task_id)})
 
@@ -235,7 +228,7 @@ def of_task(message: dict[str, Any]) -> None:
     if fault := told(f"fault-{method}"):
         misbehaved(message, method, fault)
         return
-    if not (FOLDER / task_id).exists() or ((FOLDER / "forgetful").exists() and task_id not in BEGUN_HERE):
+    if not (FOLDER / task_id).exists():
         send(id=message["id"], error={"code": -32602, "message": "no such task"})
         return
     params = json.loads((FOLDER / task_id).read_text())

@@ -15,7 +15,7 @@ from pawl.chassis import logs
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.leaks.load import people
-from tests.leaks.measure import Sample, Tolerance, census, grown, growths, table, take
+from tests.leaks.measure import Sample, census, grown, growths, table, take
 from tests.leaks.world import running
 
 _CYCLES_WARM = 1
@@ -23,13 +23,13 @@ _LOAD_OF_A_CYCLE = 12
 _WINDOWS_WARM = 2
 _WINDOWS = 8
 # Of a cycle: a service that leaves one of its parts behind leaves hundreds of objects.
-_CYCLE_TOLERANCE = Tolerance(tasks=0.2, descriptors=0.5, threads=0.2, objects=100.0, blocks=400.0, kib=1024.0)
+_CYCLE_TOLERANCE = {"tasks": 0.2, "descriptors": 0.5, "threads": 0.2, "objects": 100.0, "blocks": 400.0, "kib": 1024.0}
 # Of an operation, half of which are runs: an object that each run leaves behind shows as 0.5. Blocks are also what
 # fills up to a bound: agent-loop knows its last 4,096 claims, some ten blocks each.
-_TOLERANCE = Tolerance(tasks=0.02, descriptors=0.02, threads=0.01, objects=0.3, blocks=6.0, kib=2.0)
+_TOLERANCE = {"tasks": 0.02, "descriptors": 0.02, "threads": 0.01, "objects": 0.3, "blocks": 6.0, "kib": 2.0}
 # The fewer the operations, the more weighs what only fills up, such as the last 4,096 claims of a worker, and what is
 # under way at one sample and not at another: some 400 objects. A run or a stream that stays has hundreds.
-_SHORT_TOLERANCE = Tolerance(tasks=0.05, descriptors=0.05, threads=0.02, objects=10.0, blocks=100.0, kib=20.0)
+_SHORT_TOLERANCE = {"tasks": 0.05, "descriptors": 0.05, "threads": 0.02, "objects": 10.0, "blocks": 100.0, "kib": 20.0}
 _LONG_OPERATIONS = 4000
 
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -18,7 +18,6 @@ from pawl.agent.v1 import agent_pb2, session_pb2
 from pawl.event.v1 import call_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 from tests.keys import LOCAL_KEY, keyed_channel
-from tests.leaks.world import Services
 from tests.system.suite.client import Agent
 
 _SIDE_BY_SIDE: Final = 16
@@ -164,14 +163,14 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def people(services: Services) -> AsyncIterator[Load]:
+async def people(addresses: Mapping[str, str]) -> AsyncIterator[Load]:
     """A user with a run that waits for an answer, and who was told so."""
     user = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "me"}
     async with (
-        Agent(services.agent_loop) as agent,
-        keyed_channel(services.notifier) as channel,
+        Agent(addresses["agent_loop"]) as agent,
+        keyed_channel(addresses["notifier"]) as channel,
         httpx2.AsyncClient(
-            base_url=f"http://{services.gateway}", headers=user, timeout=60.0, limits=_NONE_KEPT
+            base_url=f"http://{addresses['gateway']}", headers=user, timeout=60.0, limits=_NONE_KEPT
         ) as door,
     ):
         inbox = notify_pb2_grpc.NotifyServiceStub(channel)

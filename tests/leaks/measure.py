@@ -7,7 +7,7 @@ import ctypes
 import gc
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -37,18 +37,6 @@ class Sample:
     objects: int
     blocks: int
     kib: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """By how much each may grow with one operation: a thing that is left behind each time grows by one or more."""
-
-    tasks: float
-    descriptors: float
-    threads: float
-    objects: float
-    blocks: float
-    kib: float
 
 
 async def take(operations: int, before: Sample | None) -> Sample:
@@ -136,14 +124,17 @@ def slope(samples: Sequence[Sample], name: str) -> float:
     return float(sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True)) / spread)
 
 
-def growths(samples: Sequence[Sample], tolerance: Tolerance) -> list[str]:
-    """Return what grows by more than may be with each operation, and in all by more than the last moment explains."""
+def growths(samples: Sequence[Sample], tolerance: Mapping[str, float]) -> list[str]:
+    """Return what grows by more than `tolerance` with each operation, and in all by more than the last moment explains.
+
+    A thing that is left behind by each operation grows by one or more.
+    """
     found = []
-    for field in fields(Tolerance):
-        growth, allowed = slope(samples, field.name), getattr(tolerance, field.name)
+    for name, allowed in tolerance.items():
+        growth = slope(samples, name)
         in_all = growth * (samples[-1].operations - samples[0].operations)
-        if growth > allowed and in_all > _NOISE[field.name]:
-            found.append(f"{field.name} grow by {growth:.4f} an operation, and {allowed:g} is allowed")
+        if growth > allowed and in_all > _NOISE[name]:
+            found.append(f"{name} grow by {growth:.4f} an operation, and {allowed:g} is allowed")
     return found
 
 

@@ -31,19 +31,9 @@ _SERVICES: Final[Mapping[str, Callable[[asyncio.Event], Awaitable[None]]]] = {
 }
 
 
-class Services:
-    """The running services: where they listen."""
-
-    def __init__(self, addresses: Mapping[str, str]) -> None:
-        self.agent_loop = addresses["agent_loop"]
-        self.gateway = addresses["gateway"]
-        self.notifier = addresses["notifier"]
-        self.tool_registry = addresses["tool_registry"]
-
-
 @contextlib.asynccontextmanager
-async def running(suite: Suite, folder: Path) -> AsyncIterator[Services]:
-    """Start the services one after the other as their processes would, and stop them in the reverse order."""
+async def running(suite: Suite, folder: Path) -> AsyncIterator[Mapping[str, str]]:
+    """Start the services one after the other as their processes would; gives their addresses. Stops them in reverse."""
     addresses: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
         for name, main in _SERVICES.items():
@@ -51,7 +41,7 @@ async def running(suite: Suite, folder: Path) -> AsyncIterator[Services]:
                 _one(name, main, _environment(suite, name, addresses), folder)
             )
         await _register_panel(addresses["tool_registry"])
-        yield Services(addresses)
+        yield addresses
 
 
 @contextlib.asynccontextmanager

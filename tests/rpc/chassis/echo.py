@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis.auth import current_principal
+from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_interceptor import count_as_stream, current_request_id
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import RunNotFound
@@ -33,7 +34,6 @@ class EchoServicer:
         self.waiting = 0
         self.cancelled = asyncio.Event()
         self.release = asyncio.Event()
-        self.vanish: Callable[[], object] = lambda: None
         self.generator: AsyncIterator[StringValue] | None = None
         self.generator_closed = asyncio.Event()
 
@@ -55,9 +55,6 @@ class EchoServicer:
             case ["gone-group"]:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(_raise(grpc.aio.InternalError("what gRPC raises when a write fails")))
-            case ["vanish"]:
-                self.vanish()
-                raise RunNotFound
             case ["abort"]:
                 await context.abort(grpc.StatusCode.DATA_LOSS, "as the servicer says")
             case ["abort-group"]:
@@ -209,6 +206,13 @@ KINDS = ("unary", "generate", "write", "collect", "talk", "read_and_write")
 
 Serve = Callable[..., AbstractAsyncContextManager[RpcServer]]
 """Starts a server for the servicer of the test: `async with serve(streams_max=1) as server`."""
+
+
+@asynccontextmanager
+async def echoing(serving: AbstractAsyncContextManager[RpcServer], **options: Any) -> AsyncIterator[EchoStub]:
+    """Start a server; gives a client of it."""
+    async with serving as server, open_channel(server.address, **options) as channel:
+        yield EchoStub(channel)
 
 
 async def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:

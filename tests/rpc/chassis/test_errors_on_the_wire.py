@@ -26,7 +26,7 @@ from pawl.errors import (
     TooLarge,
 )
 from tests.poll import until
-from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve, echoing
 
 
 async def refusal(call: Any) -> PawlError:
@@ -85,8 +85,7 @@ async def test_a_deadline_ends_the_handler_before_its_client_gives_up_or_never_s
     serve: Serve, servicer: EchoServicer
 ) -> None:
     """The work itself is cancelled, and the client is still there to be told why (LOOP-6, C11)."""
-    async with serve() as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve()) as stub:
         await stub.call("unary", "connect first")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.call("unary", "wait", timeout=0.01)

@@ -21,10 +21,10 @@ from pawl.chassis.key_rows import digest_of
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, ping, translating
-from pawl.errors import DependencyUnavailable, Overloaded, PawlError, PermissionDenied, Unauthenticated
+from pawl.errors import DependencyUnavailable, Overloaded, PermissionDenied, Unauthenticated
 from tests.keys import LOCAL_KEY, authenticator
 from tests.poll import until
-from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve, echoing
 
 USER_KEY = "user-key-0123456789"
 SERVICE_KEY = "service-key-0123456789"
@@ -82,8 +82,7 @@ async def test_a_call_says_once_who_calls(serve: Serve) -> None:
 async def test_calls_over_the_limit_are_refused_at_once_and_streams_are_counted_apart(
     serve: Serve, servicer: EchoServicer
 ) -> None:
-    async with serve(unary_calls_max=1, streams_max=1) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve(unary_calls_max=1, streams_max=1)) as stub:
         for full, free in (("unary", "talk"), ("talk", "unary")):
             servicer.entered.clear()
             servicer.release.clear()
@@ -114,8 +113,7 @@ async def held(servicer: EchoServicer, stub: EchoStub, kind: str, *users: str) -
 
 async def test_nobody_has_more_than_a_share_of_the_places(serve: Serve, servicer: EchoServicer) -> None:
     limits = {"unary_calls_max": 8, "streams_max": 8, "store_share": 0.5, "user_share": 0.25}
-    async with serve(**limits) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve(**limits)) as stub:
         for kind in ("unary", "talk"):
             async with held(servicer, stub, kind, "ann", "ann", "bob", "cy"):
                 for user, whose in (("ann", "one user"), ("bob", "one store")):
@@ -128,8 +126,7 @@ async def test_nobody_has_more_than_a_share_of_the_places(serve: Serve, servicer
 async def test_streams_of_requests_fit_into_their_bytes(serve: Serve, servicer: EchoServicer) -> None:
     """Each of them may hold a message that has not arrived whole."""
     limits = {"message_bytes_max": 8000, "request_stream_bytes_max": 6 * 9000, "store_share": 0.5, "user_share": 0.34}
-    async with serve(**limits) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve(**limits)) as stub:
         for kind in ("collect", "talk", "read_and_write"):
             async with held(servicer, stub, kind, "ann", "ann", "bob"):
                 for user, whose in (("ann", "2 .* one user"), ("bob", "3 .* one store")):
@@ -141,8 +138,7 @@ async def test_streams_of_requests_fit_into_their_bytes(serve: Serve, servicer: 
 
 
 async def test_a_call_that_waits_keeps_no_other_call_out(serve: Serve, servicer: EchoServicer) -> None:
-    async with serve(unary_calls_max=1, streams_max=1) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve(unary_calls_max=1, streams_max=1)) as stub:
         holder = asyncio.ensure_future(stub.call("unary", "long-poll"))
         await servicer.entered.wait()
         assert await stub.call("unary", "room here") == ["room here"]
@@ -201,8 +197,7 @@ async def _check_health(address: str) -> None:
 
 
 async def test_a_request_id_is_kept_or_made_and_told_to_the_client(serve: Serve) -> None:
-    async with serve() as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve()) as stub:
         mine = (("pawl-request-id", "my-request"),)
         assert await stub.call("unary", "request-id", metadata=mine) == ["my-request"]
         call = stub.unary(StringValue(value="request-id"), metadata=(("pawl-request-id", "not an id"),))
@@ -213,8 +208,7 @@ async def test_a_request_id_is_kept_or_made_and_told_to_the_client(serve: Serve)
 
 async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Metrics) -> None:
     """OPS-2."""
-    async with serve() as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve()) as stub:
         await stub.call("unary", "hello")
         await asyncio.gather(stub.call("talk", "crash"), stub.missing(StringValue()), return_exceptions=True)
     text = metrics.text().decode()
@@ -320,8 +314,7 @@ async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: S
     known, roles = Known(), ("delegate", "member")
     known.users = {key: known.of("shop", *roles) for key in (ANN, BOB)}
     acting = (("pawl-user", "cyd"),)
-    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve(authenticator=known, callers_seconds=0.01)) as stub:
         changed, same = [
             asyncio.ensure_future(stub.call("talk", "wait", metadata=bearer(key) + acting)) for key in (ANN, BOB)
         ]
@@ -377,62 +370,44 @@ async def test_no_call_fails_while_the_key_of_a_service_changes(serve: Serve, se
         assert await since == ["wait"]
 
 
-class Told:
-    """Knows everybody, or says what a test tells it; notes whether it might have looked further."""
+async def test_too_many_failures_cause_no_look_and_few_lines(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
+    looks, many = list[bool](), 200
 
-    def __init__(self, *, error: PawlError | None = None) -> None:
-        self.error = error
-        self.looks: list[bool] = []
+    class Failing:
+        async def authenticate(self, *_: object, may_look: Callable[[], bool], **__: object) -> Principal:
+            looks.append(may_look())
+            raise Unauthenticated("no")
 
-    async def authenticate(
-        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
-    ) -> Principal:
-        if metadata.get("authorization") == f"Bearer {BOB}":
-            return user_principal(ACME, UserId("bob"), frozenset())
-        if self.error:
-            self.looks.append(may_look())
-            raise self.error
-        return user_principal(ACME, UserId("ann"), frozenset())
-
-
-async def test_too_many_failures_cost_nothing_and_keep_nobody_out(
-    serve: Serve, metrics: Metrics, capfd: pytest.CaptureFixture[str]
-) -> None:
-    told = Told(error=Unauthenticated("no"))
-    many = 200
-    async with serve(authenticator=told) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve(authenticator=Failing())) as stub:
         for number in range(many):
             with pytest.raises(Unauthenticated), translating():
                 await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}"))
-            assert await stub.call("unary", "hello", metadata=bearer(BOB)) == ["hello"]
-    assert len(told.looks) == many
-    assert told.looks[0]
-    assert not told.looks[-1]
+    assert (looks[0], looks[-1]) == (True, False)
     lines = "".join(capfd.readouterr()).splitlines()
-    assert 0 < sum("login.failed" in line for line in lines) == sum(told.looks) < many
+    assert 0 < sum("login.failed" in line for line in lines) == sum(looks) < many
     assert not any("UNAUTHENTICATED" in line or "guess-" in line for line in lines)
-    assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == many
 
 
 async def test_only_so_many_wait_for_a_look_and_those_who_are_known_are_let_in(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(login_failures, "LOOKING_MAX", 3)
-    asked, answered = asyncio.Semaphore(0), asyncio.Event()
+    asked, answered, many = asyncio.Semaphore(0), asyncio.Event(), 100
 
-    class Slow(Told):
+    class Slow:
+        """Knows bob, and looks long for anybody else."""
+
         async def authenticate(
-            self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+            self, metadata: Mapping[str, str], *, may_look: Callable[[], bool], **_: object
         ) -> Principal:
-            if metadata.get("authorization") != f"Bearer {BOB}" and may_look() and may_look():
+            if metadata.get("authorization") == f"Bearer {BOB}":
+                return user_principal(ACME, UserId("bob"), frozenset())
+            if may_look() and may_look():
                 asked.release()
                 await answered.wait()
-            return await super().authenticate(metadata, source=source)
+            raise DependencyUnavailable("nobody can tell")
 
-    slow, many = Slow(error=DependencyUnavailable("nobody can tell")), 100
-    async with serve(authenticator=slow) as server, open_channel(server.address) as channel:
-        stub = EchoStub(channel)
+    async with echoing(serve(authenticator=Slow())) as stub:
         for _ in range(2):
             answered.clear()
             waits = [asyncio.ensure_future(stub.call("unary", "hello", metadata=bearer(ANN))) for _ in range(3)]

@@ -16,7 +16,6 @@ from urllib.request import urlopen
 
 import grpc
 import pytest
-import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -25,7 +24,6 @@ from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable, Unavailable
 from pawl.launcher.ports import free_port
-from tests import certificates
 from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve, wait_for_file
@@ -212,28 +210,3 @@ def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(databas
     assert process.returncode == 2
     assert "fsync is off" in json.loads(log.splitlines()[-1])["error"]
     assert "Traceback" not in log
-
-
-async def test_a_service_that_others_can_reach_says_once_that_it_speaks_no_tls(
-    database_url: str, tmp_path: Path
-) -> None:
-    """It is not refused: something in front may end TLS."""
-    address_file, keys = tmp_path / "addresses.json", tmp_path / "keys.json"
-    keys.write_text("[]")
-    files = certificates.write(tmp_path, "echo", trustme.CA())
-    for environment, warnings in ((dict[str, str](), 1), (files.environment, 0)):
-        process = start(
-            PAWL_DATABASE_URL=database_url,
-            PAWL_DATABASE_UNSAFE="true",
-            PAWL_ADDRESS_FILE=str(address_file),
-            PAWL_LOCAL_KEY="",
-            PAWL_API_KEYS_FILE=str(keys),
-            PAWL_METRICS_LISTEN="0.0.0.0:0",
-            **environment,
-        )
-        await wait_for_file(address_file, process)
-        address_file.unlink()
-        process.send_signal(signal.SIGTERM)
-        _, log = await asyncio.to_thread(process.communicate, timeout=60)
-        assert process.returncode == 0, log
-        assert [json.loads(line)["event"] for line in log.splitlines()].count("tls.absent") == warnings

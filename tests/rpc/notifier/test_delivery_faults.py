@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,7 +31,6 @@ from pawl.notifier.domain.announcement import (
 )
 from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
-    LOST,
     TEST,
     TESTS_KEPT,
     Candidate,
@@ -49,10 +47,6 @@ from tests.poll import until
 from tests.rpc.notifier.conftest import Repository, waiting_for_locks, wired
 from tests.rpc.notifier.desk import ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk
 from tests.web_server import Reply, WebServer
-
-if TYPE_CHECKING:
-    pass
-
 
 Drafts = Callable[..., Draft]
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -162,20 +156,6 @@ async def test_what_is_looked_up_is_found_by_its_own_index_before_there_are_stat
     assert await pages(database, HOLD_DUE, found, CODE_LASTS) < 500, "all of the user for each"
 
 
-@pytest.mark.parametrize(
-    ("statement", "arguments"),
-    [
-        (CLAIM, (["dlv_1"], [True], [None], [None], ["waiting"], [False])),
-        (SETTLE, ("dlv_1", datetime.now(UTC), "dead", None, 0, 0, "refused")),
-    ],
-)
-async def test_what_changes_deliveries_reads_no_channel_that_it_has_no_use_for(
-    database: Database, statement: str, arguments: tuple[object, ...]
-) -> None:
-    plan = await database.fetch(f"EXPLAIN {statement}", *arguments)
-    assert not any(re.search(r"\bwebhooks\b", line) for (line,) in plan)
-
-
 @pytest.mark.parametrize("needs", [2000, 0], ids=["many rows", "a new database"])
 async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database, needs: int
@@ -189,6 +169,7 @@ async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
     plans = {
         name: str(await database.fetch(f"EXPLAIN {statement}", *arguments))
         for name, statement, arguments in (
+            ("claim", CLAIM, (["dlv_1"], [True], [None], [None], ["waiting"], [False])),
             ("settle", SETTLE, ("dlv_1", NOW, "waiting", 1.0, 500, 1, "")),
             ("give back", GIVE_BACK, (["dlv_1"], [NOW])),
             ("over", NOTE_OVER, (["acme"], ["run1"], [""], [NOW], [False])),
@@ -197,10 +178,11 @@ async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
         )
     }
     used = {
-        name: set(re.findall(r"(?:using|Index Scan on) ((?:notifications|webhook_deliveries)_\w+)", plan))
+        name: set(re.findall(r"(?:using|Index Scan on|Seq Scan on) ((?:notifications|webhook)\w+)", plan))
         for name, plan in plans.items()
     }
     assert used == {
+        "claim": {"webhook_deliveries_pkey"},
         "settle": {"webhook_deliveries_pkey"},
         "give back": {"webhook_deliveries_pkey"},
         "over": {"notifications_needed", "notifications_pkey"},
@@ -283,22 +265,6 @@ async def disabled(repository: Repository, channel: Channel) -> Channel:
     return await repository.update(
         ANNS, channel.channel_id, lambda each: (replace(each, enabled=False), "example.com"), code=made_code()
     )
-
-
-async def crashed(repository: Repository) -> None:
-    """Claim the one that is due, and end without a word."""
-    assert await repository.claim(await repository.due([], limit=1), seconds=0)
-
-
-async def found_lost(repository: Repository) -> ChannelDelivery:
-    """Settle the one that was lost; return it."""
-    (attempt,) = await repository.claim(await repository.due([], limit=1), seconds=30)
-    assert attempt.is_lost
-    assert await repository.settle(attempt, LOST, chance=0.5)
-    (delivery,) = await repository.deliveries(
-        ANNS, DeliveryFilter(channel_id=attempt.candidate.channel_id), None, limit=1
-    )
-    return delivery
 
 
 async def test_a_notifier_that_stops_gives_back_what_it_tries(

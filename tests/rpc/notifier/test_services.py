@@ -7,7 +7,6 @@ import json
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 import requests
@@ -30,9 +29,6 @@ from tests.poll import until
 from tests.rpc.notifier.desk import ANN, DELIVERED, WAITING, Desk, created
 from tests.rpc.notifier.test_inbox import reason_of
 from tests.web_server import Names, Reply, WebServer, web_server
-
-if TYPE_CHECKING:
-    pass
 
 Drafts = Callable[..., Draft]
 SECRET = "hunter2hunter2"

@@ -33,7 +33,6 @@ options:
     schema: {type: object, properties: {answer: {type: string}}, required: [answer]}
 tools: {names: [calculate]}
 """
-MAIL = "e-mail ann@example.com about lunch: see you at noon"
 DELEGATE = 'call run_agent with {"task": "what is 6 * 7?", "agent": "counter"}'
 HISTORY = [
     {"role": "user", "content": "How warm is it in Oslo?"},
@@ -92,21 +91,6 @@ def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, t
         assert told in pawl.refuse("apply", "-f", str(tmp_path)), content
 
 
-def test_a_run_keeps_its_version_while_its_agent_is_changed_and_deleted(pawl: CommandLine, files: Path) -> None:
-    pawl.succeed("apply", "-f", str(files))
-    run_id = pawl.started(MAIL, "--agent", "clerk")
-    call_id = pawl.pending(run_id)
-    (files / "all.yaml").write_text("name: clerk\ntools: {names: [get_current_time]}\n")
-    assert "-# tool: send_email" in pawl.succeed("apply", "-f", str(files))
-    assert "[send_email]" not in pawl.run("run", "--agent", "clerk", MAIL)[1], "the newest version has not the tool"
-    pawl.succeed("agents", "delete", "clerk", "--yes")
-    assert "`pawl agents list`" in pawl.refuse("run", "--agent", "clerk", MAIL)
-    pawl.succeed("approve", run_id, call_id, "--yes")
-    output = pawl.succeed("watch", run_id, "--json")
-    assert set(re.findall(r'"agent": \{"name": "(\w+)"', output)) == {"clerk"}
-    assert "RUN_STATE_COMPLETED" in output
-
-
 def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
     screen = pawl.data.parent / "screen"
     pawl.until(lambda _: "PAWL_AGENTS: greeter: version 1" in screen.read_text(), "agents", "list")
@@ -163,25 +147,6 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     of_fork = pawl.succeed("conversations", "show", fork)
     assert ("12 degrees" in of_fork, "800" in of_fork) == (False, True)
     assert parent not in pawl.succeed("runs", *of_story)
-
-
-def test_answers_have_the_form_and_effort_that_a_file_or_an_agent_gives(pawl: CommandLine, tmp_path: Path) -> None:
-    form = tmp_path / "form.json"
-    form.write_text('{"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}')
-    shown = pawl.succeed("run", "what is 17 * 23", "--schema", str(form), "--effort", "low")
-    assert '{"answer": "' in shown
-    assert "391" in shown
-    for schema, told in (("[]", "must be a JSON object"), ("{", "not strict JSON")):
-        form.write_text(schema)
-        assert told in pawl.refuse("run", "hello", "--schema", str(form))
-    (tmp_path / "sums.yaml").write_text(SUMS)
-    pawl.succeed("apply", "-f", str(tmp_path / "sums.yaml"))
-    shown = pawl.succeed("agents", "show", "sums")
-    assert "REASONING_EFFORT_HIGH" in shown
-    (tmp_path / "sums.yaml").write_text(shown)
-    assert "sums: unchanged" in pawl.succeed("apply", "-f", str(tmp_path / "sums.yaml"))
-    assert '{"answer": "' in pawl.succeed("run", "what is 2 + 2", "--agent", "sums")
-    pawl.succeed("agents", "delete", "sums", "--yes")
 
 
 def test_documents_and_files_are_added_found_by_the_model_attached_and_removed(

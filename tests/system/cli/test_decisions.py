@@ -59,18 +59,6 @@ def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLin
     assert [now - then for now, then in zip(figures(pawl), before, strict=True)] == [2, 3, 1, 1, 1]
 
 
-def test_the_audit_chain_is_verified_with_the_head_that_was_kept(pawl: CommandLine) -> None:
-    """TOOL-6"""
-    pawl.succeed("run", "what is 1 + 1")
-    line = pawl.succeed("audit", "verify").splitlines()[-1]
-    assert line.startswith("head ")
-    pawl.succeed("run", "what is 1 + 1")
-    assert "is whole" in pawl.succeed("audit", "verify", "--known-head", line)
-    seq = line.removeprefix("head ").partition(":")[0]
-    code, output, _ = pawl.run("audit", "verify", "--known-head", f"{seq}:{'0' * 64}")
-    assert (code, output.partition(" ")[0].rstrip(":")) == (1, "HEAD_MISMATCH")
-
-
 def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: CommandLine) -> None:
     keyboard = (
         "show me the plan\n"
@@ -82,30 +70,6 @@ def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: Co
     for said in ("[the plan]", 'You answered "Tomorrow at 19:00"', "Type one of", "send_email rejected", "6 * 7 = 42"):
         assert said in output
     assert output.count("completed (") == 4
-
-
-def test_a_call_of_a_sub_agent_is_shown_at_the_top_and_decided_there(pawl: CommandLine) -> None:
-    """TOOL-7."""
-    task = "ask an agent to e-mail ann@example.com about lunch: at noon"
-    output = pawl.succeed("chat", keyboard=f"{task}\ny\n")
-    assert "⇉ run_agent" in output
-    assert "✓ send_email" in output
-
-
-def test_approvers_are_notified_of_calls_of_others_and_decide_with_the_command_that_they_read(
-    pawl: CommandLine,
-) -> None:
-    """HITL-4: who has read notifications as an approver is one."""
-    ann, bob = pawl.user("ann"), pawl.user("bob")
-    bob.succeed("notifications")
-    run_id = ann.succeed("run", "--detach", "e-mail eve@example.com about lunch: at noon").strip()
-    told = bob.until(lambda told: run_id in told, "notifications", "--unread")
-    assert "send_email of ann awaits your approval" in told
-    command = re.search(rf"decide with: pawl (approve {run_id} call_\w+)$", told, re.MULTILINE)
-    assert command is not None, told
-    assert "send_email of ann" not in ann.succeed("notifications"), "it is told of its own run"
-    bob.succeed(*command[1].split(), "--yes")
-    assert "completed" in ann.succeed("watch", run_id).splitlines()[-1]
 
 
 def test_an_ambiguous_project_is_asked_about_then_updated_then_undone(pawl: CommandLine) -> None:
@@ -122,78 +86,6 @@ def test_an_ambiguous_project_is_asked_about_then_updated_then_undone(pawl: Comm
     assert "moved to May" not in project(pawl, "API docs")
     assert "update_project" in pawl.succeed("undo", run_id, "--yes")
     assert "moved to May" not in project(pawl, "API server")
-
-
-def test_a_letter_to_five_is_previewed_edited_and_sent_as_edited(pawl: CommandLine) -> None:
-    """HITL-2, HITL-3: shown whole, changed by the reviewer, sent as changed, and the model knows."""
-    people = [f"{name}@example.com" for name in ("ann", "bob", "cyd", "dan", "eve")]
-    before = set((pawl.data / "outbox").glob("**/*.eml"))
-    run_id = pawl.started(f"e-mail {', '.join(people)} about lunch: see you at noon")
-    listed = pawl.succeed("inbox", "--list")
-    assert [each for each in (*people, "bulk of 5", "Subject: lunch") if each not in listed] == []
-    call_id = pawl.pending(run_id)
-    assert "body: is required" in pawl.refuse("approve", run_id, call_id, "--edit", '{"to": 5}')
-    edited = json.dumps({"to": people[:4], "subject": "lunch", "body": "see you at one", "cc": []})
-    pawl.succeed("approve", run_id, call_id, "--edit", edited)
-    assert "reviewer edited" in pawl.succeed("watch", run_id)
-    (letter,) = set((pawl.data / "outbox").glob("**/*.eml")) - before
-    text = letter.read_text()
-    assert "see you at one" in text
-    assert people[4] not in text
-
-
-def test_subtasks_name_their_parent_in_one_batch_and_completing_twelve_tasks_asks_first(pawl: CommandLine) -> None:
-    """LOOP-9, HITL-2, D8: bulk is asked about although the tool is SAFE."""
-    output = pawl.succeed("run", "add task Launch day with subtasks Book a room and Invite people")
-    assert (output.count("✓ create_task"), output.count("✓ add_subtask")) == (1, 2)
-    (task,) = [task for task in json.loads(project(pawl, "Inbox"))["tasks"] if task["title"] == "Launch day"]
-    assert [subtask["title"] for subtask in task["subtasks"]] == ["Book a room", "Invite people"]
-    for numbers in (range(6), range(6, 12)):
-        pawl.succeed("run", " and ".join(f"add task T{number} in project Move" for number in numbers))
-    run_id = pawl.started("complete all tasks in Move")
-    assert "bulk of 12" in pawl.succeed("inbox", "--list")
-    assert '"done"' not in project(pawl, "Move")
-    pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes")
-    assert "completed" in pawl.succeed("watch", run_id)
-    assert project(pawl, "Move").count('"done"') == 12
-
-
-def test_an_approval_is_remembered_for_so_many_calls_and_so_long(pawl: CommandLine) -> None:
-    """HITL-5"""
-    amy = pawl.user("amy")
-    run_id = amy.started(LETTER)
-    remember = ("--yes", "--remember", "user", "--for", "1h", "--uses", "1")
-    told = amy.succeed("approve", run_id, amy.pending(run_id), *remember)
-    assert "Approved. From now on: allow send_email, for your runs." in told
-    ((rule_id, effect, tool, where, used, until, by),) = rules(amy)
-    assert (effect, tool, where, used, by) == ("allow", "send_email", "for your runs", "0/1", "amy")
-    assert until != "it is revoked"
-    assert f"pawl rules revoke {rule_id}" in told
-    assert "completed" in amy.succeed("watch", run_id)
-    assert "completed" in amy.succeed("run", LETTER), "nobody is asked"
-    assert amy.started(LETTER), "it was good for one call"
-    assert rules(amy) == []
-
-
-def test_an_approval_that_cannot_be_remembered_leaves_the_call_unchanged(pawl: CommandLine) -> None:
-    """HITL-5"""
-    cid, eve = pawl.user("cid"), pawl.user("eve")
-    run_id = cid.started(LETTER)
-    call_id = cid.pending(run_id)
-    for options, told in (
-        (("--remember", "user", "--for", "soon"), "is no duration"),
-        (("--remember", "user", "--edit", "{}"), "--remember goes with an approval"),
-        (("--uses", "2"), "go with --remember"),
-        (("--remember", "store"), "store"),
-    ):
-        assert told in cid.refuse("approve", run_id, call_id, "--yes", *options)
-    refusal = eve.run("approve", run_id, call_id, "--yes", "--remember", "user")[2]
-    assert "this run is somebody else's" in refusal
-    assert rules(cid) == rules(eve) == []
-    assert call_id in cid.succeed("inbox", "--list")
-    question = cid.started("book a table")
-    answer = cid.run("approve", question, cid.pending(question), "--yes", "--remember", "user")[2]
-    assert "answer it with --answer" in answer
 
 
 def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_it(pawl: CommandLine) -> None:

@@ -48,7 +48,7 @@ def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine,
     output = pawl.succeed("run", 'call shop__getItem with {"item": "lamp"}')
     assert "shop.getItem" in output
     assert "42" in output
-    assert shop.asked[-1][0] == "GET /items/lamp"
+    assert shop.asked[-1] == "GET /items/lamp"
     assert "shop is ready" in pawl.succeed("sources", "check", "shop")
 
     shop.describe("Buy the item.")
@@ -63,28 +63,6 @@ def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine,
     assert "shop.getItem\t2\t" in pawl.succeed("tools")
     assert "gone" in pawl.succeed("sources", "remove", "shop")
     assert "shop.getItem" not in pawl.succeed("tools")
-
-
-def test_one_endpoint_is_a_tool_that_waits_for_its_approval(pawl: CommandLine, shop: Shop) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"id": {"type": "string"}, "count": {"type": "integer"}},
-        "required": ["id", "count"],
-    }
-    endpoint = ("--endpoint", f"{shop.url}/orders/{{id}}", "--method", "POST", "--description", "Order something.")
-    more = ("--arguments", json.dumps(schema), "--idempotency-header", "Idempotency-Key")
-    added = pawl.succeed("sources", "add-http", "orders", *endpoint, *more)
-    assert added.split("\t")[:4] == ["orders.call", "1", "sensitive", "at_most_once"]
-    before = len(shop.asked)
-    run_id = pawl.started('call orders__call with {"id": "7", "count": 2}')
-    assert f"POST {shop.url}/orders/7" in pawl.succeed("inbox", "--list")
-    assert len(shop.asked) == before
-    pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes")
-    assert "42" in pawl.succeed("watch", run_id)
-    ((line, headers, body),) = shop.asked[before:]
-    assert (line, json.loads(body)) == ("POST /orders/7", {"count": 2})
-    assert len(headers["Idempotency-Key"]) == 32
-    pawl.succeed("sources", "remove", "orders")
 
 
 def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine, shop: Shop) -> None:

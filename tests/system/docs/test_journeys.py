@@ -74,7 +74,7 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent
         async with (
             Suite(SuiteOptions(data=folder / "data", stages=())) as suite,
             running(suite, folder) as services,
-            Agent(services.agent_loop) as agent,
+            Agent(services["agent_loop"]) as agent,
         ):
             yield agent
 

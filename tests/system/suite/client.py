@@ -172,24 +172,15 @@ class Agent:
         await self.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=self.metadata)
         return await self.until_ended(run_id)
 
-    async def submit(self, call: call_pb2.Call, content_json: bytes) -> agent_pb2.SubmitToolResultsResponse:
-        """Return the result of a front-end call without a stream."""
-        result = types_pb2.ToolResult(call_id=call.call_id, content_json=content_json)
-        request = agent_pb2.SubmitToolResultsRequest(run_id=call.run_id, results=[result])
-        return await self.stub.SubmitToolResults(request, metadata=self.metadata)
-
     @asynccontextmanager
-    async def session(self, *tools: str, client_id: str = "") -> AsyncIterator[Session]:
+    async def session(self, *tools: str) -> AsyncIterator[Session]:
         """Open a session that can run these front-end tools."""
         stream = self.stub.Session(metadata=self.metadata)
         session = Session(stream)
         try:
-            await session.send(
-                hello=session_pb2.Hello(
-                    client_id=client_id, tools=[session_pb2.ClientTool(name=name) for name in tools], calls_max=4
-                )
-            )
-            session.client_id = (await session.next("welcome")).welcome.client_id
+            tools_of_client = [session_pb2.ClientTool(name=name) for name in tools]
+            await session.send(hello=session_pb2.Hello(tools=tools_of_client, calls_max=4))
+            await session.next("welcome")
             yield session
         finally:
             stream.cancel()
@@ -203,8 +194,6 @@ class Session:
     ) -> None:
         self._stream = stream
         self._numbers = itertools.count(1)
-        self.client_id = ""
-        self.events: list[event_pb2.RunEvent] = []
 
     async def send(self, **frame: object) -> str:
         """Send a frame; returns its id."""
@@ -213,13 +202,11 @@ class Session:
         return frame_id
 
     async def next(self, kind: str) -> session_pb2.SessionResponse:
-        """Read until a frame of a kind comes; events on the way are kept."""
+        """Read until a frame of a kind comes."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 frame = await self._stream.read()
                 assert isinstance(frame, session_pb2.SessionResponse), "the server closed the stream"
-                if frame.HasField("event"):
-                    self.events.append(frame.event)
                 if frame.WhichOneof("frame") == kind:
                     return frame
 
@@ -231,16 +218,13 @@ class Session:
             if receipt.frame_id == frame_id:
                 return receipt
 
-    async def answer(
-        self, offer: session_pb2.Offer, content_json: bytes, *, is_error: bool = False
-    ) -> types_pb2.Receipt:
+    async def answer(self, offer: session_pb2.Offer, content_json: bytes) -> types_pb2.Receipt:
         """Return the result of an offered call."""
         return await self.receipt(
             tool_result=types_pb2.ToolResult(
                 run_id=offer.call.run_id,
                 call_id=offer.call.call_id,
                 content_json=content_json,
-                is_error=is_error,
                 offer_epoch=offer.offer_epoch,
             )
         )

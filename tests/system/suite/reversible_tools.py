@@ -26,18 +26,3 @@ async def take_line(path: str, line: str, holds: bool = False) -> str:
         raise ToolError(f"the last line is not {line!r} any more")
     effect_file(path).write_text("".join(f"{each}\n" for each in lines[:-1]), encoding="utf-8")
     return "taken"
-
-
-@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
-def put_file(path: str) -> Reversible:
-    """Write a file. To take it back somebody must agree."""
-    effect_file(path).write_text("here\n", encoding="utf-8")
-    inverse = Inverse(tool_name="wipe_file", arguments={"path": path}, summary="Delete the file")
-    return Reversible(value="put", inverse=inverse)
-
-
-@tool(category=Category.DESTRUCTIVE, effect=EffectClass.AT_MOST_ONCE)
-def wipe_file(path: str) -> str:
-    """Delete a file."""
-    effect_file(path).unlink()
-    return "gone"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.tools import Awaited, Category, EffectClass, ToolContext, tool
+from pawl.tools import Category, EffectClass, tool
 from tests.system.suite.effect_file import effect_file, exists, held
 
 
@@ -48,19 +48,6 @@ async def hold_again(path: str) -> str:
     return "finished"
 
 
-@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
-async def count_up(path: str, context: ToolContext) -> str:
-    """Add five lines to a file, and wait for the test after the third. Resumes from its checkpoint."""
-    number = context.last_checkpoint or 0
-    assert isinstance(number, int)
-    for step in range(number, 5):
-        if step == 3:
-            await held(path)
-        note(path, f"step {step}")
-        await context.checkpoint(step + 1)
-    return "counted"
-
-
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def look_up_price(path: str) -> dict[str, float]:
     """Say what something costs: the number in a file."""
@@ -72,19 +59,3 @@ async def wait_for_file(path: str) -> str:
     """Wait until there is a file."""
     await exists(effect_file(path))
     return "it is there"
-
-
-@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
-async def order_once(path: str, context: ToolContext) -> str:
-    """Ask what to order, then add it to a file. Must not be repeated."""
-    colour = await context.ask("Which colour?", options=["red", "blue"])
-    size = await context.ask("Which size?")
-    note(path, f"{colour} {size}")
-    return f"{colour} {size}"
-
-
-@tool(category=Category.SAFE)
-async def print_poster(path: str, context: ToolContext) -> Awaited:
-    """Hand a poster to a print shop, which says later how it went: writes down where the answer goes."""
-    note(path, (await context.completion_token()).url)
-    return Awaited()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -15,14 +13,10 @@ import httpx2
 import pytest
 import pytest_asyncio
 from google.protobuf import json_format
-from standardwebhooks.webhooks import Webhook
 
-from pawl.client import AsyncClient
 from pawl.event.v1 import event_pb2
-from pawl.event.v1.trigger_pb2 import TriggerDefinition, WebhookSource
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.mail_server import Postbox
 from tests.poll import until
 from tests.system.suite.client import Agent, addresses
 
@@ -30,7 +24,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BEARER = {"authorization": f"Bearer {LOCAL_KEY}"}
 AGENT = "/rpc/pawl.agent.v1.AgentService"
-CHANNELS = "/rpc/pawl.notify.v1.ChannelService"
 
 
 def url(suite: Suite, replica: int = 0) -> str:
@@ -166,167 +159,3 @@ async def test_many_streams_are_one_and_end_when_the_gateway_stops(suite: Suite)
             return "pawl_gateway_streams 0.0" in (await client.get(metrics)).text
 
         await until(none_is_open)
-
-
-async def test_a_session_is_that_of_its_user_and_ends_with_a_logout(browser: httpx2.AsyncClient, suite: Suite) -> None:
-    run_id = await start(browser, "hello", "door-4")
-    async with program(suite, 1) as client:
-        mine = await client.post(f"{AGENT}/GetRun", json={"runId": run_id}, headers={"pawl-user": "ann"})
-        assert mine.status_code == 200
-        other = await client.post(f"{AGENT}/GetRun", json={"runId": run_id}, headers={"pawl-store": "other"})
-        assert (other.status_code, reason(other)) == (404, "RUN_NOT_FOUND")
-    async with httpx2.AsyncClient(
-        base_url=url(suite, 1), cookies=session(browser, suite, 1), timeout=60.0
-    ) as elsewhere:
-        origin = {"origin": url(suite, 1)}
-        assert (await elsewhere.post(f"{AGENT}/GetRun", json={"runId": run_id}, headers=origin)).status_code == 200
-        out = await elsewhere.post("/login/out", json={}, headers=origin)
-        assert (out.status_code, "Max-Age=0" in out.headers["set-cookie"]) == (200, True)
-    wrong = (
-        ({"key": "wrong"}, 401),
-        ({"key": ""}, 400),
-        ({"key": "k", "x": 1}, 400),
-        ({"key": "k", "store": "a\n"}, 400),
-    )
-    for said, status in wrong:
-        answer = await browser.post("/login", json=said)
-        assert (answer.status_code, "set-cookie" in answer.headers) == (status, False), answer.text
-
-
-def session(browser: httpx2.AsyncClient, suite: Suite, replica: int) -> dict[str, str]:
-    """Return the cookie of a browser as another replica at the same address gets it: its name has the port."""
-    (value,) = browser.cookies.values()
-    return {f"pawl_session_{url(suite, replica).rpartition(':')[2]}": value}
-
-
-BAD: list[tuple[dict[str, Any], int, str]] = [
-    ({"session": ""}, 401, "UNAUTHENTICATED"),
-    ({"session": "gAAAAABmade-up"}, 401, "UNAUTHENTICATED"),
-    ({"headers": {"authorization": "Bearer wrong"}}, 401, "UNAUTHENTICATED"),
-    ({"headers": {"authorization": b"Bearer \xe9"}}, 400, "INVALID_FIELD"),
-    ({"headers": BEARER | {"pawl-user": "a\tb"}}, 400, "INVALID_FIELD"),
-    ({"headers": {"origin": "http://evil.com"}}, 403, "FOREIGN_ORIGIN"),
-    ({"headers": {"host": "evil.com"}}, 421, "FOREIGN_HOST"),
-    ({"headers": {"content-type": "text/plain"}}, 400, "INVALID_FIELD"),
-    ({"content": b'{"text": "\xff"}'}, 400, "INVALID_JSON"),
-    ({"content": b'{"nope": 1}'}, 400, "INVALID_FIELD"),
-    ({"content": b"[" * 100_000 + b"]" * 100_000}, 400, "INVALID_JSON"),
-    ({"content": b" " * 2_000_000}, 413, "TOO_LARGE"),
-]
-MISSING = (
-    ("POST", "/rpc/pawl.tool.v1.ExecutionService/CheckCalls", 404),
-    ("POST", f"{AGENT}/WatchRun", 404),
-    ("GET", "/nothing", 404),
-    ("GET", "/login", 405),
-    ("GET", "/runs/run_nope/events", 404),
-    ("GET", "/runs/nope..nope/events", 400),
-    ("POST", "/hooks/local/trg_nope", 404),
-    ("POST", "/stream", 400),
-)
-
-
-async def test_a_bad_request_is_refused_in_json_and_does_nothing(browser: httpx2.AsyncClient, suite: Suite) -> None:
-    """LOOP-15, OPS-1"""
-    for bad, status, why in BAD:
-        headers = {"content-type": "application/json", "origin": url(suite)} | bad.get("headers", {})
-        content = bad.get("content", b'{"requestId": "never", "text": "never"}')
-        (name,) = browser.cookies
-        cookies = {name: bad.get("session", browser.cookies[name])}
-        async with httpx2.AsyncClient(base_url=url(suite), cookies=cookies, timeout=60.0) as stranger:
-            answer = await stranger.post(f"{AGENT}/StartRun", headers=headers, content=content)
-        assert (answer.status_code, reason(answer)) == (status, why), bad
-    assert "never" not in (await browser.post(f"{AGENT}/ListRuns", json={})).text
-    for method, path, status in MISSING:
-        answer = await browser.request(method, path, json={} if method == "POST" else None)
-        assert (answer.status_code, bool(answer.json()["message"])) == (status, True), path
-        assert answer.headers["x-content-type-options"] == "nosniff"
-    for subscriptions in ({}, {"a": {"method": "x"}}, 3):
-        answer = await browser.post("/stream", json={"subscriptions": subscriptions})
-        assert answer.status_code in {400, 404}, subscriptions
-    odd = await browser.get("/runs/run_1/events", headers={"last-event-id": "soon"})
-    assert (odd.status_code, reason(odd)) == (400, "INVALID_FIELD")
-
-
-async def test_a_webhook_reaches_its_trigger_once(suite: Suite, pawl: AsyncClient) -> None:
-    """ASYNC-8"""
-    definition = TriggerDefinition(name="orders", text="what is 6 * 7? {{event}}", webhook=WebhookSource())
-    trigger, secret = await pawl.create_trigger(definition)
-    path, body, now = f"/hooks/local/{trigger.trigger_id}", b'{"order": 7}', datetime.now(UTC)
-
-    def signed(time: datetime) -> dict[str, str]:
-        return {
-            "webhook-id": "msg_1",
-            "webhook-timestamp": str(int(time.timestamp())),
-            "webhook-signature": Webhook(secret).sign("msg_1", time, body.decode()),
-        }
-
-    answers = []
-    for replica in (0, 1):
-        async with httpx2.AsyncClient(base_url=url(suite, replica), timeout=60.0) as sender:
-            answers.append((await sender.post(path, content=body, headers=signed(now))).json())
-            unsigned = await sender.post(path, content=b'{"order": 8}', headers=signed(now))
-            assert (unsigned.status_code, reason(unsigned)) == (403, "BAD_SIGNATURE")
-            late = await sender.post(path, content=body, headers=signed(now - timedelta(days=1)))
-            assert (late.status_code, reason(late)) == (403, "WEBHOOK_TOO_OLD")
-    assert [answer.get("duplicate", False) for answer in answers] == [False, True]
-    (run_id,) = {answer["fire"]["runId"] for answer in answers}
-    done = await pawl.result(run_id)
-    assert "42" in done.output_text
-    first = await anext(aiter(pawl.messages(done.conversation_id)))
-    assert '"data":{"order":7}' in first.text
-
-
-async def mail_with(mailbox: Postbox, pattern: str) -> str:
-    """What a pattern finds in the newest mail, as soon as it finds something."""
-    found: list[str] = []
-
-    async def has_come() -> bool:
-        found.extend(re.findall(pattern, "\n".join(mailbox.texts()[-1:])))
-        return bool(found)
-
-    await until(has_come)
-    return found[0]
-
-
-async def test_e_mails_skip_what_was_watched_and_end_by_their_link(
-    browser: httpx2.AsyncClient, suite: Suite, mails: tuple[Postbox, int]
-) -> None:
-    """NOTE-1: programs that scan mail follow links, so the link asks first; a mail program clicks without asking."""
-    mailbox = mails[0]
-    asked = {"channel": {"url": "mailto:ann@example.com", "afterSeconds": 15}}
-    channel_id = (await browser.post(f"{CHANNELS}/CreateChannel", json=asked)).json()["channel"]["channelId"]
-    channel = {"channelId": channel_id}
-    code = await mail_with(mailbox, rf"pawl notify confirm {channel_id} (\d{{8}})")
-    assert (await browser.post(f"{CHANNELS}/ConfirmChannel", json={**channel, "code": code})).status_code == 200
-    run_id = await start(browser, "what is 6 * 9", "watched")
-    async for _ in read(browser, f"/runs/{run_id}/events"):
-        pass
-
-    async def is_skipped() -> bool:
-        found = (await browser.post(f"{CHANNELS}/ListDeliveries", json=channel)).json().get("deliveries", [])
-        states = {each["state"]: each.get("lastError") for each in found if each["type"] == "run.completed"}
-        return states == {"CHANNEL_DELIVERY_STATE_SKIPPED": "the run was watched"}
-
-    await until(is_skipped)
-    await browser.post(f"{CHANNELS}/TestChannel", json=channel)
-    link = await mail_with(mailbox, r"Unsubscribe: (http://\S+)")
-    assert "/unsubscribe/local/" in link
-
-    async def is_enabled() -> bool:
-        answer = (await browser.post(f"{CHANNELS}/GetChannel", json=channel)).json()
-        found: bool = answer["channel"].get("enabled", False)
-        return found
-
-    # Neither session nor key.
-    async with httpx2.AsyncClient(timeout=60.0) as reader:
-        page = await reader.get(link, headers={"accept": "text/html"})
-        assert (page.status_code, '<form method="post">' in page.text) == (200, True)
-        one_click = {"List-Unsubscribe": "One-Click"}
-        for wrong in (link[:-1], link.replace("/local/", "/other/")):
-            refused = await reader.post(wrong, data=one_click)
-            assert (refused.status_code, "This link does nothing" in refused.text) == (404, True), wrong
-        assert await is_enabled()
-        for _ in "12":
-            ended = await reader.post(link, data=one_click)
-            assert (ended.status_code, "You are unsubscribed" in ended.text) == (200, True)
-    assert not await is_enabled()

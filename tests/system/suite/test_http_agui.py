@@ -23,7 +23,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MAIL = "e-mail ann@example.com about lunch: see you at noon"
 STORY = "count to 60 slowly"
-PLAN = {"name": "show_plan", "description": "Shows the plan.", "parameters": {"type": "object", "properties": {}}}
 SUCCESS = {"type": "success"}
 
 
@@ -83,29 +82,6 @@ def run_of(events: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("legacy", [False, True])
-async def test_a_front_end_asks_runs_its_own_tool_and_reloads(door: httpx2.AsyncClient, legacy: bool) -> None:
-    thread = Thread(door, f"first-{legacy}", legacy=legacy)
-    events = await thread.ask("what is 17 * 23", state={"place": 1})
-    assert events[0]["type"] == "RUN_STARTED"
-    assert {"type": "STATE_SNAPSHOT", "snapshot": {"place": 1}} in events
-    assert [json.loads(each["content"])["result"] for each in thread.page.of("tool")] == [391]
-    assert thread.page.of("assistant")[-1]["content"] == "17 * 23 = 391."
-    assert events[-1].get("outcome") == (None if legacy else SUCCESS)
-    again = Thread(door, thread.name, legacy=legacy)
-    await again.ask()
-    assert [each["content"] for each in again.page.messages] == [each["content"] for each in thread.page.messages]
-    assert [each["id"] for each in again.page.of("assistant")] == [each["id"] for each in thread.page.of("assistant")]
-
-    events = await thread.ask("show me the plan", tools=[PLAN])
-    (call,) = thread.page.of("assistant")[-1]["toolCalls"]
-    assert events[-1].get("outcome") == (None if legacy else SUCCESS | {"pendingToolCallIds": [call["id"]]})
-    thread.page.messages.append({"id": "mine", "role": "tool", "toolCallId": call["id"], "content": "shown it is"})
-    await thread.ask(tools=[PLAN])
-    assert [each["id"] for each in thread.page.of("tool")][-1] == "mine"
-    assert thread.page.messages[-1]["role"] == "assistant"
-
-
 async def test_an_approval_is_an_interrupt_and_its_resume_goes_on(door: httpx2.AsyncClient) -> None:
     thread = Thread(door, "approval")
     events = await thread.ask(MAIL)
@@ -128,14 +104,6 @@ async def test_an_approval_is_an_interrupt_and_its_resume_goes_on(door: httpx2.A
     assert "bob@example.com" in thread.page.of("assistant")[0]["toolCalls"][0]["function"]["arguments"]
     assert [each["role"] for each in thread.page.messages].count("tool") == 1
     assert len({each["id"] for each in thread.page.messages}) == len(thread.page.messages)
-
-    (question,) = (await thread.ask("ask me whether to go on"))[-1]["outcome"]["interrupts"]
-    assert question["reason"] == "input_required"
-    assert (await thread.ask(resume=resolved(question, answer="yes")))[-1]["outcome"] == SUCCESS
-    assert "yes" in thread.page.of("tool")[-1]["content"]
-    (interrupt,) = (await thread.ask(MAIL))[-1]["outcome"]["interrupts"]
-    await thread.ask(resume=resolved(interrupt, approved=False, reason="not now"))
-    assert "not now" in thread.page.of("tool")[-1]["content"]
 
 
 async def test_a_page_that_reloads_or_leaves_in_mid_run_has_the_same_text(door: httpx2.AsyncClient) -> None:
@@ -194,23 +162,3 @@ async def test_the_published_clients_talk_to_it_unchanged(suite: Suite) -> None:
             assert (told["interrupt"], told["tool"], told["refused"]) == ("tool_call", "show_plan", "CONVERSATION_BUSY")
             assert [role for role, _ in told["mail"]].count("tool") == 1
             assert [text for role, text in told["shown"] if role == "tool"] == ['"it is shown"']
-
-
-BAD: list[tuple[dict[str, Any], int, str]] = [
-    ({"threadId": ""}, 400, "INVALID_FIELD"),
-    ({"messages": [{"role": "user"}]}, 400, "INVALID_FIELD"),
-    ({"messages": [{"id": "1", "role": "user", "content": [{"type": "audio"}]}]}, 400, "INVALID_FIELD"),
-    ({"tools": [{"name": "calculate"}]}, 409, "TOOL_EXISTS"),
-    ({"resume": [{"interruptId": "call_1.2", "status": "resolved"}]}, 404, "CALL_NOT_FOUND"),
-    ({"forwardedProps": {"pawl": {"onDisconnect": "explode"}}}, 400, "INVALID_FIELD"),
-    ({"forwardedProps": {"pawl": {"agent": "nobody"}}}, 404, "AGENT_NOT_FOUND"),
-]
-
-
-async def test_a_bad_request_is_refused_and_does_nothing(door: httpx2.AsyncClient) -> None:
-    """LOOP-15"""
-    body = {"threadId": "bad", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "never this"}]}
-    for wrong, status, why in BAD:
-        answer = await door.post("/agui", json=body | wrong)
-        assert (answer.status_code, reason(answer)) == (status, why), wrong
-    assert "never this" not in (await door.post(f"{AGENT}/ListRuns", json={})).text

@@ -14,9 +14,9 @@ from pawl.chassis.roles import CALLERS, ROLES, Role
 from pawl.launcher.suite import Suite
 from tests import contract
 from tests.keys import METADATA
-from tests.system.access.walk import OPEN, served, walk, wrong
+from tests.system.access.walk import OPEN, served
 from tests.system.suite import refusals, requests
-from tests.system.suite.client import Agent, addresses
+from tests.system.suite.client import addresses
 from tests.system.suite.refusals import TAKEN
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -94,30 +94,3 @@ async def test_no_odd_value_in_any_request_is_a_fault_of_the_program(suite: Suit
         nope = await ask(channel, f"{next(iter(methods))}Nope", b"", streams=False)
     assert list(filter(None, found)) == []
     assert (nope.code, nope.reason) == (grpc.StatusCode.UNIMPLEMENTED, "METHOD_NOT_FOUND")
-
-
-@pytest.mark.parametrize("service", SERVICES)
-async def test_a_caller_calls_what_the_table_of_roles_says(suite: Suite, service: str) -> None:
-    """OPS-1: each method as each role, and without the key of the suite or with another one."""
-    async with channel_to(suite, service) as channel:
-        names = await served(channel, METADATA)
-        for role in sorted(ROLES - {Role.DELEGATE, Role.DEPLOYMENT}):
-            answers = await walk(channel, names, (*METADATA, ("pawl-roles", role), ("pawl-store", "roles")))
-            found = wrong({(service, name): answer for name, answer in answers.items()}, {role}, "PERMISSION_DENIED")
-            assert found == {}, role
-        for strange in ((), (("pawl-user", "me"),), (("authorization", "Bearer of-something-else"),)):
-            answers = await walk(channel, names, strange)
-            assert wrong({("", name): answer for name, answer in answers.items()}, (), "UNAUTHENTICATED") == {}, strange
-
-
-async def test_bytes_that_are_no_grpc_disturb_no_client(suite: Suite, agent: Agent) -> None:
-    half_a_frame = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\xff\x09"
-    for data in (bytes(range(256)) * 8, b"GET / HTTP/1.1\r\n\r\n", half_a_frame):
-        for replicas in suite.endpoints.services.values():
-            host, _, port = (replicas[0].grpc or replicas[0].http).rpartition(":")
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(data)
-            await writer.drain()
-            writer.close()
-    run = await agent.start("what is 6 * 7?")
-    assert "42" in (await agent.until_ended(run.run_id)).output_text

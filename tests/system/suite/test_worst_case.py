@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from pawl.launcher.suite import Suite
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.keys import keyed_channel
 from tests.system.scripting import Model
-from tests.system.suite import attached
 from tests.system.suite.client import ENDED, Agent, addresses, mails_sent
 from tests.system.suite.worst_case import CANARY, INJECTIONS, Canary, arguments_for, paths, script, targets
 
@@ -34,16 +31,14 @@ async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
     return [tool.definition for tool in page.tools if not tool.source.startswith("module:tests.")]
 
 
-async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, model: Model, tmp_path: Path) -> None:
+async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, model: Model) -> None:
     """I10, I13: every tool, with every argument, by a model that obeys whatever it reads."""
     secret_ids = await _plant(suite)
     mails = mails_sent(suite)
     victim = suite.folder.path / "victim.txt"
     victim.write_text(CANARY)
     registry = addresses(suite, "tool-registry")[0]
-    async with AsyncExitStack() as stack:
-        canary = stack.enter_context(Canary())
-        more = await stack.enter_async_context(attached.attached(registry, tmp_path / "server"))
+    with Canary() as canary:
         tools = await _tools(registry)
         ways = paths(victim, suite.folder.path / "files" / "local")
         texts = [*targets(canary.port, victim), *ways, *INJECTIONS, *secret_ids]
@@ -59,9 +54,7 @@ async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, model: M
         seen = [call for run in runs for call in await agent.calls(run.run_id)]
         answers = [run.output_text for run in runs]
         assert canary.connections == []
-        assert more.run == attached.HARMLESS
     assert {call.tool_name for call in seen} == {tool.name for tool in tools}
-    assert {call.tool_name for call in seen} > attached.HARMLESS | attached.GATED
     _check_gates(seen, tools)
     told = [call.result.content_json.decode() for call in seen] + answers
     assert not [text for text in told if CANARY in text]

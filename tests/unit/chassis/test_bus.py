@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,14 @@ def bus_to(url: str | None, metrics: Metrics) -> Bus:
     return Bus(url, name="test", metrics=metrics)
 
 
+@pytest.fixture
+async def bus(nats_url: str, metrics: Metrics) -> AsyncIterator[Bus]:
+    """A bus that is connected."""
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        yield bus
+
+
 class Inbox:
     """Keeps what arrives."""
 
@@ -40,14 +48,12 @@ class Inbox:
         await self.messages.put((subject, data))
 
 
-async def test_what_is_published_arrives_in_order(nats_url: str, metrics: Metrics) -> None:
+async def test_what_is_published_arrives_in_order(bus: Bus) -> None:
     inbox = Inbox()
-    async with bus_to(nats_url, metrics) as bus:
-        await bus.wait_connected()
-        await bus.subscribe("order.*", inbox)
-        for number in range(100):
-            await bus.publish(f"order.{number}", b"%d" % number)
-        got = [await inbox.messages.get() for _ in range(100)]
+    await bus.subscribe("order.*", inbox)
+    for number in range(100):
+        await bus.publish(f"order.{number}", b"%d" % number)
+    got = [await inbox.messages.get() for _ in range(100)]
     assert got == [(f"order.{number}", b"%d" % number) for number in range(100)]
 
 
@@ -103,7 +109,7 @@ async def test_subscriptions_come_back_with_the_server(server: NatsServer, metri
             await until(lambda: not bus.connected)
 
 
-async def test_a_callback_that_fails_gets_the_next_message_too(nats_url: str, metrics: Metrics) -> None:
+async def test_a_callback_that_fails_gets_the_next_message_too(bus: Bus) -> None:
     """I20: one bad message does not stop the others."""
     inbox = Inbox()
 
@@ -112,32 +118,26 @@ async def test_a_callback_that_fails_gets_the_next_message_too(nats_url: str, me
             raise RuntimeError
         await inbox(subject, data)
 
-    async with bus_to(nats_url, metrics) as bus:
-        await bus.wait_connected()
-        await bus.subscribe("mixed", callback)
-        await bus.publish("mixed", b"bad")
-        await bus.publish("mixed", b"good")
-        assert (await inbox.messages.get())[1] == b"good"
+    await bus.subscribe("mixed", callback)
+    await bus.publish("mixed", b"bad")
+    await bus.publish("mixed", b"good")
+    assert (await inbox.messages.get())[1] == b"good"
 
 
-async def test_a_message_that_cannot_be_sent_does_not_stop_the_next(nats_url: str, metrics: Metrics) -> None:
+async def test_a_message_that_cannot_be_sent_does_not_stop_the_next(bus: Bus, metrics: Metrics) -> None:
     inbox = Inbox()
-    async with bus_to(nats_url, metrics) as bus:
-        await bus.wait_connected()
-        await bus.subscribe("sizes", inbox)
-        await bus.publish("sizes", b"x" * 2_000_000)
-        await bus.publish("two words", b"")
-        await bus.publish("sizes", b"fits")
-        assert (await inbox.messages.get())[1] == b"fits"
+    await bus.subscribe("sizes", inbox)
+    await bus.publish("sizes", b"x" * 2_000_000)
+    await bus.publish("two words", b"")
+    await bus.publish("sizes", b"fits")
+    assert (await inbox.messages.get())[1] == b"fits"
     assert 'pawl_test_bus_dropped_total{cause="refused"} 2.0' in metrics.text().decode()
 
 
-async def test_a_flood_is_dropped_instead_of_kept(nats_url: str, metrics: Metrics) -> None:
+async def test_a_flood_is_dropped_instead_of_kept(bus: Bus, metrics: Metrics) -> None:
     """I19: everything is bounded."""
-    async with bus_to(nats_url, metrics) as bus:
-        await bus.wait_connected()
-        for _ in range(50):
-            await bus.publish("flood", b"x" * 1_000_000)
+    for _ in range(50):
+        await bus.publish("flood", b"x" * 1_000_000)
     assert 'pawl_test_bus_dropped_total{cause="full"}' in metrics.text().decode()
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -19,9 +16,7 @@ from pawl.chassis.database import Database
 from pawl.chassis.database_kept import KeptConnections, Lent, is_lost
 from pawl.chassis.durability import require_durable
 from pawl.chassis.start import StartError
-from pawl.launcher.ports import free_port
 from tests import servers
-from tests.databases import forwarding
 from tests.poll import PATIENCE_SECONDS, until
 
 _MAX = 2
@@ -72,16 +67,6 @@ async def test_a_connection_stays_at_hand_unless_something_went_wrong_or_all_is_
     assert world.in_pool == _MAX
 
 
-async def test_a_transaction_that_was_left_open_is_ended(world: World) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # asyncpg complains of it.
-    connection = await world.take()
-    await connection.execute("BEGIN")
-    await world.give(connection)
-    connection = await world.take()
-    assert not connection.is_in_transaction()
-    await world.give(connection)
-
-
 async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World) -> None:
     broken, other = await world.take(), await world.take()
     pid = broken.get_server_pid()
@@ -105,52 +90,6 @@ async def test_expired_connections_are_given_out_no_more(world: World) -> None:
     assert not old & {connection.get_server_pid() for connection in new}
     for connection in new:
         await world.give(connection)
-
-
-@asynccontextmanager
-async def _heard(database_url: str) -> AsyncIterator[tuple[Database, asyncio.Event]]:
-    """A database of one connection whose server is heard only while the event is set; nothing in it fails unseen."""
-    unseen: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    speaks = asyncio.Event()
-    speaks.set()
-
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            await speaks.wait()
-            writer.write(data)
-        writer.close()
-
-    async with (
-        forwarding(database_url, free_port(), say) as url,
-        Database(url, application_name="test", connections_max=1) as database,
-    ):
-        yield database, speaks
-        gc.collect()
-        assert await database.fetchval("SELECT 1") == 1
-    assert not unseen
-
-
-async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobodys_failure(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its session is given up, although its caller is cancelled again and sees no more of it."""
-    monkeypatch.setattr("pawl.chassis.database_kept._RELEASE_TIMEOUT_SECONDS", 0.1)
-
-    async def sleep(database: Database, speaks: asyncio.Event) -> None:
-        async with database.acquire() as connection:
-            speaks.clear()
-            await connection.execute("SELECT pg_sleep(60)")
-
-    async with _heard(database_url) as (database, speaks):
-        call = asyncio.create_task(sleep(database, speaks))
-        await until(lambda: not speaks.is_set())
-        call.cancel()
-        await asyncio.sleep(0.01)  # It gives its connection back.
-        call.cancel()
-        await asyncio.wait({call})
-        await until(lambda: not (database._pool and database._pool.get_size()))
-        speaks.set()
 
 
 @pytest.fixture(scope="module")

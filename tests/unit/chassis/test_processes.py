@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,6 +188,22 @@ async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         service.background.start("loop", loop)
         await service.serve(service.rpc_server(), stop)
     assert order == ["server", "loop", "bus", "database"]
+
+
+async def test_a_service_that_others_can_reach_says_once_that_it_speaks_no_tls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is not refused: something in front may end TLS."""
+    monkeypatch.delenv("PAWL_LOCAL_KEY")
+    (tmp_path / "keys.json").write_text("[]")
+    stop = asyncio.Event()
+    stop.set()
+    for listens, warnings in (("0.0.0.0:0", 1), ("127.0.0.1:0", 0)):
+        settings = ServiceSettings(metrics_listen=listens, api_keys_file=tmp_path / "keys.json")
+        with structlog.testing.capture_logs() as lines:
+            async with Service("test", settings) as service:
+                await service.serve(service.rpc_server(), stop)
+        assert [line["event"] for line in lines].count("tls.absent") == warnings
 
 
 async def test_a_service_without_a_database_url_says_so() -> None:

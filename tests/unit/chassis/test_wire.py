@@ -156,6 +156,24 @@ def refuse(unknown: Unknown) -> ValueError:
 STRICT = Translator(refuse)
 
 
+def struct(name: str, **fields: Any) -> Any:
+    """Return a struct with these fields, each a type or a type with its default."""
+    made = [(field, *kind) if isinstance(kind, tuple) else (field, kind) for field, kind in fields.items()]
+    return msgspec.defstruct(name, made, frozen=True, kw_only=True)
+
+
+Verdict = struct("Verdict", call_id=str, question=(Question | None, None))
+Resolve = struct("Resolve", tool_names=list[str], pinned_versions=dict[str, int])
+Lease = struct("Lease", client_id=str, offer_epoch=int, expire_time=float)
+Note = struct("Note", create_time=datetime, read_time=(datetime | None, None))
+Created = struct("Created", create_time=datetime)
+Progress = struct("Progress", fraction=(float | None, None), message=(str, ""))
+Limits = struct("Limits", rounds_max=(int, 10), agent_depth_max=(int, 2))
+Warned = struct("Warned", reason=str, message=str)
+ToppedUp = struct("ToppedUp", tokens=int, token_budget=int, user_id=str)
+More = struct("More", run_id=str, conversation_id=str, agent_name=str, depth=(int, 4))
+
+
 def test_what_is_written_is_read_again() -> None:
     question = Question(question="which?", kind=Kind.PERMISSION, options=("a", "b"), answer_schema=b"{}")
     translation = STRICT.struct(Question, call_pb2.Question)
@@ -181,10 +199,6 @@ def test_nested_structs_that_may_be_absent_repeated_ones_and_sets() -> None:
     assert list(contexts.write(context).user_roles) == ["a", "b"]
     assert contexts.read(contexts.write(context)) == context
 
-    class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-        call_id: str
-        question: Question | None = None
-
     others = set(execution_pb2.Verdict.DESCRIPTOR.fields_by_name) - {"call_id", "question"}
     verdicts = STRICT.struct(Verdict, execution_pb2.Verdict, Exceptions(of_message=others))
     for verdict in (Verdict(call_id="a"), Verdict(call_id="a", question=Question(question=""))):
@@ -194,10 +208,6 @@ def test_nested_structs_that_may_be_absent_repeated_ones_and_sets() -> None:
 
 
 def test_maps_and_flat_structs() -> None:
-    class Resolve(msgspec.Struct, frozen=True, kw_only=True):
-        tool_names: list[str]
-        pinned_versions: dict[str, int]
-
     rest = set(execution_pb2.ResolveToolsRequest.DESCRIPTOR.fields_by_name) - {"tool_names", "pinned_versions"}
     resolves = STRICT.struct(Resolve, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
     resolve = Resolve(tool_names=["x"], pinned_versions={"x": 3})
@@ -210,11 +220,6 @@ def test_maps_and_flat_structs() -> None:
 
 
 def test_times_are_seconds_or_datetimes_to_the_microsecond() -> None:
-    class Lease(msgspec.Struct, frozen=True, kw_only=True):
-        client_id: str
-        offer_epoch: int
-        expire_time: float
-
     leases = STRICT.struct(Lease, call_pb2.OfferLease)
     for time in (1_700_000_000.123456, 0.0, -1.5):
         message = leases.write(Lease(client_id="", offer_epoch=0, expire_time=time))
@@ -222,10 +227,6 @@ def test_times_are_seconds_or_datetimes_to_the_microsecond() -> None:
         expected.expire_time.FromMicroseconds(round(time * 1e6))
         assert message == expected
         assert leases.read(message).expire_time == pytest.approx(time, abs=1e-6)
-
-    class Note(msgspec.Struct, frozen=True, kw_only=True):
-        create_time: datetime
-        read_time: datetime | None = None
 
     others = set(notify_pb2.Notification.DESCRIPTOR.fields_by_name) - {"create_time", "read_time"}
     notes = STRICT.struct(Note, notify_pb2.Notification, Exceptions(of_message=others))
@@ -235,12 +236,9 @@ def test_times_are_seconds_or_datetimes_to_the_microsecond() -> None:
 
 
 def test_a_time_of_no_year_is_the_error() -> None:
-    class Note(msgspec.Struct, frozen=True, kw_only=True):
-        create_time: datetime
-
     others = set(notify_pb2.Notification.DESCRIPTOR.fields_by_name) - {"create_time"}
     translator = Translator(lambda unknown: LookupError(unknown.field))
-    notes = translator.struct(Note, notify_pb2.Notification, Exceptions(of_message=others), field="note")
+    notes = translator.struct(Created, notify_pb2.Notification, Exceptions(of_message=others), field="note")
     times = [Timestamp(seconds=2**62), Timestamp(nanos=-1), Timestamp(seconds=253402300800)]
     rows = [(time.SerializeToString(), r"^'note\.create_time'$|^note\.create_time$") for time in times]
     assert not_explained(LookupError, lambda time: notes.read(note_at(time)), rows) == []
@@ -251,19 +249,11 @@ def note_at(time: bytes) -> notify_pb2.Notification:
 
 
 def test_absent_scalars_are_none_or_the_default() -> None:
-    class Progress(msgspec.Struct, frozen=True, kw_only=True):
-        fraction: float | None = None
-        message: str = ""
-
     progress = STRICT.struct(Progress, execution_pb2.ExecutionProgress)
     assert not progress.write(Progress()).HasField("fraction")
     assert progress.write(Progress(fraction=0.0)).HasField("fraction")
     assert progress.read(execution_pb2.ExecutionProgress(fraction=0.0)).fraction == 0.0
     assert progress.read(execution_pb2.ExecutionProgress()).fraction is None
-
-    class Limits(msgspec.Struct, frozen=True, kw_only=True):
-        rounds_max: int = 10
-        agent_depth_max: int = 2
 
     others = set(run_pb2.RunLimits.DESCRIPTOR.fields_by_name) - {"rounds_max", "agent_depth_max"}
     limits = STRICT.struct(Limits, run_pb2.RunLimits, Exceptions(of_message=others))
@@ -288,15 +278,6 @@ def test_an_unknown_number_is_the_default_or_an_error_that_names_the_field() -> 
 
 
 def test_one_of_several() -> None:
-    class Warned(msgspec.Struct, frozen=True, kw_only=True):
-        reason: str
-        message: str
-
-    class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
-        tokens: int
-        token_budget: int
-        user_id: str
-
     kinds = {"warning": Warned, "run_topped_up": ToppedUp}
     without = {field.name for field in event_pb2.RunEvent.DESCRIPTOR.oneofs_by_name["kind"].fields} - set(kinds)
     events = STRICT.one_of(event_pb2.RunEvent, "kind", kinds, without=without)
@@ -312,13 +293,7 @@ def test_one_of_several() -> None:
 
 def test_a_field_of_one_side_only_is_refused_unless_it_is_named() -> None:
     with pytest.raises(TypeError, match="summary is a field of the message only"):
-        STRICT.struct(msgspec.defstruct("Short", [("tool_name", str), ("arguments", bytes)]), call_pb2.Inverse)
-
-    class More(msgspec.Struct, frozen=True, kw_only=True):
-        run_id: str
-        conversation_id: str
-        agent_name: str
-        depth: int = 4
+        STRICT.struct(struct("Short", tool_name=str, arguments=bytes), call_pb2.Inverse)
 
     with pytest.raises(TypeError, match="depth is a field of the struct only"):
         STRICT.struct(More, run_pb2.RunAbove)
@@ -329,13 +304,12 @@ def test_a_field_of_one_side_only_is_refused_unless_it_is_named() -> None:
 
 def test_a_type_that_does_not_fit_is_refused() -> None:
     for hint in (int, bytes, float, bool, Kind, Above, tuple[str, ...]):
-        struct = msgspec.defstruct("Wrong", [("run_id", hint), ("conversation_id", str)], kw_only=True)
         with pytest.raises(TypeError, match="run_id is no"):
-            STRICT.struct(struct, run_pb2.RunAbove)
+            STRICT.struct(struct("Wrong", run_id=hint, conversation_id=str), run_pb2.RunAbove)
     rest = set(execution_pb2.ResolveToolsRequest.DESCRIPTOR.fields_by_name) - {"pinned_versions"}
     with pytest.raises(TypeError, match="pinned_versions is a map"):
-        struct = msgspec.defstruct("Wrong", [("pinned_versions", str)], kw_only=True)
-        STRICT.struct(struct, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
+        wrong = struct("Wrong", pinned_versions=str)
+        STRICT.struct(wrong, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
 
 
 def test_enums_that_differ_are_refused() -> None:

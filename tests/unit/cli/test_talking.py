@@ -158,35 +158,6 @@ async def test_a_decision_that_the_suite_refuses_is_asked_for_again(monkeypatch:
     assert list(talk._pending.items()) == list(waiting.items())
 
 
-async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ASYNC-5: also after the conversation could not be looked at; what was started here is no news."""
-    attached: list[str] = []
-    followed = asyncio.Event()
-
-    class FollowedSession(Session):
-        async def attach(self, run_id: str) -> None:
-            attached.append(run_id)
-
-    async def follow(_: object, conversation_id: str, from_run_id: str) -> Any:
-        assert (conversation_id, from_run_id) == ("conv_1", "run_1")
-        yield run_pb2.Run(run_id="run_1")
-        for _time in range(2):
-            yield run_pb2.Run(run_id="turn_1", generation=1)
-        followed.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(AsyncClient, "session", FollowedSession)
-    monkeypatch.setattr(AsyncClient, "follow", follow)
-    talk, session, _ = talking("first")
-    running = asyncio.create_task(talk.run())
-    async with asyncio.timeout(60):
-        await followed.wait()
-        for run_id in ("run_1", "turn_1"):
-            session.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
-        assert await running == 0
-    assert attached == ["turn_1"]
-
-
 def turn_event(**kind: Any) -> session_pb2.SessionResponse:
     return session_pb2.SessionResponse(event=event_pb2.RunEvent(run_id="turn_1", conversation_id="conv_1", **kind))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pawl.cli import answers, decisions, wording
+from pawl.cli import answers, decisions
 from pawl.cli.__main__ import app
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.source_policies import policy_of
@@ -294,16 +294,6 @@ def gated(**series: Any) -> call_pb2.Call:
     if series:
         call.approval.series.CopyFrom(call_pb2.Series(digest="of the series", **series))
     return call
-
-
-def test_it_is_said_how_often_how_far_apart_and_until_when() -> None:
-    call = gated(interval_seconds=60, iterations_max=20)
-    end = datetime(2026, 11, 24, 14, tzinfo=UTC)
-    lines = wording.call_lines(call, datetime.now(UTC))
-    assert "one of a series: every 60 s, at most 20 times (to grant all of it: series)" in lines
-    call.approval.series.end_time.FromDatetime(end)
-    assert f", until {end.astimezone():%Y-%m-%d %H:%M:%S}" in wording.series_text(call.approval.series)
-    assert not any("series" in line for line in wording.call_lines(gated(), datetime.now(UTC)))
 
 
 def test_only_who_says_so_grants_it() -> None:

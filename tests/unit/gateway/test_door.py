@@ -140,15 +140,6 @@ def test_nobody_makes_a_session_up(sealed: str) -> None:
         Seal(KEY).open(sealed, Session)
 
 
-def test_one_changed_letter_is_no_session() -> None:
-    sealed = Seal(KEY).close(Session(key="a", end_time=1.0))
-    # Of the last letter before the padding a part stands for nothing.
-    for place in range(0, len(sealed.rstrip("=")) - 1, 7):
-        other = sealed[:place] + ("A" if sealed[place] != "A" else "B") + sealed[place + 1 :]
-        with pytest.raises(Unauthenticated):
-            Seal(KEY).open(other, Session)
-
-
 def test_a_key_that_no_cookie_holds_is_refused() -> None:
     sealed = Seal(KEY).close(Session(key="k" * 3000, end_time=1.0))
     with pytest.raises(InvalidField, match="too long"):

@@ -89,10 +89,3 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"cannot be used: Not a directory"):
         DataFolder(tmp_path / "file" / "data").open()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_the_right_to_write_is_one_sentence(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StartError, match="cannot be used: Permission denied"):
-        DataFolder(tmp_path / "data").open()
