@@ -159,3 +159,9 @@ async def test_many_streams_are_one_and_end_when_the_gateway_stops(suite: Suite)
             return "pawl_gateway_streams 0.0" in (await client.get(metrics)).text
 
         await until(none_is_open)
+
+
+def session(browser: httpx2.AsyncClient, suite: Suite, replica: int) -> dict[str, str]:
+    """Return the cookie of a browser as another replica at the same address gets it: its name has the port."""
+    (value,) = browser.cookies.values()
+    return {f"pawl_session_{url(suite, replica).rpartition(':')[2]}": value}
