@@ -247,6 +247,7 @@ async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
         assert (message["Subject"], message["Message-ID"]) == ("Lunch på fredag?", sent["message_id"])
         assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
         sent_bytes = box.envelopes[0].content
+        assert isinstance(sent_bytes, bytes)
         for header in (
             f"In-Reply-To: {answered}",
             f"References: {thread}\r\n {answered}",

@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
-from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest
+import asyncio
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import httpx2
+import pytest
+from pydantic import SecretStr
+
+from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
+from pawl.chassis.browser_seal import CODE_SECONDS, Code, close
+from pawl.chassis.http_server import Response
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.settings import SettingsError, read
+from pawl.errors import ChannelNotFound, DependencyUnavailable
+from pawl.gateway.adapters.seal import Seal
+from pawl.gateway.adapters.services import PEERS
+from pawl.gateway.domain.door import check_host
+from pawl.gateway.domain.session import Session
+from pawl.gateway.settings import GatewaySettings
+from pawl.gateway.wiring import wire
+from pawl.notify.v1.channel_pb2 import UnsubscribeChannelResponse
+from tests.fakes.manual_clock import ManualClock
+from tests.unit.gateway.conftest import Listener
 
 SEAL = "s" * 32
 HOST = "pawl.example.com"
@@ -25,3 +50,425 @@ class Channel:
         self.webhooks: list[DeliverWebhookRequest] | None = None
         self.who = WhoAmIResponse()
         self.links = {"good": True, "bad": False}
+
+    def unary_unary(self, name: str, **_: object) -> Any:
+        async def call(request: Any, *_: object, timeout: float = 0.0, **__: object) -> object:
+            self.timeouts.append(timeout)
+            if name.endswith("/DeliverWebhook") and self.webhooks is not None:
+                self.webhooks.append(request)
+                return DeliverWebhookResponse()
+            if name.endswith("/UnsubscribeChannel") and request.token in self.links:
+                if not self.links[request.token]:
+                    raise ChannelNotFound
+                return UnsubscribeChannelResponse()
+            if name.endswith("/WhoAmI"):
+                return self.who
+            raise DependencyUnavailable
+
+        return call
+
+    unary_stream = unary_unary
+
+
+class Door:
+    """A gateway without services, and a browser at it."""
+
+    def __init__(
+        self, *, origins: str = "", health: Response | None = None, listener: Listener | None = None, **settings: Any
+    ) -> None:
+        self.listener = listener or Listener()
+        self.clock = ManualClock()
+        self.channel = Channel()
+        self.app = wire(
+            GatewaySettings(
+                gateway_seal_key=SecretStr(SEAL),
+                gateway_hosts=HOST,
+                gateway_origins=origins,
+                **{"gateway_session_hours": 1 / 60} | settings,
+            ),
+            cast("dict[str, grpc.aio.Channel]", dict.fromkeys(PEERS, self.channel)),
+            closing=asyncio.Event(),
+            health=lambda: health or Response(body=b"{}"),
+            metrics=Metrics("gateway"),
+            clock=self.clock,
+            ids=IdSource(self.clock),
+        )
+
+    async def ask(
+        self, method: str, path: str, *, at: str = "http://localhost:7600", cookies: Any = None, **more: Any
+    ) -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=self.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=at, cookies=cookies) as browser:
+            return await browser.request(method, path, **more)
+
+    async def cookie(self, at: str) -> Any:
+        """Return the cookie of a session."""
+        answer = await self.ask("POST", "/login", at=at, json={"key": "key"}, headers={"origin": at})
+        assert answer.status_code == 200, answer.text
+        (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
+        return cookie
+
+
+async def test_who_waits_for_a_run_is_not_cut_off_before() -> None:
+    for waits, header, seconds in [
+        (None, None, 15),
+        (20, None, 35),
+        ("Infinity", None, 75),
+        (-5, None, 15),
+        ("NaN", None, 75),
+        (20, "500", 0.5),
+    ]:
+        door = Door()
+        asked = {"runId": "run"} | ({} if waits is None else {"waitSeconds": waits})
+        headers = BEARER | ({} if header is None else {"connect-timeout-ms": header})
+        await door.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
+        assert door.channel.timeouts == [seconds]
+
+
+def reason(answer: httpx2.Response) -> str:
+    found: str = answer.json()["details"][0]["debug"]["reason"]
+    return found
+
+
+def shared(answer: httpx2.Response) -> dict[str, str]:
+    """Return what an answer says to browsers about other pages."""
+    return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
+
+
+async def test_a_page_of_an_allowed_origin_may_use_ag_ui() -> None:
+    for path in ["/agui", "/agui/cancel"]:
+        door = Door(origins=PAGE)
+        asked = await door.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
+        assert asked.status_code == 200
+        said = shared(asked)
+        assert said["access-control-allow-origin"] == PAGE
+        assert said["access-control-allow-methods"] == "POST"
+        assert {"authorization", "content-type", "pawl-store", "pawl-user"} <= {
+            name.strip().lower() for name in said["access-control-allow-headers"].split(",")
+        }
+        refused = await door.ask("POST", path, json=ANY, headers={"origin": PAGE})
+        assert (refused.status_code, shared(refused)) == (401, {"access-control-allow-origin": PAGE})
+        assert "access-control-allow-credentials" not in {**said, **shared(refused)}
+        assert refused.headers["vary"] == "Origin"
+
+
+async def test_no_other_page_may_read_an_answer() -> None:
+    for origins in ["", "https://other.example.com"]:
+        for origin in [PAGE, "null", "https://app.example.com.evil.com", "http://app.example.com"]:
+            door = Door(origins=origins)
+            asked = await door.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
+            refused = await door.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
+            assert asked.status_code in {400, 405}
+            for answer in (asked, refused):
+                assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in() -> None:
+    for path in [WHO, "/stream", "/login", "/login/out", "/healthz", "/"]:
+        door = Door(origins=PAGE)
+        for method in ("OPTIONS", "POST", "GET"):
+            answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
+            assert shared(answer) == {}
+
+
+async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it() -> None:
+    for at, name, secure in [
+        ("http://localhost:7600", "pawl_session_7600", False),
+        ("https://localhost:7600", "__Host-pawl_session_7600", True),
+        (f"http://{HOST}", "__Host-pawl_session", True),
+        (f"https://{HOST}", "__Host-pawl_session", True),
+    ]:
+        session = await Door().cookie(at)
+        assert session.key == name
+        assert session["httponly"]
+        assert session["samesite"] == "strict"
+        assert bool(session["secure"]) is secure
+        assert (session["path"], session["domain"]) == ("/", "")  # as __Host- wants it
+        assert session["max-age"] == "60"
+
+
+async def test_a_code_logs_in_once_and_never_after_a_restart() -> None:
+    door = Door()
+    started = door.clock.now()
+    await door.clock.advance(1.0)
+
+    async def use(made: float) -> int:
+        code = Code(key="key", gateway="localhost:7600", end_time=made + CODE_SECONDS, nonce=str(made))
+        said = {"code": close(SEAL, code)}
+        return (await door.ask("POST", "/login", json=said, headers={"origin": "http://localhost:7600"})).status_code
+
+    assert [await use(made) for made in (started - 1, started + 1, started + 1)] == [401, 200, 401]
+
+
+async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -> None:
+    door, at = Door(), "http://localhost:7600"
+    session = await door.cookie(at)
+
+    async def ask(value: str) -> tuple[int, str]:
+        answer = await door.ask("POST", WHO, json={}, cookies={session.key: value}, headers={"origin": at})
+        return answer.status_code, reason(answer) if answer.is_error else ""
+
+    assert await ask(session.value) == (200, "")
+    foreign = Seal("f" * 32).close(Session(key="key", end_time=door.clock.now() + 60))
+    assert await ask(foreign) == (401, "UNAUTHENTICATED")
+    await door.clock.advance(60.0)
+    assert await ask(session.value) == (401, "SESSION_EXPIRED")
+
+
+async def test_a_header_that_says_whose_a_request_is_comes_once() -> None:
+    """A stranger may have sent the first of two, and a proxy added the second."""
+    for name in ["authorization", "pawl-store", "pawl-user"]:
+        for path in [WHO, "/agui"]:
+            headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
+            answer = await Door().ask("POST", path, json={}, headers=headers)
+            assert (answer.status_code, reason(answer)) == (400, "INVALID_FIELD")
+            assert answer.json()["message"] == f"The header {name} came twice."
+
+
+START = "/rpc/pawl.agent.v1.AgentService/StartRun"
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({}, 401, "UNAUTHENTICATED"),
+    ({"cookies": {"pawl_session": "gAAAAABmade-up"}}, 401, "UNAUTHENTICATED"),
+    ({"headers": {"authorization": b"Bearer \xe9"}}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER | {"pawl-user": "a\tb"}}, 400, "INVALID_FIELD"),
+    ({"headers": {"origin": "http://evil.com"}, "cookies": {"pawl_session": "x"}}, 403, "FOREIGN_ORIGIN"),
+    ({"headers": BEARER | {"host": "evil.com"}}, 421, "FOREIGN_HOST"),
+    ({"headers": BEARER | {"content-type": "text/plain"}}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "content": b'{"text": "\xff"}'}, 400, "INVALID_JSON"),
+    ({"headers": BEARER, "content": b'{"nope": 1}'}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "content": b"[" * 100_000 + b"]" * 100_000}, 400, "INVALID_JSON"),
+    ({"headers": BEARER, "content": b" " * 2_000_000}, 413, "TOO_LARGE"),
+    ({"headers": BEARER, "path": "/rpc/pawl.tool.v1.ExecutionService/CheckCalls"}, 404, "METHOD_NOT_FOUND"),
+    ({"headers": BEARER, "path": "/rpc/pawl.agent.v1.AgentService/WatchRun"}, 404, "METHOD_NOT_FOUND"),
+    ({"headers": BEARER, "path": "/nothing"}, 405, "METHOD_NOT_FOUND"),
+    ({"headers": BEARER, "method": "GET", "path": "/runs/nope..nope/events"}, 400, "INVALID_ID"),
+    ({"headers": BEARER | {"last-event-id": "soon"}, "method": "GET", "path": "/runs/r/events"}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "path": "/stream", "content": b'{"subscriptions": 3}'}, 400, "INVALID_FIELD"),
+    ({"headers": BEARER, "path": "/stream", "content": b'{"subscriptions": {}}'}, 400, "INVALID_FIELD"),
+    ({"path": "/login", "content": b'{"key": ""}'}, 400, "INVALID_FIELD"),
+    ({"path": "/login", "content": b'{"key": "k", "x": 1}'}, 400, "INVALID_FIELD"),
+    ({"path": "/login", "content": b'{"key": "k", "store": "a\\n"}'}, 400, "INVALID_FIELD"),
+]
+
+
+async def test_a_bad_request_is_refused_in_json_and_reaches_no_service() -> None:
+    """LOOP-15, OPS-1"""
+    for row, status, why in REFUSED:
+        door = Door()
+        headers = {"content-type": "application/json", "origin": "http://localhost:7600"} | row.get("headers", {})
+        content = row.get("content", b"{}")
+        method, path = row.get("method", "POST"), row.get("path", START)
+        answer = await door.ask(method, path, headers=headers, content=content, cookies=row.get("cookies"))
+        assert (answer.status_code, reason(answer), door.channel.timeouts) == (status, why, []), row
+        assert "set-cookie" not in answer.headers
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
+    page = await Door().ask("GET", "/", headers={"accept": "text/html"})
+    policy = dict(each.strip().partition(" ")[::2] for each in page.headers["content-security-policy"].split(";"))
+    assert policy == {
+        **dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types"), "'none'"),
+        **dict.fromkeys(("script-src", "style-src", "connect-src"), "'self'"),
+        "img-src": "'self' data:",
+        "require-trusted-types-for": "'script'",
+    }
+    assert page.headers["x-dns-prefetch-control"] == "off"
+    data = await Door().ask("POST", WHO, json={}, headers=BEARER)
+    assert data.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'; sandbox"
+    assert data.headers["cache-control"] == "no-store"
+    for answer in (page, data):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+async def test_an_address_that_takes_another_method_says_which() -> None:
+    """Also where the pages of the console, which take every address, would have taken that method."""
+    for method, path, allowed in [
+        ("GET", WHO, "POST"),
+        ("GET", "/rpc/no.such.Service/Method", "POST"),
+        ("DELETE", WHO, "POST"),
+        ("GET", "/stream", "POST"),
+        ("POST", "/runs/run_1/events", "GET, HEAD"),
+        ("PUT", "/unsubscribe/store/token", "GET, HEAD, POST"),
+        ("POST", "/a/page/of/the/console", "GET, HEAD"),
+    ]:
+        answer = await Door().ask(method, path, headers={"accept": "text/html"})
+        assert (answer.status_code, answer.headers["allow"], reason(answer)) == (405, allowed, "METHOD_NOT_FOUND")
+        assert answer.json()["message"] == f"{method} does not go with this address: it takes {allowed}."
+
+
+BAD = (
+    "*",
+    "app.example.com",
+    "https://app.example.com/",
+    "https://*.example.com",
+    "https://u@a.b",
+    "ftp://a.b",
+    "null",
+)
+
+
+async def test_settings_that_would_open_it_to_anybody_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[dict[str, str], str]] = [
+        *(({"PAWL_GATEWAY_SEAL_KEY": keys}, "PAWL_GATEWAY_SEAL_KEY") for keys in ("short", "," * 40, f"{SEAL}, short")),
+        ({"PAWL_LISTEN": "0.0.0.0:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
+        ({"PAWL_LISTEN": "[::]:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
+        ({"PAWL_LISTEN": "0.0.0.0:7600", "PAWL_GATEWAY_HOSTS": HOST, "PAWL_LOCAL_KEY": "k" * 16}, "PAWL_LOCAL_KEY"),
+        ({"PAWL_GATEWAY_HOSTS": "*.example.com"}, "PAWL_GATEWAY_HOSTS"),
+        ({"PAWL_GATEWAY_HOSTS": HOST, "PAWL_GATEWAY_OIDC_FILE": "logins.json"}, "PAWL_PUBLIC_URL: is required"),
+        *(({"PAWL_GATEWAY_ORIGINS": f"https://a.b, {origin}"}, "PAWL_GATEWAY_ORIGINS") for origin in BAD),
+        ({"PAWL_GATEWAY_ORIGINS": "https://a.b:443"}, "PAWL_GATEWAY_ORIGINS"),
+    ]
+    for variables, says in rows:
+        with monkeypatch.context() as environment, pytest.raises(SettingsError, match=says):
+            for name, value in ({"PAWL_GATEWAY_SEAL_KEY": SEAL} | variables).items():
+                environment.setenv(name, value)
+            read(GatewaySettings)
+
+
+async def test_hosts_and_origins_are_names_with_commas_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAWL_LISTEN", "0.0.0.0:7600")
+    monkeypatch.setenv("PAWL_GATEWAY_SEAL_KEY", SEAL)
+    monkeypatch.setenv("PAWL_GATEWAY_HOSTS", f"{HOST}, B.c,[FD00::1],fd00::2")
+    monkeypatch.setenv("PAWL_GATEWAY_ORIGINS", f"{PAGE.upper()},http://[::1]:3000")
+    found = read(GatewaySettings)
+    assert found.hosts == {HOST, "b.c", "fd00::1", "fd00::2"}
+    check_host("[fd00::1]:7600", found.hosts)
+    assert found.origins == {PAGE, "http://[::1]:3000"}
+
+
+async def test_of_a_store_without_a_key_nothing_is_found_whatever_the_door(tmp_path: Path) -> None:
+    """The services are not even asked: they would be unavailable here, as for the store that has a key."""
+    for store in ["of-nobody", "no.id"]:
+        for path, expected in [
+            ("/hooks", "TRIGGER_NOT_FOUND"),
+            ("/completions", "COMPLETION_NOT_FOUND"),
+            ("/unsubscribe", ""),
+        ]:
+            keys = tmp_path / "keys.json"
+            keys.write_text('{"of-somebody": "key"}', encoding="utf-8")
+            door = Door(gateway_webhook_keys_file=keys)
+            body = {"error": "it broke"}
+            known = await door.ask("POST", f"{path}/of-somebody/token", json=body)
+            assert known.status_code == 503
+            refused = await door.ask("POST", f"{path}/{store}/token", json=body)
+            assert refused.status_code == 404
+            assert not expected or reason(refused) == expected
+
+
+async def test_a_link_of_an_e_mail_asks_before_it_unsubscribes_and_a_mail_program_does_not_ask(tmp_path: Path) -> None:
+    """NOTE-1: programs that scan mail follow links."""
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"acme": "key"}', encoding="utf-8")
+    door = Door(gateway_webhook_keys_file=keys)
+    page = await door.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
+    assert (page.status_code, '<form method="post">' in page.text, door.channel.timeouts) == (200, True, [])
+    for token, status, text in (
+        ("good", 200, "You are unsubscribed"),
+        ("bad", 404, "This link does nothing"),
+        ("x" * 300, 404, "This link does nothing"),
+        ("other", 503, "That did not work"),
+    ):
+        answer = await door.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
+        assert (answer.status_code, text in answer.text) == (status, True), token
+
+
+GIVEN = {
+    "Host": "localhost",
+    "Content-Type": "application/json",
+    "Content-Length": "12",
+    "Authorization": "Bearer whsec_1",
+    "Webhook-Id": "msg_1",
+    "Webhook-Timestamp": "1800000000",
+    "Webhook-Signature": "v1,a v1,b",
+}
+
+
+@pytest.fixture
+def door(tmp_path: Path, listener: Listener) -> Door:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"acme": "key"}', encoding="utf-8")
+    return Door(listener=listener, gateway_webhook_keys_file=keys)
+
+
+@pytest.fixture
+def webhooks(door: Door) -> list[DeliverWebhookRequest]:
+    """Those that have got through."""
+    door.channel.webhooks = []
+    return door.channel.webhooks
+
+
+async def sent(door: Door, *more: tuple[str, str], order: int = 7) -> bytes:
+    """Send a webhook with headers as they are, and return the answer."""
+    head = "".join(f"{name}: {value}\r\n" for name, value in (*GIVEN.items(), *more, ("Connection", "close")))
+    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
+        writer.write(f'POST /hooks/acme/trg_1 HTTP/1.1\r\n{head}\r\n{{"order": {order}}}'.encode())
+        answer = await reader.read()
+        writer.close()
+    return answer
+
+
+async def test_the_same_body_is_the_same_event_of_a_sender_that_gives_no_id(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    for order in (7, 7, 8):
+        await sent(door, order=order)
+    first, again, other = (webhook.request_id for webhook in webhooks)
+    assert first == again != other
+
+
+async def test_what_proxies_add_is_joined_in_its_order_and_handed_on(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    added = [
+        ("X-Forwarded-For", "192.0.2.1"),
+        ("Via", "1.1 one"),
+        ("x-forwarded-for", "192.0.2.2, 192.0.2.3"),
+        ("Accept", "*/*"),
+        ("VIA", "1.1 two"),
+        ("accept", "text/html"),
+        ("Cookie", "a=1"),
+        ("Cookie", "b=2"),
+    ]
+    assert b" 200 " in (await sent(door, *added)).splitlines()[0]
+    (webhook,) = webhooks
+    assert webhook.body == b'{"order": 7}'
+    assert dict(webhook.headers) == {
+        **{name.lower(): value for name, value in GIVEN.items()},
+        "x-forwarded-for": "192.0.2.1, 192.0.2.2, 192.0.2.3",
+        "via": "1.1 one, 1.1 two",
+        "accept": "*/*, text/html",
+        "cookie": "a=1; b=2",
+        "connection": "close",
+    }
+
+
+async def test_a_header_by_which_a_webhook_is_judged_read_or_framed_comes_once(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    for name in ("Authorization", "Content-Type", "Webhook-Id", "Webhook-Signature", "webhook-timestamp"):
+        for value in ("another", GIVEN[name.title()]):
+            answer = await sent(door, (name, value))
+            assert b" 400 " in answer.splitlines()[0]
+            assert f"The header {name.lower()} came twice.".encode() in answer
+    for name, value in {"Host": "localhost", "Content-Length": "3", "Transfer-Encoding": "chunked"}.items():
+        assert b" 400 " in (await sent(door, (name, value))).splitlines()[0], name
+    assert webhooks == []
+
+
+async def test_behind_a_request_that_says_its_length_twice_no_other_one_is_read(door: Door) -> None:
+    """Something in front of the gateway may have taken what follows for its body."""
+    inner = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 5}\r\n"
+    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
+        writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
