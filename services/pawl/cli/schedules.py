@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
-from cronsim import CronSim
 from rich.console import Console
 
 from pawl.cli import wording
@@ -240,8 +239,7 @@ def _row(schedule: schedule_pb2.Schedule) -> tuple[str, ...]:
 
 def _when(definition: schedule_pb2.ScheduleDefinition) -> str:
     if definition.cron:
-        words = CronSim(definition.cron, datetime.now(UTC)).explain()
-        return wording.one_line(f"{definition.cron} {definition.time_zone or 'UTC'} ({words[:1].lower()}{words[1:]})")
+        return wording.one_line(f"{definition.cron} {definition.time_zone or 'UTC'}")
     offset = f", {definition.offset_seconds} s later" if definition.offset_seconds else ""
     return f"every {definition.interval_seconds} s{offset}"
 

@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
-from pawl.agent.v1 import schedule_pb2 as schedules_pb2
 from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
 from pawl.cli.__main__ import app, flags_first
@@ -27,7 +26,7 @@ from pawl.client.target import Target
 from pawl.errors import (
     InvalidField,
 )
-from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
+from pawl.event.v1 import call_pb2, run_pb2, trigger_pb2
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.identity.v1 import key_pb2
 from pawl.launcher.endpoints import write_endpoints
@@ -359,9 +358,6 @@ MADE: Mapping[str, Any] = {
     "GetPreferences": preference_pb2.GetPreferencesResponse(),
 }
 OF_AGENT = rule_pb2.Rule(tool_name="pay", scope=rule_pb2.RULE_SCOPE_AGENT, scope_id="clerk")
-MONDAYS = schedules_pb2.ListSchedulesResponse(
-    schedules=[schedule_pb2.Schedule(definition=schedule_pb2.ScheduleDefinition(name="tea", cron="0 9 * * 1"))]
-)
 GET_CLERK = agents_pb2.GetAgentRequest(name="clerk")
 DOCUMENT = source_pb2.OpenApiConfig(document=b"name: clerk\n", headers={"key": "a=b"})
 
@@ -404,7 +400,6 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         preference_pb2.UnmuteConversationRequest(conversation_id="conv_1"),
         ("conv_1 is not muted.",),
     ),
-    ("schedules list", {"ListSchedules": MONDAYS}, None, ("0 9 * * 1 UTC (at 09:00 on Monday)",)),
     ("rules list", {"ListRules": rule_pb2.ListRulesResponse(rules=[OF_AGENT])}, None, ("for runs of the agent clerk",)),
     ("agents delete draft/clerk --yes", MADE, agents_pb2.DeleteDraftRequest(name="clerk"), ("Deleted draft/clerk.",)),
     (
