@@ -174,18 +174,6 @@ app.add_typer(triggers.app, name="triggers")
 app.command()(demo.demo)
 
 
-def _name_general_options(group: typer.Typer) -> None:
-    """Point to the options of `pawl` in the help of every command."""
-    for each in group.registered_commands:
-        each.epilog = "Options of every command, such as --data and --address: pawl -h"
-    for below in group.registered_groups:
-        if below.typer_instance is not None:
-            _name_general_options(below.typer_instance)
-
-
-_name_general_options(app)
-
-
 def flags_first(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with those in front that say which suite, and as whom: they may stand behind the command."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)

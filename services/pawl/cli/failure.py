@@ -7,7 +7,6 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -21,9 +20,6 @@ from pawl.errors import PawlError
 _KEY: Final = "PAWL_API_KEY"
 _NOT_TAKEN: Final = (
     f"It came from {_KEY}: set that to a key that `pawl keys create` made here, or to a token that is still good."
-)
-_NO_FOLDER: Final = (
-    f"This folder has no .pawl. Run the command where `pawl up` runs, add `--data FOLDER/.pawl`, or set {_KEY}."
 )
 
 _NEXT: Final = {
@@ -203,8 +199,6 @@ def _sentence(error: PawlError, typed: Mapping[str, str]) -> str:
         following = "`pawl jobs list --all` lists your jobs."
     if error.reason == "UNAUTHENTICATED" and os.environ.get(_KEY):
         following = _NOT_TAKEN
-    elif error.reason == "UNAUTHENTICATED" and not (os.environ.get("PAWL_DATA") or Path(".pawl").exists()):
-        following = _NO_FOLDER
     first = message.partition(" ")[0]
     # The name of a field, or of metadata, stays what it is.
     begin = message if "_" in first or first.startswith("pawl-") else f"{message[:1].upper()}{message[1:]}"

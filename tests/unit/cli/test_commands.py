@@ -363,7 +363,6 @@ DOCUMENT = source_pb2.OpenApiConfig(document=b"name: clerk\n", headers={"key": "
 
 # The command, what the suite answers, its last request where it counts, and parts of what is shown.
 DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
-    ("up -h", {}, None, ("--data",)),
     ("--version", {}, None, (f"pawl {version('pawl-runtime')}",)),
     ("attention", {"ListAttention": NEEDS_OPERATOR}, None, ("of ann", "being stopped", "pay", "pawl redrive run_1")),
     ("attention", {"ListAttention": operator_pb2.ListAttentionResponse()}, None, ("No run needs attention.",)),

@@ -87,21 +87,18 @@ def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone(
         assert explain(error, [NOBODY], typed=typed) == sentence
 
 
-def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, advice in (
         (RunNotFound("where is it?"), "Where is it? `pawl runs` lists yours."),
         (ConversationNotFound(), "`pawl conversations list`"),
         (ConversationExists("there is one"), "`pawl conversations show --key`"),
-        (Unauthenticated("no key was sent"), "This folder has no .pawl."),
+        (Unauthenticated("the key is not known"), "PAWL_API_KEY"),
         (Internal("internal error err_1"), "The log of the service"),
         (AlreadyDecided("decided by bob"), "`pawl inbox`"),
         (AttentionNotNeeded("it is well"), "`pawl attention`"),
         (KeyError("x"), "KeyError: 'x'"),
     ):
         assert advice in explain(error, [NOBODY])
-    (tmp_path / ".pawl").mkdir()
-    assert "Set PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
     monkeypatch.setenv("PAWL_API_KEY", "k")
     assert "It came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
 
