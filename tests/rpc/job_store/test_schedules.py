@@ -241,18 +241,25 @@ async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: 
     assert await timer.fires() == [STARTED, SKIPPED, STARTED]
 
 
-async def test_a_fire_may_cancel_the_run_before(timer: Timer, user: User) -> None:
+async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(timer: Timer, user: User) -> None:
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
     first = await timer.fire_due()
     second = await timer.fire_due()
-    await (await user.take(second.run_id)).commit(state=run_pb2.RUN_STATE_RUNNING)
-    third = await timer.fire_due()
-    states = {fire.run_id: fire.run_state for fire in (await timer.get()).schedule.fires}
+    worker = await user.take(second.run_id)
+    await worker.commit(state=run_pb2.RUN_STATE_RUNNING)
+    waiting = await timer.fire_due()
+    assert (waiting.outcome, waiting.reason) == (WAITING, "the run before it is cancelled")
+    states = {fire.run_id: fire.run_state for fire in (await timer.get()).schedule.fires if fire.run_id}
     assert states == {
         first.run_id: run_pb2.RUN_STATE_CANCELLED,
         second.run_id: run_pb2.RUN_STATE_CANCELLING,
-        third.run_id: run_pb2.RUN_STATE_QUEUED,
     }
+    (command,) = await worker.inbox()
+    await worker.commit(consumed=[command.command_id], state=run_pb2.RUN_STATE_CANCELLED)
+    await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = now()")
+    (due,) = await timer.claim()
+    third = await timer.fire(due)
+    assert (third.outcome, third.due_time) == (STARTED, waiting.due_time)
     assert first.conversation_id == second.conversation_id == third.conversation_id
 
 

@@ -261,7 +261,7 @@ def test_a_fire_that_waits_stays_among_those_that_are_kept() -> None:
         (Overlap.SKIP, "STARTED", "SKIPPED", "SKIPPED"),
         (Overlap.QUEUE, "STARTED", "WAITING", "SKIPPED"),
         (Overlap.ALLOW, "STARTED", "STARTED", "STARTED"),
-        (Overlap.CANCEL, "STARTED", "STARTED", "STARTED"),
+        (Overlap.CANCEL, "STARTED", "WAITING", "SKIPPED"),
     ],
 )
 def test_what_a_fire_does_while_the_run_before_goes_on(
