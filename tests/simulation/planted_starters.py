@@ -59,7 +59,7 @@ _OF_TRIGGERS = (
     Mutant(
         name="events_that_another_one_replaced_wait_on",
         module=_DELIVER,
-        text="            unit.trigger_events.put(replaced.key, replaced)\n",
+        text="        unit.trigger_events.put(replaced.key, replaced)\n",
         instead="",
         checker="no_event_waits_for_ever",
     ),

@@ -151,8 +151,8 @@ async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_
     request = asks_for(user, request_id="r1", conversation_key="build")
     request.new_conversation_id = "conv_new"
     runs = [(await user.stub.StartJob(request)).run for _ in range(2)]
-    assert [(run.run_id, run.reports_to_conversation_id, run.job) for run in runs] == 2 * [
-        ("run_started", "conv_new", JOB)
+    assert [(run.run_id, run.reports_to_conversation_id, run.job.tool_name) for run in runs] == 2 * [
+        ("run_started", "conv_new", "work")
     ]
     again = pb.StartJobRequest.FromString(request.SerializeToString())
     again.asked_sha256 = b"2"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.errors import RequestIdReused, ScheduleExists, ScheduleNotFound
+from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
@@ -241,18 +241,25 @@ async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: 
     assert await timer.fires() == [STARTED, SKIPPED, STARTED]
 
 
-async def test_a_fire_may_cancel_the_run_before(timer: Timer, user: User) -> None:
+async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(timer: Timer, user: User) -> None:
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
     first = await timer.fire_due()
     second = await timer.fire_due()
-    await (await user.take(second.run_id)).commit(state=run_pb2.RUN_STATE_RUNNING)
-    third = await timer.fire_due()
-    states = {fire.run_id: fire.run_state for fire in (await timer.get()).schedule.fires}
+    worker = await user.take(second.run_id)
+    await worker.commit(state=run_pb2.RUN_STATE_RUNNING)
+    waiting = await timer.fire_due()
+    assert (waiting.outcome, waiting.reason) == (WAITING, "the run before it is cancelled")
+    states = {fire.run_id: fire.run_state for fire in (await timer.get()).schedule.fires if fire.run_id}
     assert states == {
         first.run_id: run_pb2.RUN_STATE_CANCELLED,
         second.run_id: run_pb2.RUN_STATE_CANCELLING,
-        third.run_id: run_pb2.RUN_STATE_QUEUED,
     }
+    (command,) = await worker.inbox()
+    await worker.commit(consumed=[command.command_id], state=run_pb2.RUN_STATE_CANCELLED)
+    await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = now()")
+    (due,) = await timer.claim()
+    third = await timer.fire(due)
+    assert (third.outcome, third.due_time) == (STARTED, waiting.due_time)
     assert first.conversation_id == second.conversation_id == third.conversation_id
 
 
@@ -387,3 +394,10 @@ async def test_a_schedule_that_cannot_be_read_holds_up_no_other(timer: Timer, re
         assert [due.definition.name for due in await timer.claim()] == ["good"]
     assert {each["id"] for each in logs if each["event"] == "row.unreadable"} == {ids["moved"], ids["broken"]}
     assert not await timer.claim(), "all of them are claimed"
+    shown = (await timer.get("moved")).schedule
+    assert (shown.definition.time_zone, list(shown.next_times)) == ("Europe/Xanadu", [])
+    listed = await timer.stub.ListSchedules(pb.ListSchedulesRequest(store_id="acme", user_id="ann"))
+    assert [each.definition.name for each in listed.schedules] == ["good", "moved"]
+    await timer.pause("moved")
+    with pytest.raises(InvalidField, match="Xanadu"):
+        await timer.pause("moved", paused=False)

@@ -275,6 +275,10 @@ async def test_while_the_run_before_goes_on_an_event_is_skipped_or_cancels_it(ho
     assert (await hook.deliver("msg_4", lane="")).fire.outcome == STARTED
     states = {fire.run_id: fire.run_state for fire in (await hook.get()).fires}
     assert states[first.fire.run_id] == run_pb2.RUN_STATE_CANCELLED
+    for run in await User(hook.replica.stub).claim(runs_max=9):
+        await User(hook.replica.stub).owner(run.run_id, run.epoch).commit(state=run_pb2.RUN_STATE_RUNNING)
+    assert [(await hook.deliver(name, lane="")).fire.outcome for name in ("msg_5", "msg_6")] == [WAITING, WAITING]
+    assert (await hook.fires())[:3] == [("msg_6", WAITING), ("msg_5", SKIPPED), ("msg_4", STARTED)]
 
 
 async def test_one_event_of_a_lane_waits_for_the_run_before_and_then_fires_once(hook: Hook, user: User) -> None:

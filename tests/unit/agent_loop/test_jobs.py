@@ -246,13 +246,19 @@ async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_
     assert [message.role for message in messages].count(Role.NOTICE) == 1
 
 
-async def test_a_failure_is_told_as_one_and_a_stop_never_as_success() -> None:
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (CallResult(content_json=b'{"error":"no page"}', is_error=True, error_reason="TOOL_ERROR"), "no page"),
+        (CallResult(content_json=b'{"success":false,"error":"no page"}'), "no page"),
+        (CallResult(content_json=b'{"success":false}'), "The tool reports no success."),
+    ],
+)
+async def test_a_failure_is_told_as_one_and_a_stop_never_as_success(result: CallResult, error: str) -> None:
     """ASYNC-5, ASYNC-6."""
 
     story = Story(calls(background("work", n=1), background("work", n=2)), says("Begun."), says("Sorry."))
-    story.world.registry.results["work"] = CallResult(
-        content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR"
-    )
+    story.world.registry.results["work"] = result
     story.say("do it")
     await story.until(lambda: len(story.jobs) == 2 and all(story.calls(job) for job in story.jobs))
     stopped = story.jobs[0]
@@ -267,7 +273,7 @@ async def test_a_failure_is_told_as_one_and_a_stop_never_as_success() -> None:
     }
     assert told[stopped.run_id]["state"] == "CANCELLED"
     failed = told[story.jobs[1].run_id]
-    assert (failed["state"], failed["error"]) == ("FAILED", "no such page")
+    assert (failed["state"], failed["error"]) == ("FAILED", error)
 
 
 async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:

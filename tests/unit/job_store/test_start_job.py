@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -10,20 +10,27 @@ from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import RunId
 from pawl.errors import ConversationNotFound, RequestIdReused, TooManyJobs
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.app.ports import Limits
 from pawl.job_store.domain.jobs import OPEN_MAX
+from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import QueueKey
 from pawl.job_store.domain.start_job import StartJob
 from pawl.job_store.domain.states import LeaseAction, RunState, Sharing, WaitKind
 from pawl.job_store.domain.submit import Submitted
+from pawl.job_store.rpc import job_messages
 from tests.unit.job_store.desk import Desk, desk_with_a_job
-from tests.unit.job_store.world import BOB, USER, submission
+from tests.unit.job_store.world import BOB, STORE, USER, submission
 
 
 def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
     """Let the user of the conversation start a job."""
     started: Submitted = desk.apply(
         StartJob(
-            **asdict(submission()) | {"run_id": RunId(run_id), "is_silent": False, "loop_state": b"begins"} | fields
+            **asdict(submission())
+            | {"run_id": RunId(run_id), "is_silent": False, "loop_state": b"begins", "job": lambda _: b""}
+            | fields
         )
     )
     return started
@@ -95,3 +102,21 @@ def test_a_job_is_started_in_no_conversation_of_somebody_else() -> None:
     desk, _ = desk_with_a_job()
     with pytest.raises(ConversationNotFound):
         start_job(desk, user_id="you")
+
+
+def test_a_job_starts_by_the_clock_of_the_database(desk: Desk) -> None:
+    """That of the client, or of agent-loop, may be wrong: here by days."""
+    request = ledger_pb2.StartJobRequest(run_id="job_s", loop_state=b"begins")
+    request.message.MergeFrom(
+        ledger_pb2.SubmitMessageRequest(
+            store_id=STORE, user_id=USER, conversation_id="conv", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
+        )
+    )
+    request.job.begin_time.FromDatetime(desk.now + timedelta(days=3))
+    request.job.end_time.FromDatetime(desk.now + timedelta(days=3, seconds=600))
+    desk.begin()
+    limits = Limits(crashes_max=3, queue_max=9, store_queue_max=9, places=PlaceLimits(per_store=9, per_user=9))
+    started = desk.apply(job_messages.start(request, limits)).run
+    job = run_pb2.Run.FromString(started.options).job
+    times = [time.ToDatetime(tzinfo=UTC) for time in (job.begin_time, job.end_time)]
+    assert times == [desk.now, desk.now + timedelta(seconds=600)]

@@ -40,7 +40,7 @@ class _ScheduleOverlapEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sched
     take turns all the same.
     """
     SCHEDULE_OVERLAP_CANCEL: _ScheduleOverlap.ValueType  # 4
-    """Cancels that run and starts its own."""
+    """Cancels that run and starts its own once that has ended."""
 
 class ScheduleOverlap(_ScheduleOverlap, metaclass=_ScheduleOverlapEnumTypeWrapper):
     """ScheduleOverlap is what a fire does while the run of the fire before it goes
@@ -60,7 +60,7 @@ SCHEDULE_OVERLAP_ALLOW: ScheduleOverlap.ValueType  # 3
 take turns all the same.
 """
 SCHEDULE_OVERLAP_CANCEL: ScheduleOverlap.ValueType  # 4
-"""Cancels that run and starts its own."""
+"""Cancels that run and starts its own once that has ended."""
 Global___ScheduleOverlap: _TypeAlias = ScheduleOverlap  # noqa: Y015
 
 class _ScheduleFireOutcome:
@@ -74,8 +74,9 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     SCHEDULE_FIRE_OUTCOME_STARTED: _ScheduleFireOutcome.ValueType  # 1
     """Its run was started. Final."""
     SCHEDULE_FIRE_OUTCOME_WAITING: _ScheduleFireOutcome.ValueType  # 2
-    """It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE), or whether
-    another event follows (TriggerDefinition.debounce_seconds).
+    """It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE,
+    SCHEDULE_OVERLAP_CANCEL), or whether another event follows
+    (TriggerDefinition.debounce_seconds).
     """
     SCHEDULE_FIRE_OUTCOME_SKIPPED: _ScheduleFireOutcome.ValueType  # 3
     """Nothing was started because of the run before it, or of an event after it;
@@ -98,8 +99,9 @@ SCHEDULE_FIRE_OUTCOME_UNSPECIFIED: ScheduleFireOutcome.ValueType  # 0
 SCHEDULE_FIRE_OUTCOME_STARTED: ScheduleFireOutcome.ValueType  # 1
 """Its run was started. Final."""
 SCHEDULE_FIRE_OUTCOME_WAITING: ScheduleFireOutcome.ValueType  # 2
-"""It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE), or whether
-another event follows (TriggerDefinition.debounce_seconds).
+"""It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE,
+SCHEDULE_OVERLAP_CANCEL), or whether another event follows
+(TriggerDefinition.debounce_seconds).
 """
 SCHEDULE_FIRE_OUTCOME_SKIPPED: ScheduleFireOutcome.ValueType  # 3
 """Nothing was started because of the run before it, or of an event after it;

@@ -497,7 +497,9 @@ class StartJobRequest(_message.Message):
 
     @_builtins.property
     def job(self) -> _run_pb2.Job:
-        """What it does. Its times are no part of what tells one request from another."""
+        """What it does. Its times are no part of what tells one request from another, and
+        only the distance between them counts: it begins when it is created.
+        """
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import jobs, monitor
@@ -28,6 +29,10 @@ _DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
 _TINY: Final = 1e-6
 
 
+class _Said(msgspec.Struct, frozen=True):
+    success: bool = True
+
+
 def follows(state: State, now: float) -> Decision:
     """Return the next iteration at its time, or the end. See `Program`."""
     run, job = state.run, state.run.job
@@ -41,7 +46,7 @@ def follows(state: State, now: float) -> Decision:
         return Wait(until=None, waits=paused)
     last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
     is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
-    if last is not None and is_over and last.state is not CallState.SUCCEEDED:
+    if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _says_failed(last)):
         return Fail(failure=_failure(last))
     if run.round >= job.iterations_max or (isinstance(cursor, JobCursor) and monitor.is_over(job, cursor)):
         return Finish(state=RunState.COMPLETED)
@@ -148,10 +153,20 @@ def _message(call: Call) -> str:
     if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
         said = content.get("error") if isinstance(content, dict) else content
-    return (said if isinstance(said, str) and said else f"The call ended {call.state}.")[:1000]
+    otherwise = "The tool reports no success." if _says_failed(call) else f"The call ended {call.state}."
+    return (said if isinstance(said, str) and said else otherwise)[:1000]
+
+
+def _says_failed(call: Call) -> bool:
+    """Return whether a tool says in its result that it failed, with `"success": false`."""
+    try:
+        return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Said).success
+    except msgspec.DecodeError:
+        return False
 
 
 def _failure(call: Call) -> RunFailure:
     result, message = call.result, _message(call)
     reason = result.error_reason if result is not None and result.error_reason else str(call.state)
+    reason = "TOOL_ERROR" if call.state is CallState.SUCCEEDED else reason
     return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from pawl.chassis.database import Connection, Database, DatabaseAdapter, affected
+from pawl.job_store.adapters import tables
+from pawl.job_store.adapters.columns import joined
 from pawl.job_store.domain.usage import DAYS_MAX
 
 # The statements are made from constants of this module only.
@@ -173,6 +177,13 @@ CROSS JOIN LATERAL (
 LIMIT $3
 """
 # As whoever trims logs does: else two would wait for each other.
+# Before the runs are locked, as everywhere.
+_TOLD: Final = f"""
+SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c JOIN (
+    SELECT DISTINCT r.store_id, r.reports_to AS conversation_id FROM job_store.runs AS r
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE r.reports_to <> ''
+) AS t USING (store_id, conversation_id) ORDER BY store_id, conversation_id FOR UPDATE OF c
+"""
 _LOCK_RUNS: Final = """
 SELECT FROM job_store.runs AS r JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
 ORDER BY store_id, run_id FOR UPDATE OF r
@@ -277,7 +288,13 @@ class PostgresRetention(DatabaseAdapter):
 
 
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
-    """Take runs from their user, and lock them."""
+    """Take runs from their user, and lock them; what they told as jobs goes with them."""
+    for record in await connection.fetch(_TOLD, *runs):
+        row = tables.conversation(record)
+        changed = replace(row, background=row.background.without(runs[1]))
+        if changed != row:
+            statement, arguments = joined([tables.CONVERSATIONS.update([(row, changed)])])
+            await connection.execute(statement, *arguments)
     await connection.fetch(_LOCK_RUNS, *runs)
     await connection.execute(_HIDDEN, *runs)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Final, Generic
 
 from asyncpg import Record
 
 from pawl.chassis.database import Database, DatabaseAdapter, affected
 from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.chassis.rows import read_each
 from pawl.job_store.adapters.columns import Columns, joined
 from pawl.job_store.domain.schedules import StarterT
 from pawl.job_store.domain.states import RunState
@@ -73,7 +75,8 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return row, states, found[0]["now"]
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[StarterT]:
-        return tuple(map(self._read, await self._database.fetch(self._list, store_id, user_id)))
+        records = await self._database.fetch(self._list, store_id, user_id)
+        return read_each(self._columns.table, records, self._read, itemgetter("name"))
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
         return bool(affected(await self._database.execute(self._delete, store_id, user_id, name)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol, TypeAlias
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.chassis.rows import read_each
-from pawl.errors import ScheduleNotFound
+from pawl.errors import InvalidField, ScheduleNotFound
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.ports import Meter
@@ -138,10 +139,14 @@ class Schedules:
         if found is None:
             raise ScheduleNotFound
         row, states, now = found
+        next_times: Sequence[datetime] = ()
+        # One whose zone is not known here is shown without them: its user can still change or delete it.
+        with suppress(InvalidField):
+            next_times = row.next_times(now)
         times: Sequence[datetime] = ()
         if past is not None:
             times = timing.past_times(row.definition, row.schedule_id, past[0], min(past[1], now))
-        return ScheduleView(row=row, next_times=row.next_times(now), past_times=times, run_states=states)
+        return ScheduleView(row=row, next_times=next_times, past_times=times, run_states=states)
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
         """Remove a schedule with its fires.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from datetime import datetime
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, UserId
 
@@ -60,6 +62,10 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     def pending_of(self, user_id: UserId) -> tuple[Notice, ...]:
         """Return the notices that a run of this user tells its model."""
         return tuple(each for each in self.notices if each.user_id == user_id and not each.entered_by)
+
+    def without(self, run_ids: Container[str]) -> Background:
+        """Return it without the notices of some jobs, which are not there any more."""
+        return replace(self, notices=tuple(each for each in self.notices if each.run_id not in run_ids))
 
     @property
     def entered(self) -> int:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pawl.chassis.ids import RunKey
 from pawl.errors import TriggerNotFound
 from pawl.job_store.domain import log, schedules, triggers
-from pawl.job_store.domain.fire import REASON_CHARACTERS_MAX, Start, started
+from pawl.job_store.domain.fire import REASON_CHARACTERS_MAX, Start, outcome_of_cancel, started
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap
 from pawl.job_store.domain.submit import Submit
@@ -127,33 +127,40 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         before = unit.runs.get(RunKey(row.store_id, lane.last_run_id)) if lane.last_run_id else None
         overlap = row.definition.overlap
         has_waiting = bool(lane.event_id) and not self.claimed
+        if has_waiting and overlap is Overlap.CANCEL:
+            row, has_waiting = self._replaced(unit, row, lane), False
         is_busy = _is_active(before) or (has_waiting and overlap is Overlap.QUEUE)
         outcome, reason = schedules.judge_overlap(overlap, is_busy=is_busy, has_waiting=has_waiting)
+        if outcome is FireOutcome.WAITING and overlap is Overlap.CANCEL:
+            outcome = outcome_of_cancel(unit, row, self.submit, before)
         start = Start(outcome, reason)
         if outcome is FireOutcome.STARTED:
-            superseded = before if is_busy and overlap is Overlap.CANCEL else None
-            start = started(unit, row, self.submit, self.refusal, superseded)
+            start = started(unit, row, self.submit, self.refusal)
         if outcome is FireOutcome.WAITING:
             lane = self._waiting(lane, lane.first_time or unit.now, unit.now + _LOOK, awaits_run=True)
-        elif self.claimed:
+        elif self.claimed or overlap is Overlap.CANCEL:
             lane = replace(lane, event_id="", data=b"", conversation_key="", first_time=None, claim_at=None)
         unit.lanes.put(lane.key, replace(lane, last_run_id=start.run_id or lane.last_run_id, update_time=unit.now))
         return row, start
 
     def _put_off(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
         """Have the event wait in place of the one that does, whose fire is skipped."""
-        replaced = unit.trigger_events.get(lane.waiting) if lane.event_id else None
-        if replaced is not None:
-            replaced = replace(
-                replaced, outcome=FireOutcome.SKIPPED, reason="another event followed", fire_time=unit.now
-            )
-            unit.trigger_events.put(replaced.key, replaced)
-            row = schedules.with_fire(row, replaced.fire)
-            log.tell_fire(unit, row, replaced.fire)
+        row = self._replaced(unit, row, lane)
         debounce = timedelta(seconds=row.definition.debounce_seconds)
         first = lane.first_time or unit.now
         lane = self._waiting(lane, first, min(unit.now + debounce, first + DEBOUNCES_MAX * debounce))
         unit.lanes.put(lane.key, replace(lane, update_time=unit.now))
+        return row
+
+    def _replaced(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
+        """Return the trigger once the event that waits, if one does, is skipped."""
+        replaced = unit.trigger_events.get(lane.waiting) if lane.event_id else None
+        if replaced is None:
+            return row
+        replaced = replace(replaced, outcome=FireOutcome.SKIPPED, reason="another event followed", fire_time=unit.now)
+        unit.trigger_events.put(replaced.key, replaced)
+        row = schedules.with_fire(row, replaced.fire)
+        log.tell_fire(unit, row, replaced.fire)
         return row
 
     def _waiting(self, lane: LaneRow, first_time: datetime, claim_at: datetime, *, awaits_run: bool = False) -> LaneRow:

@@ -90,7 +90,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
     def _fire(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> FireRow:
         if self.backfill_time is not None:
-            return self._start(unit, row, None)
+            return self._start(unit, row)
         if self._is_given_up(row):
             return self._fired(unit, FireOutcome.SKIPPED, "the runs of the fires before it failed")
         is_busy = last is not None and not last.state.is_terminal
@@ -103,12 +103,14 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             is_busy=is_busy,
             has_waiting=row.waiting_time is not None and not has_waited,
         )
+        if outcome is FireOutcome.WAITING and row.definition.overlap is Overlap.CANCEL:
+            outcome = outcome_of_cancel(unit, row, self.submit, last)
         if outcome is not FireOutcome.STARTED:
             return self._fired(unit, outcome, reason)
-        return self._start(unit, row, last if is_busy and row.definition.overlap is Overlap.CANCEL else None)
+        return self._start(unit, row)
 
-    def _start(self, unit: UnitOfWork, row: ScheduleRow, superseded: RunRow | None) -> FireRow:
-        start = started(unit, row, self.submit, self.refusal, superseded)
+    def _start(self, unit: UnitOfWork, row: ScheduleRow) -> FireRow:
+        start = started(unit, row, self.submit, self.refusal)
         return self._fired(unit, start.outcome, start.reason, start.run_id, start.conversation_id)
 
     def _fired(
@@ -140,10 +142,18 @@ class Start(NamedTuple):
     conversation_id: ConversationId = ConversationId("")
 
 
-def started(
-    unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, superseded: RunRow | None = None
-) -> Start:
-    """Make the run of a fire in place of one that is superseded, if it is not refused.
+def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
+    """Stop the run before, unless the one in its place is refused: the next one starts once that has ended."""
+    if submit is None or row.credential_ended or last is None:
+        return FireOutcome.STARTED
+    if last.state is not RunState.CANCELLING:
+        last = inbox.accept(unit, last, inbox.arrived(unit, last, name=inbox.CANCEL, payload=submit.interrupt))
+        last = stop.request(unit, last, StopCause.SUPERSEDED)
+    return FireOutcome.STARTED if last.state.is_terminal else FireOutcome.WAITING
+
+
+def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str) -> Start:
+    """Make the run of a fire, if it is not refused.
 
     Raises:
         RequestIdReused: it says nothing about what is fired.
@@ -154,17 +164,9 @@ def started(
         with unit.savepoint():
             if row.credential_ended:
                 raise PermissionDenied("the API key has ended with which it was saved or resumed last")
-            if superseded is not None:
-                _stop(unit, superseded, submit.interrupt)
             run = submit.apply(unit).run
     except RequestIdReused:
         raise
     except PawlError as refused:
         return Start(FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
     return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)
-
-
-def _stop(unit: UnitOfWork, run: RunRow, command: bytes) -> None:
-    if run.state is not RunState.CANCELLING:
-        run = inbox.accept(unit, run, inbox.arrived(unit, run, name=inbox.CANCEL, payload=command))
-        stop.request(unit, run, StopCause.SUPERSEDED)

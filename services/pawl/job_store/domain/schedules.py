@@ -230,13 +230,13 @@ def judge(
 
 def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tuple[FireOutcome, str]:
     """Return what becomes of a fire that is in time, as `judge`."""
-    if not is_busy or overlap in {Overlap.ALLOW, Overlap.CANCEL}:
+    if not is_busy or overlap is Overlap.ALLOW:
         return FireOutcome.STARTED, ""
     if overlap is Overlap.SKIP:
         return FireOutcome.SKIPPED, "the run before it goes on"
     if has_waiting:
         return FireOutcome.SKIPPED, "the run before it goes on, and another fire waits for its end"
-    return FireOutcome.WAITING, "the run before it goes on"
+    return FireOutcome.WAITING, f"the run before it {'is cancelled' if overlap is Overlap.CANCEL else 'goes on'}"
 
 
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
+
 from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey
@@ -21,6 +24,8 @@ class StartJob(Submit, frozen=True, kw_only=True):
     """
 
     run_id: RunId
+    job: Callable[[datetime], bytes]
+    """The job as it starts at a time, behind the options of the run."""
     is_silent: bool
     """True if it reports nothing, not even its end."""
 
@@ -53,7 +58,8 @@ class StartJob(Submit, frozen=True, kw_only=True):
             unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=self.run_id
         )
         budget = (self.token_budget, self.token_ceiling)
-        run = turn.queued(own, self.run_id, self.message, self.options, budget, now=unit.now)
+        options = self.options + self.job(unit.now)
+        run = turn.queued(own, self.run_id, self.message, options, budget, now=unit.now)
         run = replace(
             self.signed(run), reports_to=conversation.conversation_id, in_background=True, silent=self.is_silent
         )

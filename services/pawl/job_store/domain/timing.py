@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -24,6 +24,9 @@ CATCH_UP_SECONDS: Final = 3600
 CATCH_UP_SECONDS_MAX: Final = 86_400
 CAUGHT_UP_MAX: Final = 100
 """Most due times that are made up for."""
+
+HORIZON: Final = timedelta(days=30 * 366)
+"""Due times are looked for so far ahead, which bounds the search for rare days."""
 
 _PARTS: Final = ("minute", "hour", "day-of-month", "month", "day-of-week")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,16 +74,29 @@ def check(timing: Timing) -> None:
         raise InvalidField("end_time must be after start_time", field="definition.end_time")
 
 
-def due_times(timing: Timing, schedule_id: str, after: datetime) -> Iterator[datetime]:
-    """Yield the times after `after` at which a schedule is due, in order; for some there is no end of them."""
+class _Cron(CronSim):
+    """Looks for times until one that is not before `end`."""
+
+    def __init__(self, cron: str, after: datetime, end: datetime) -> None:
+        super().__init__(cron, after)
+        self._end_date = end.date() + timedelta(days=2)
+
+    def advance_month(self) -> None:
+        if self.dt.date() > self._end_date:
+            raise StopIteration
+        super().advance_month()
+
+
+def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
+    """Yield the times after `after` and before `until` at which a schedule is due, in order; None for `HORIZON`."""
     late = jitter(timing, schedule_id)
     begin = after - late
     if timing.start_time is not None and timing.start_time > begin:
         begin = timing.start_time - timedelta.resolution
-    end = min(timing.end_time or _TIME_MAX, _TIME_MAX)
+    end = min(timing.end_time or _TIME_MAX, until or begin + HORIZON)
     if begin >= end:
         return
-    plain = _cron_times(timing, begin) if timing.cron else _interval_times(timing, begin)
+    plain = _cron_times(timing, begin, end) if timing.cron else _interval_times(timing, begin)
     for time in plain:
         if time + late >= end:
             return
@@ -103,8 +119,8 @@ def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime)
     """
     if end <= begin:
         raise InvalidField("end_time must be after begin_time, which must be past", field="end_time")
-    times = due_times(timing, schedule_id, max(begin, _TIME_MIN) - timedelta.resolution)
-    found = tuple(islice(takewhile(lambda time: time < end, times), CAUGHT_UP_MAX + 1))
+    times = due_times(timing, schedule_id, max(begin, _TIME_MIN) - timedelta.resolution, end)
+    found = tuple(islice(times, CAUGHT_UP_MAX + 1))
     if len(found) > CAUGHT_UP_MAX:
         raise TooLarge(f"there are more than {CAUGHT_UP_MAX} due times in this range: give a shorter one")
     return found
@@ -124,15 +140,9 @@ def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) ->
     span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
     while True:
         begin = max(first, now - span)
-        kept: deque[datetime] = deque(maxlen=most)
-        coming = None
-        for time in due_times(timing, schedule_id, begin):
-            if time > now:
-                coming = time
-                break
-            kept.append(time)
+        kept = deque(due_times(timing, schedule_id, begin, now + timedelta.resolution), maxlen=most)
         if len(kept) == most or begin == first:
-            return kept[0] if kept else coming
+            return kept[0] if kept else next(due_times(timing, schedule_id, now), None)
         span *= 2
 
 
@@ -160,13 +170,9 @@ def _check_cron(timing: Timing) -> None:
         except (CronSimError, ValueError, AssertionError, TypeError):
             message = f"cron {cron!r}: part {number + 1}, {name}, cannot be {part!r}"
             raise InvalidField(message, field="definition.cron") from None
+    zone(timing.time_zone)
     try:
-        zone(timing.time_zone)
-    except (ValueError, OSError, KeyError):
-        message = f"time_zone {timing.time_zone[:64]!r} is none of the IANA database, such as Europe/Berlin"
-        raise InvalidField(message, field="definition.time_zone") from None
-    try:
-        next(CronSim(cron, _EPOCH))
+        next(_Cron(cron, _EPOCH, _EPOCH + HORIZON))
     except (CronSimError, StopIteration):
         raise InvalidField(f"cron {cron!r} is a day that never comes", field="definition.cron") from None
 
@@ -175,23 +181,27 @@ def zone(name: str) -> ZoneInfo:
     """Return a time zone; UTC for an empty name.
 
     Raises:
-        ValueError, OSError, KeyError: there is none of that name.
+        InvalidField: there is none of that name.
     """
-    if _NO_ZONE.fullmatch(name):
-        raise KeyError(name)
-    return ZoneInfo(name or "UTC")
+    try:
+        if not _NO_ZONE.fullmatch(name):
+            return ZoneInfo(name or "UTC")
+    except (ValueError, OSError, KeyError):
+        pass
+    message = f"time_zone {name[:64]!r} is none of the IANA database, such as Europe/Berlin"
+    raise InvalidField(message, field="definition.time_zone")
 
 
-def _cron_times(timing: Timing, after: datetime) -> Iterator[datetime]:
+def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[datetime]:
     last, begin = after, after.astimezone(zone(timing.time_zone))
     cron = _by_the_clock(timing.cron)
-    times = CronSim(cron, begin)
+    times = _Cron(cron, begin, end)
     minute, hour, rest = cron.split(maxsplit=2)
     only = None
     if hour == "*" and len(times.minutes) == 1 and _shifts_unevenly(timing.time_zone, begin.year):
         # cronsim goes by whole hours then, past what is due after half of one: unless it has another minute.
         (only,) = times.minutes
-        times = CronSim(f"{minute},{59 - only} {hour} {rest}", begin)
+        times = _Cron(f"{minute},{59 - only} {hour} {rest}", begin, end)
     for time in times:
         found = time.astimezone(UTC)
         # Several times of day that clocks leave out are one.

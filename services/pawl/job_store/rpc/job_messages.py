@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
+from functools import partial
 
 from msgspec.structs import asdict
 
@@ -20,11 +22,8 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
     if not (request.HasField("job") or request.only_repeat):
         raise InvalidField("there is no job", field="job")
     submitted = operations.submit(request.message, limits)
-    job = run_pb2.Run(job=request.job).SerializeToString()
     begun = {
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
-        # Parts of one message, one after the other, are that message.
-        "options": submitted.options + job,
         "loop_state": request.loop_state,
         "store_places": limits.places.background_per_store,
         "new_conversation_id": ConversationId(
@@ -35,5 +34,20 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
     return StartJob(
         **asdict(submitted) | begun,
         run_id=RunId(check_id(request.run_id, "run_id")),
+        job=partial(_started, request.job),
         is_silent=request.job.reports == run_pb2.JOB_REPORTS_NONE,
     )
+
+
+def _started(job: run_pb2.Job, now: datetime) -> bytes:
+    """Return a job that starts now, by the clock of the database: its times came from another one.
+
+    Parts of one message, one after the other, are that message.
+    """
+    started = run_pb2.Job()
+    started.CopyFrom(job)
+    started.begin_time.FromDatetime(now)
+    if job.HasField("end_time"):
+        begin_time = job.begin_time.ToDatetime(tzinfo=UTC)
+        started.end_time.FromDatetime(now + (job.end_time.ToDatetime(tzinfo=UTC) - begin_time))
+    return run_pb2.Run(job=started).SerializeToString()
