@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +45,7 @@ _CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
 _TEXT_CHARACTERS_MAX: Final = 64 * 1024
 _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 _UNSENT_MAX: Final = 1000
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # It goes on where the same hello may be taken later; any other error is for whoever runs the worker.
 _PASSING: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN"}
 _NEXT: Final = {
@@ -68,6 +69,9 @@ Request = worker_pb2.AttachWorkerRequest
 F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logs.get_logger(__name__)
+
+_running_on: Final[dict[asyncio.AbstractEventLoop, set[Worker]]] = {}
+"""The workers that run on each event loop, which has one handler for a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +179,11 @@ class Worker:
             KeyInClear: the key would go there unencrypted.
         """
         loop, failures = asyncio.get_running_loop(), 0
-        for number in (signal.SIGTERM, signal.SIGINT):
+        running = _running_on.setdefault(loop, set())
+        running.add(self)
+        for number in _SIGNALS:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Not in the main thread, or on Windows.
-                loop.add_signal_handler(number, self.drain)
+                loop.add_signal_handler(number, _drain, running)
         self._credential()  # One that may not be sent is no reason to connect.
         try:
             name = tls.server_name(self._address, "tool-registry")
@@ -199,7 +205,12 @@ class Worker:
                         longest = _BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)]
                         await asyncio.sleep(longest * random.uniform(0.5, 1))  # noqa: S311  # spreads, hides nothing
         finally:
-            await end([running.task for running in self._running.values()])
+            running.discard(self)
+            if not running:
+                _running_on.pop(loop, None)
+                for number in _SIGNALS:
+                    loop.remove_signal_handler(number)
+            await end([call.task for call in self._running.values()])
             for _, saved in self._checkpoints.values():
                 _settle(saved, is_kept=False)
             self._threads.shutdown(wait=False)
@@ -373,6 +384,11 @@ class Worker:
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)
+
+
+def _drain(workers: Collection[Worker]) -> None:
+    for worker in list(workers):
+        worker.drain()
 
 
 def _settle(saved: Future[None], *, is_kept: bool) -> None:

@@ -145,6 +145,7 @@ async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> No
             fingerprint="f",
             unknowns_resolved=0,
             token="t",
+            is_askable=False,
         )
         with pytest.raises(DependencyUnavailable):
             await journal.begin(begun)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +22,7 @@ from pawl.tool.v1 import tool_pb2
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
 from pawl.worker.worker import AttachError
-from tests.poll import until
+from tests.poll import PATIENCE_SECONDS, until
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
 KEY = "key-of-machine-of-acme"
@@ -132,6 +135,23 @@ async def test_a_call_survives_the_end_of_the_replica_that_its_worker_is_attache
             assert content(await asked) == "paid"
             worker.drain()
             await task
+
+
+async def test_sigterm_drains_all_workers_of_a_process(registry: Registry) -> None:
+    workers = [Worker(registry.address, name=name, api_key=KEY) for name in ("pay", "ship")]
+
+    async def act() -> None:
+        """Act."""
+
+    for worker, name in zip(workers, ("pay", "ship"), strict=True):
+        act.__name__ = name
+        worker.tool()(act)
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    for name in ("pay", "ship"):
+        await until(partial(has_tool, registry, name))
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*tasks)
 
 
 async def test_what_a_function_raises_or_returns_is_a_result_and_never_ends_its_worker(registry: Registry) -> None:

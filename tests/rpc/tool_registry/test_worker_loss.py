@@ -168,31 +168,36 @@ async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, R
         assert [outcome(await call) for call in asked] == ["SUCCEEDED"] * 20
 
 
-async def test_a_worker_is_asked_about_the_call_of_a_registry_that_died(database_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+@pytest.mark.parametrize("tool", [AT_MOST_ONCE, RECONCILABLE])
+async def test_a_call_continues_at_its_worker_when_the_registry_that_asked_ends(
+    database_url: str, tmp_path: Path, tool: tool_pb2.ToolDefinition, when: str
+) -> None:
+    """`when` the worker answers: before or after another registry is asked for the call."""
     async with (
-        running(database_url, tmp_path, name="b", worker_options=LASTING) as there,
-        attached(there, RECONCILABLE, calls_max=2) as worker,
+        running(database_url, tmp_path, name="b", worker_options=BRIEF) as there,
+        attached(there, tool, worker="other") as other,
+        attached(there, tool) as worker,
     ):
-        async with running(database_url, tmp_path, drain_seconds=0, worker_options=LASTING) as here:
+        async with running(database_url, tmp_path, drain_seconds=0, worker_options=BRIEF) as here:
+            await other.send(drain=worker_pb2.WorkerDrain())
             asked, call = await begun(here, worker)
         await asyncio.wait({asked})
+        if when == "before":
+            assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+        if when == "never":
+            worker.vanish()
         again = asyncio.ensure_future(there.run("charge"))
-        question = await until_invocation(worker)
-        assert question.purpose == Purpose.INVOCATION_PURPOSE_RECONCILE
-        assert question.lease_epoch > call.lease_epoch
-        assert question.arguments_json == b""
-        assert await answer(worker, question, did_not_happen=worker_pb2.DidNotHappen()) == Status.RESULT_STATUS_ACCEPTED
-        run = await until_invocation(worker)
-        assert (run.purpose, run.arguments_json) == (Purpose.INVOCATION_PURPOSE_RUN, call.arguments_json)
-        assert await answer(worker, run) == Status.RESULT_STATUS_ACCEPTED
-        assert outcome(await again) == "SUCCEEDED"
-
-
-async def until_invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
-    """The next call, past what is taken back."""
-    while not isinstance(frame := await worker.next(), worker_pb2.Invocation):
-        assert isinstance(frame, worker_pb2.InvocationCancel)
-    return frame
+        if when == "after":
+            await until(lambda: there.executor.running_count == 1)
+            assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+        if when == "never" and tool is RECONCILABLE:
+            async with attached(there, tool, worker="asked") as asked_worker:
+                question = await invocation(asked_worker)
+                assert question.purpose == Purpose.INVOCATION_PURPOSE_RECONCILE
+                assert question.lease_epoch > call.lease_epoch
+                await answer(asked_worker, question)
+        assert outcome(await again) == (UNKNOWN if when == "never" and tool is AT_MOST_ONCE else "SUCCEEDED")
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ async def dead_process(database_url: str, registry: Registry, tool_name: str, ca
                 fingerprint=await fingerprint(registry, tool_name, call),
                 unknowns_resolved=0,
                 token="dead",
+                is_askable=True,
             )
         )
         assert begun == Begun()

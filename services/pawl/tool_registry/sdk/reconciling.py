@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pawl.tool_registry.sdk.context import ToolError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """The knowledge about an earlier execution; made by the three functions below."""
+    """The knowledge about an earlier execution; made by the functions below."""
 
-    finding: Literal["HAPPENED", "DID_NOT_HAPPEN", "CANNOT_SAY"]
+    finding: Literal["HAPPENED", "FAILED", "DID_NOT_HAPPEN", "CANNOT_SAY"]
     result: Any = None
 
 
 def happened(result: Any) -> ReconcileResult:
     """It had its effect; `result` is what the call returns."""
     return ReconcileResult(finding="HAPPENED", result=result)
+
+
+def failed(error: ToolError) -> ReconcileResult:
+    """It has ended, with an error for the model."""
+    return ReconcileResult(finding="FAILED", result=error)
 
 
 def did_not_happen() -> ReconcileResult:

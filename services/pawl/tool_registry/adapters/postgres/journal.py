@@ -234,14 +234,14 @@ class PostgresExecutionJournal:
                 return result_of(row) or outcome.of_doubt(call.tool_name)
             case Step.ELSEWHERE:
                 return _held(row)
-            case Step.CONCLUDE_UNKNOWN:
+            case Step.CONCLUDE_UNKNOWN if not call.is_askable:
                 await self._take(connection, call)
                 doubt = outcome.of_doubt(call.tool_name)
                 await self._write_end(connection, call.key, doubt)
                 return doubt
-            case Step.RECONCILE | Step.RUN as step:
+            case Step.CONCLUDE_UNKNOWN | Step.RECONCILE | Step.RUN as step:
                 await self._take(connection, call)
-                return Begun(must_reconcile=step is Step.RECONCILE, is_cancelled=row["cancel_requested"])
+                return Begun(must_reconcile=step is not Step.RUN, is_cancelled=row["cancel_requested"])
 
     async def _take(self, connection: Connection, call: JournalCall) -> None:
         key = call.key

@@ -146,6 +146,14 @@ ADDED_BEFORE: Final = f"""
 SELECT CASE WHEN c.worker_id = $4 THEN c.state ELSE 'WAITING' END AS state, c.lease_epoch
 FROM tool_registry.worker_calls c WHERE {_OWN}
 """
+# With the same token once more, an answer to the first time was lost.
+ADOPT: Final = f"""
+UPDATE tool_registry.worker_calls c SET
+    token = $3, asker_id = $7, deadline = clock_timestamp() + make_interval(secs => $6)
+WHERE {_CALL} AND c.group_name = $4 AND c.tool_name = $5 AND c.purpose = 'RUN' AND NOT c.cancel_requested
+AND (c.state <> 'DONE' OR c.answer IS NOT NULL) AND (c.asker_id = $7 OR NOT {_ASKER_LIVES})
+RETURNING c.call_id
+"""
 CLAIM: Final = f"""
 WITH me AS ({_ME.format("$7")}), due AS (
     SELECT c.store_id, c.call_id FROM tool_registry.worker_calls c
@@ -189,7 +197,7 @@ RETURNING true
 FINISH: Final = f"""
 WITH finished AS (
     UPDATE tool_registry.worker_calls c SET
-        state = 'DONE', answer = $6, is_accepted = NOT c.cancel_requested AND {_ASKER_LIVES}
+        state = 'DONE', answer = $6, is_accepted = NOT c.cancel_requested
     WHERE {_IN_HAND} RETURNING c.*)
 SELECT is_accepted, tool_name, CASE WHEN NOT is_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin,
     CASE WHEN asker_id <> $7 THEN {_notify("CALL", "store_id", "call_id")} END FROM finished

@@ -110,6 +110,19 @@ class PostgresWorkerRepository:
         epoch: int = rows[0]["lease_epoch"]
         return epoch
 
+    async def adopt(self, call: WorkerCall) -> bool:
+        rows = await self._database.fetch(
+            sql.ADOPT,
+            call.store_id,
+            call.call_id,
+            call.token,
+            call.group_name,
+            call.tool_name,
+            call.seconds,
+            self._instance_id,
+        )
+        return bool(rows)
+
     async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
         tools = worker.tools
         rows = await self._database.fetch(

@@ -220,6 +220,8 @@ class Attempt:
             self._set(
                 outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
             )
+        elif found.finding == "FAILED":
+            self._set(self._of(Ended(error=found.result)))
         elif found.finding == "CANNOT_SAY":
             self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
         return self.outcome.done()

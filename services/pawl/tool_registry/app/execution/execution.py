@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Any, Final
 
-from pawl.chassis.ids import CallKey
 from pawl.tool_registry.app.execution.dialogue import Dialogue
+from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Progress, input_required
-from pawl.tool_registry.domain.question import Answer
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.1
 
@@ -37,12 +36,14 @@ class Execution:
     A journaled one goes on when the last caller has gone.
     """
 
-    def __init__(self, key: CallKey, *, fingerprint: str, effect: EffectClass, answers: Sequence[Answer]) -> None:
+    def __init__(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self.key = key
-        self.fingerprint = fingerprint
-        self.effect = effect
+        self.key = job.key
+        self.fingerprint = job.fingerprint
+        self.effect = job.effect
+        self.is_askable = job.is_askable
+        """True if the tool can be asked by another process what became of it."""
         self.has_begun = False
         """True if the effect may have happened."""
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
@@ -53,7 +54,7 @@ class Execution:
         self.started = loop.time()
         self.life_signs = 0
         """The signs of life of its tool so far."""
-        self.dialogue = Dialogue(answers)
+        self.dialogue = Dialogue(job.answers)
         self._lock = threading.Lock()
         self._unseen: Progress | None = None
         """Progress on its way from another thread."""
@@ -64,7 +65,7 @@ class Execution:
     def begins_again(self) -> bool:
         """True if it ends here, and is begun again, or asked for, by whoever is asked for it next."""
         cause = self.cancelled.result() if self.cancelled.done() else None
-        return cause in LEAVING and self.effect is not EffectClass.AT_MOST_ONCE
+        return cause in LEAVING and (self.is_askable or self.effect is not EffectClass.AT_MOST_ONCE)
 
     @property
     def is_abandoned(self) -> bool:

@@ -27,7 +27,6 @@ from pawl.tool_registry.app.execution.outcome import ToolEnd
 from pawl.tool_registry.app.execution.waits import Waits
 from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
 from pawl.tool_registry.app.policy.ports import HeldElsewhere, Observer
-from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import (
     ENDS,
     NOT_STOPPED,
@@ -239,7 +238,7 @@ class Executor:
         if self._stop_at is not None:
             raise ShuttingDown
         self._check_room()
-        execution = Execution(job.key, fingerprint=job.fingerprint, effect=job.effect, answers=job.answers)
+        execution = Execution(job)
         self._running[job.key] = execution
         tasks.start(self._tasks, self._drive(execution, job), name=f"execution {job.definition.name}")
         return execution
@@ -360,7 +359,7 @@ class Executor:
             return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
         if cause in LEAVING:
-            if job.effect is EffectClass.AT_MOST_ONCE and execution.has_begun:
+            if execution.has_begun and not execution.begins_again:
                 if attempt.never_began:
                     return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
                 return outcome.of_doubt(job.definition.name, seconds)
@@ -470,7 +469,7 @@ class Executor:
     def _fence(self) -> None:
         """Stop what another process may begin to repeat, now that the lease is gone."""
         for execution in self._running.values():
-            if execution.has_begun and execution.effect is EffectClass.RECONCILABLE:
+            if execution.has_begun and execution.is_askable:
                 execution.cancel(CancelCause.LEASE_LOST)
 
     async def _forget(self) -> None:

@@ -281,6 +281,11 @@ class Job:
         )
 
     @property
+    def is_askable(self) -> bool:
+        """True if the tool can be asked what became of an earlier execution."""
+        return self.effect.is_journaled and self.tool.reconcile is not None
+
+    @property
     def only_reads(self) -> bool:
         """True if it makes no difference that the call runs though nobody may ever hear of it.
 
@@ -307,4 +312,5 @@ class Job:
             fingerprint=self.fingerprint,
             unknowns_resolved=self.unknowns_resolved,
             token=token,
+            is_askable=self.is_askable,
         )

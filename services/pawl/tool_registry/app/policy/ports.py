@@ -28,6 +28,8 @@ class JournalCall:
     unknowns_resolved: int
     token: str
     """Unique for this attempt."""
+    is_askable: bool
+    """True if the tool can be asked what became of an earlier execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallKey
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, UserId
 from pawl.chassis.retry import Retry
+from pawl.chassis.strict_json import dumps_canonical
 from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
-from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.audit import sha256_hex
+from pawl.tool_registry.domain.definition import EffectClass, ToolVersion, definition_hash
 from pawl.tool_registry.domain.execution import Progress
 from pawl.tool_registry.domain.workers import (
     AfterLoss,
     Answer,
     AnswerKind,
+    CallDetails,
     CallState,
+    Invocation,
+    Origin,
     Purpose,
     WorkerCall,
     after_loss,
+    group_of,
 )
-from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolError
+from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
 
 # Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
 _MARGIN_SECONDS_MAX: Final = 0.5
@@ -48,6 +55,7 @@ class PendingCall:
         repository: WorkerRepository,
         clock: Clock,
         report: Callable[[float | None, str], None],
+        continues: Callable[[], bool],
         silence_seconds: float,
         retry: Retry,
     ) -> None:
@@ -62,6 +70,7 @@ class PendingCall:
         self._give_up_at = clock.monotonic() + call.seconds - margin
         self._silence_seconds = silence_seconds
         self._retry = retry
+        self._continues = continues
         self._lost_since = self._looked_at = -math.inf
         self._may_have_begun = False
         self._progress: Progress | None = None
@@ -69,7 +78,8 @@ class PendingCall:
     async def answer(self, write_down: Callable[[], Awaitable[None]]) -> Answer:
         """Write the call down, and return the worker's answer.
 
-        Safe to cancel: then the worker is told to stop, and this ends when it has.
+        Safe to cancel: then the worker is told to stop, and this ends when it has. If the call `continues` in another
+        process, the worker keeps it.
 
         Raises:
             ToolError: no worker took it in time.
@@ -85,7 +95,8 @@ class PendingCall:
                 if answer is not None:
                     return answer
         except asyncio.CancelledError:
-            await self._stop()
+            if not self._continues():
+                await self._stop()
             raise
         except (OutcomeUnknown, ToolError):
             raise
@@ -94,7 +105,8 @@ class PendingCall:
                 raise
             raise OutcomeUnknown from error  # The worker may go on with it.
         finally:
-            await self._settle()
+            if not self._continues():
+                await self._settle()
 
     async def _wait_for_news(self) -> None:
         left = self._give_up_at - self._clock.monotonic()
@@ -223,3 +235,51 @@ class PendingCall:
     async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the record; raises as `until_answered` does. The deadline of the call ends this by a cancel."""
         return await self._retry.until_answered(ask, call=self.call.call_id)
+
+
+def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext, *, now: float) -> WorkerCall:
+    """Return a call as it is written down; `now` is in seconds since 1970."""
+    details = CallDetails(
+        user_id=UserId(context.user_id),
+        conversation_id=ConversationId(context.conversation_id),
+        run_id=RunId(context.run_id),
+        arguments=arguments,
+    )
+    return WorkerCall(
+        store_id=entry.store_id,
+        call_id=CallId(context.call_id),
+        group_name=group_of(entry.source),
+        tool_name=entry.definition.name,
+        definition_hash=definition_hash(entry.definition),
+        purpose=purpose,
+        details=details,
+        attempt=context.attempt,
+        seconds=max(0.0, context.deadline.timestamp() - now),
+        token=secrets.token_hex(16),
+        origin=_origin(entry, details) if purpose is Purpose.RUN else None,
+    )
+
+
+def _origin(entry: ToolVersion, details: CallDetails) -> Origin:
+    return Origin(
+        user_id=details.user_id,
+        run_id=details.run_id,
+        tool_version=entry.version,
+        arguments_sha256=sha256_hex(details.arguments),
+        conversation_id=details.conversation_id,
+    )
+
+
+def invocation_of(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Invocation:
+    """Return a call as its worker gets it."""
+    return Invocation(
+        purpose=call.purpose,
+        store_id=call.store_id,
+        call_id=call.call_id,
+        lease_epoch=lease_epoch,
+        tool_name=call.tool_name,
+        details=call.details,
+        deadline_time=context.deadline.timestamp(),
+        attempt=call.attempt,
+        last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
+    )

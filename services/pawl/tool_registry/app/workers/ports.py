@@ -120,6 +120,9 @@ class WorkerRepository(Protocol):
         erased nothing is written.
         """
 
+    async def adopt(self, call: WorkerCall) -> bool:
+        """Take over a call that an execution of a dead process asked for, as it stands; False if there is none."""
+
     async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
         """Take waiting calls for a worker, those with the earliest deadlines; of several processes one gets each."""
 

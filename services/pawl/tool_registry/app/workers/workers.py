@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.chassis.tasks import end, hold, shield
@@ -20,7 +20,7 @@ from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, Pawl
 from pawl.tool_registry.app.execution.execution import wait_any
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.workers.answers import bounded, finding_of, value_of
-from pawl.tool_registry.app.workers.call import PendingCall
+from pawl.tool_registry.app.workers.call import PendingCall, call_of, invocation_of
 from pawl.tool_registry.app.workers.late_results import LateResults
 from pawl.tool_registry.app.workers.link import (
     CheckpointReport,
@@ -40,22 +40,18 @@ from pawl.tool_registry.app.workers.link import (
 )
 from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerRepository
 from pawl.tool_registry.app.workers.tools import WorkerTools
-from pawl.tool_registry.domain.audit import sha256_hex
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion, definition_hash
+from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
 from pawl.tool_registry.domain.workers import (
     Answer,
-    CallDetails,
     Hello,
     Invocation,
-    Origin,
     Purpose,
     ResultStatus,
     WorkerCall,
     WorkerKey,
-    group_of,
 )
-from pawl.tool_registry.sdk.context import ToolContext
-from pawl.tool_registry.sdk.reconciling import ReconcileResult
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
 
 _SILENT_LEASES: Final = 3
@@ -134,45 +130,36 @@ class WorkerHub:
         await self._late.end()
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any]:
-        is_reconcilable = entry.definition.effect is EffectClass.RECONCILABLE
-        return forwarded(
-            entry.definition,
-            partial(self._run, entry),
-            reconcile=partial(self._reconcile, entry) if is_reconcilable else None,
-        )
+        return forwarded(entry.definition, partial(self._run, entry), reconcile=partial(self._reconcile, entry))
 
     async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
-        return value_of(entry, await self._ask(entry, Purpose.RUN, dumps_canonical(arguments), context))
+        call = call_of(entry, Purpose.RUN, dumps_canonical(arguments), context, now=self._clock.now())
+        return value_of(entry, await self._answer(entry, call, context))
 
     async def _reconcile(self, entry: ToolVersion, context: ToolContext) -> ReconcileResult:
-        return finding_of(entry, await self._ask(entry, Purpose.RECONCILE, b"", context))
+        """Continue a call that a worker may still have, or ask another worker about it."""
+        run = call_of(entry, Purpose.RUN, b"", context, now=self._clock.now())
+        if await self._retry.until_answered(lambda: self._repository.adopt(run), call=run.call_id):
+            try:
+                return happened(value_of(entry, await self._answer(entry, run, context, is_written=True)))
+            except ToolError as error:
+                return failed(error)
+        if entry.definition.effect is EffectClass.AT_MOST_ONCE:
+            return cannot_say()
+        question = call_of(entry, Purpose.RECONCILE, b"", context, now=self._clock.now())
+        return finding_of(entry, await self._answer(entry, question, context))
 
-    async def _ask(self, entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext) -> Answer:
-        details = CallDetails(
-            user_id=UserId(context.user_id),
-            conversation_id=ConversationId(context.conversation_id),
-            run_id=RunId(context.run_id),
-            arguments=arguments,
-        )
-        call = WorkerCall(
-            store_id=entry.store_id,
-            call_id=CallId(context.call_id),
-            group_name=group_of(entry.source),
-            tool_name=entry.definition.name,
-            definition_hash=definition_hash(entry.definition),
-            purpose=purpose,
-            details=details,
-            attempt=context.attempt,
-            seconds=max(0.0, context.deadline.timestamp() - self._clock.now()),
-            token=secrets.token_hex(16),
-            origin=_origin(entry, details) if purpose is Purpose.RUN else None,
-        )
+    async def _answer(
+        self, entry: ToolVersion, call: WorkerCall, context: ToolContext, *, is_written: bool = False
+    ) -> Answer:
+        """Write a call down, unless it is, and return the answer of a worker."""
         pending = PendingCall(
             call,
             effect=entry.definition.effect,
             repository=self._repository,
             clock=self._clock,
             report=context.progress,
+            continues=lambda: context.begins_again,
             silence_seconds=self._options.silence_seconds,
             retry=self._retry,
         )
@@ -182,15 +169,18 @@ class WorkerHub:
         if task is not None:
             hold(self._asking, task)
         try:
-            return await pending.answer(lambda: self._write_down(call, context))
+            return await pending.answer(lambda: self._write_down(call, context, is_written=is_written))
         finally:
             if earlier is not None:
                 earlier.news.set()
             if self._pending.get(pending.key) is pending:
                 del self._pending[pending.key]
 
-    async def _write_down(self, call: WorkerCall, context: ToolContext) -> None:
+    async def _write_down(self, call: WorkerCall, context: ToolContext, *, is_written: bool) -> None:
         """Write a call down and, if a worker of this process is free, hand it over."""
+        if is_written:
+            self._wake_group(call.store_id, call.group_name)
+            return
         link = self._free_link(call)
         if link is None:
             await self._retry.until_answered(lambda: self._repository.add(call, None), call=call.call_id)
@@ -199,7 +189,7 @@ class WorkerHub:
         with link.reserved(1):
             epoch = await self._add_held(call, link)
             if epoch is not None:
-                await self._hand(link, _invocation(call, epoch, context))
+                await self._hand(link, invocation_of(call, epoch, context))
         if epoch is None:
             self._wake_group(call.store_id, call.group_name)
 
@@ -468,27 +458,3 @@ class WorkerHub:
             except Exception:  # noqa: BLE001  # the next round may succeed
                 _log.exception("worker.loop_failed")
             await self._clock.sleep(seconds)
-
-
-def _origin(entry: ToolVersion, details: CallDetails) -> Origin:
-    return Origin(
-        user_id=details.user_id,
-        run_id=details.run_id,
-        tool_version=entry.version,
-        arguments_sha256=sha256_hex(details.arguments),
-        conversation_id=details.conversation_id,
-    )
-
-
-def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Invocation:
-    return Invocation(
-        purpose=call.purpose,
-        store_id=call.store_id,
-        call_id=call.call_id,
-        lease_epoch=lease_epoch,
-        tool_name=call.tool_name,
-        details=call.details,
-        deadline_time=context.deadline.timestamp(),
-        attempt=call.attempt,
-        last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
-    )
