@@ -48,7 +48,7 @@ async def test_each_fault_of_a_model_server_fails_its_run_with_its_reason(agent:
 
     async def play(prompt: str, expected: tuple[Step, str, int, bool]) -> str:
         step, reason, attempts, is_kept = expected
-        limits: dict[str, Any] = {"model_attempts_max": 2}
+        limits: dict[str, Any] = {"model_attempts_max": 2, "provider_wait_seconds": 0}
         if step["reply"].get("fault", {}).get("type") == "hang_before_headers":
             limits["model_headers_timeout_seconds"] = 0.4
         run = await agent.start(prompt, options=run_pb2.RunOptions(limits=run_pb2.RunLimits(**limits)))
