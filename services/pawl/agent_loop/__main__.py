@@ -16,6 +16,7 @@ from pawl.agent_loop.adapters.agent_ledger import AgentLedgerClient
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.mailboxes import MailboxClient
 from pawl.agent_loop.adapters.meter import PrometheusMeter
+from pawl.agent_loop.adapters.model.breaker import Breaker
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
@@ -115,7 +116,7 @@ async def _worker(
         ledger=WorkerLedgerClient(job_store),
         agents=AgentLedgerClient(job_store),
         registry=registry,
-        model=model,
+        model=Breaker(model, service.clock.monotonic),
         clock=service.clock,
         ids=service.ids,
         random=random.random,

@@ -35,6 +35,7 @@ _ARRIVING_MAX: Final = 64
 _ARRIVING_OF_STORE_MAX: Final = 32
 _ARRIVING_OF_ONE_MAX: Final = 8
 _ARRIVAL_SECONDS: Final = 10.0
+_STRANGERS_OF_ONE_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,28 +116,39 @@ class Crowd:
     """Calls of those who need not say who they are.
 
     For one more than there is room for, the oldest on the connection that has most
-    ends: whoever holds many keeps nobody out.
+    ends: whoever holds many keeps nobody out. A connection has room for 32.
     """
 
     def __init__(self, calls_max: int) -> None:
         self._calls_max = calls_max
         self._connections: dict[Endable, str] = {}
+        self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._connections)
 
     def enter(self, call: Endable, connection: str) -> None:
         """Let a call in, whatever that costs another one."""
-        if len(self) >= self._calls_max:
-            [(fullest, _)] = Counter(self._connections.values()).most_common(1)
-            oldest = next(one for one, its in self._connections.items() if its == fullest)
-            self.leave(oldest)
-            oldest.end(Overloaded(f"{self._calls_max} calls without a key are open here: try again later"))
+        if self._counts[connection] >= _STRANGERS_OF_ONE_MAX:
+            self._end_oldest(connection, _STRANGERS_OF_ONE_MAX)
+        elif len(self) >= self._calls_max:
+            [(fullest, _)] = self._counts.most_common(1)
+            self._end_oldest(fullest, self._calls_max)
         self._connections[call] = connection
+        self._counts[connection] += 1
+
+    def _end_oldest(self, connection: str, calls_max: int) -> None:
+        oldest = next(one for one, its in self._connections.items() if its == connection)
+        self.leave(oldest)
+        oldest.end(Overloaded(f"{calls_max} calls without a key are open here: try again later"))
 
     def leave(self, call: Endable) -> None:
         """Forget a call, if it is still here."""
-        self._connections.pop(call, None)
+        connection = self._connections.pop(call, None)
+        if connection is not None:
+            self._counts[connection] -= 1
+            if not self._counts[connection]:
+                del self._counts[connection]
 
 
 class Arrivals:

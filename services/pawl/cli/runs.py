@@ -71,6 +71,7 @@ class Wait(StrEnum):
     AGENT = "agent"
     AGENT_QUOTA = "agent-quota"
     TIME = "time"
+    PROVIDER = "provider"
 
 
 class State(StrEnum):

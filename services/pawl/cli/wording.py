@@ -29,6 +29,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_BUDGET: "more tokens",
     run_pb2.WAIT_KIND_AGENT: "another agent",
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens",
+    run_pb2.WAIT_KIND_PROVIDER: "the model server, which does not answer",
     run_pb2.WAIT_KIND_TIME: "the time of its next iteration",
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "somebody outside to complete a call",

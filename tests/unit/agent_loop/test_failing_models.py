@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pawl.agent_loop.adapters.model.breaker import Breaker
+from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import answering, loop_state, retry
 from pawl.agent_loop.domain.assembly import Assembly
 from pawl.agent_loop.domain.call import CallState
@@ -22,6 +24,7 @@ from pawl.agent_loop.domain.model import (
     ROUND_TIMEOUT,
     CallPiece,
     Finished,
+    ModelError,
     ModelRequest,
     Piece,
     Problem,
@@ -30,13 +33,14 @@ from pawl.agent_loop.domain.model import (
     TextPiece,
 )
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions, RunState
+from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions, RunState, WaitKind
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import InvalidField
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
-from tests.fakes.model import Script, fails, says
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.model import FakeModel, Script, fails, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 
 NOTHING: Script = [ReasoningPiece(text="hm"), Finished(reason="stop")]
@@ -96,6 +100,71 @@ def test_a_call_that_was_cut_off_says_why_its_arguments_are_no_json() -> None:
     first, second = world.ledger.calls(key)
     assert (first.state, second.state) == (CallState.SUCCEEDED, CallState.FAILED)
     assert b"output limit cut the arguments off" in present(second.result).content_json
+
+
+OUTAGE = Problem(reason="NETWORK", message="The model server cannot be reached.")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "tries", "state"),
+    [
+        (0.0, OUTAGE, 4, RunState.FAILED),
+        (900.0, OUTAGE, 26, RunState.FAILED),
+        (900.0, OUTAGE, 9, RunState.COMPLETED),
+        (900.0, Problem(reason="HTTP_429", message="Later.", retry_after_seconds=300.0), 3, RunState.COMPLETED),
+        (900.0, Problem(reason="HTTP_429", message="Later.", retry_after_seconds=3600.0), 1, RunState.FAILED),
+        (900.0, Problem(reason="STREAM_TRUNCATED", message="It broke off."), 4, RunState.FAILED),
+        (900.0, Problem(reason="HTTP_401", message="Who?", retryable=False), 1, RunState.FAILED),
+    ],
+)
+def test_a_run_waits_for_the_model_server_parked_and_in_sight(
+    seconds: float, error: Problem, tries: int, state: RunState
+) -> None:
+    """LOOP-7: after the quick retries, up to a minute between two tries, and holding no drive meanwhile."""
+
+    async def main() -> None:
+        failures = tries - 1 if state is RunState.COMPLETED else 100
+        scripts = [[ModelError(error)]] * failures + [says("Here I am.")]
+        world = World(VERDICTS, scripts)
+        options = RunOptions(limits=Limits(provider_wait_seconds=seconds))
+        key = world.ledger.submit("hello", options)
+        began, waited = world.clock.monotonic(), list[float]()
+        while await world.drive() is Left.PARKED:
+            run = world.ledger.run(key)
+            assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.PROVIDER,))
+            (*_, told) = events(world, key, RoundRetrying)
+            assert (told.reason, told.message) == (error.reason, error.message)
+            waited.append(told.delay_seconds)
+        assert end_of(world, key)[0] is state
+        assert len(world.model.requests) == tries
+        assert max(waited, default=0) <= max(60.0, error.retry_after_seconds or 0.0)
+        if state is RunState.FAILED and waited:
+            assert world.clock.monotonic() - began == pytest.approx(seconds, abs=30)
+            assert "cannot be reached" in end_of(world, key)[1]
+
+    virtual_time.run(main())
+
+
+async def test_a_model_server_that_does_not_answer_is_asked_by_one_call_at_a_time() -> None:
+    """LOOP-7: until it answers again. What it refuses, or has no room for, is an answer."""
+    rate = Problem(reason="HTTP_429", message="Later.", failure_class=FailureClass.RATE)
+    answers = [OUTAGE, rate, *[OUTAGE] * 11, None, *[OUTAGE] * 9, None]
+    clock = ManualClock()
+    model = FakeModel([says("Here.") if each is None else [ModelError(each)] for each in answers])
+    breaker, request = Breaker(model, clock.monotonic), ModelRequest(model="m", messages=({"role": "user", "content": "hi"},))
+
+    async def ask() -> str:
+        try:
+            return "".join([piece.text async for piece in breaker.stream(request) if isinstance(piece, TextPiece)])
+        except ModelError as error:
+            return error.problem.reason
+
+    told = [await ask() for _ in range(14)]
+    assert told == ["NETWORK", "HTTP_429", *["NETWORK"] * 10, *["PROVIDER_UNAVAILABLE"] * 2]
+    for expected in ("NETWORK", "Here."):
+        await clock.advance(10)
+        assert await ask() == expected
+    assert [await ask() for _ in range(10)] == [*["NETWORK"] * 9, "Here."]
 
 
 @pytest.mark.parametrize("name", ["functions.look", "look()", "look<|channel|>commentary", " look{}", "tool:look"])
@@ -192,7 +261,7 @@ def test_however_models_fail_each_is_asked_in_its_turn_and_none_again(
     for number, problem in enumerate(problems):
         failed = ModelFailed(error=problem, answer=Assembly().answer(), jitter=0.5)
         before = state
-        state, events = answering.failed(state, failed)
+        state, events = answering.failed(state, failed, now=0.0)
         if number in crashes:
             state = State(run=state.run, loop=loop_state.read(loop_state.write(state.loop)))
         if state.loop.failure is not None:

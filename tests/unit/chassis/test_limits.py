@@ -285,6 +285,16 @@ def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
     assert len(crowd) == 0
 
 
+def test_a_connection_has_few_calls_without_a_key_also_in_an_empty_room() -> None:
+    crowd = Crowd(4000)
+    for connection in "abcdefghij":
+        calls = [Ended() for _ in range(400)]
+        for call in calls:
+            crowd.enter(call, connection)
+        assert [call for call in calls if call.reason is None] == calls[-32:]
+    assert len(crowd) == 320
+
+
 @dataclass(slots=True)
 class _Clock:
     """A clock that is where it would be after each sleep."""

@@ -228,6 +228,7 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (),
     ),
     ((WaitKind.PAUSED,), [], WaitReason.PAUSED, "It waits for its user to resume it: it is paused.", ("ann",)),
+    ((WaitKind.PROVIDER,), [], WaitReason.PROVIDER, "It waits for the model server, which does not answer.", ()),
     (
         (WaitKind.AGENT_QUOTA,),
         [],

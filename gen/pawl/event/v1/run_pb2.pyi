@@ -122,6 +122,10 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Interrupted. Somebody outside must complete a call (CompletionService); the
     call is RUNNING meanwhile.
     """
+    WAIT_KIND_PROVIDER: _WaitKind.ValueType  # 10
+    """Transient. The model server does not answer; the run asks it again. See
+    RunLimits.provider_wait_seconds. No call waits with it.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """WaitKind is what a WAITING run waits for. A run can wait for several."""
@@ -154,6 +158,10 @@ WAIT_KIND_PAUSED: WaitKind.ValueType  # 8
 WAIT_KIND_COMPLETION: WaitKind.ValueType  # 9
 """Interrupted. Somebody outside must complete a call (CompletionService); the
 call is RUNNING meanwhile.
+"""
+WAIT_KIND_PROVIDER: WaitKind.ValueType  # 10
+"""Transient. The model server does not answer; the run asks it again. See
+RunLimits.provider_wait_seconds. No call waits with it.
 """
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
@@ -682,6 +690,7 @@ class RunLimits(_message.Message):
     TOOL_TIMEOUT_SECONDS_MAX_FIELD_NUMBER: _builtins.int
     ANSWER_TIMEOUT_SECONDS_MAX_FIELD_NUMBER: _builtins.int
     AGENT_DEPTH_MAX_FIELD_NUMBER: _builtins.int
+    PROVIDER_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     rounds_max: _builtins.int
     """Model rounds, 1 to 1000; default 10. One final call without tools may
     follow (see RoundLimitPolicy).
@@ -765,6 +774,13 @@ class RunLimits(_message.Message):
     """How deep runs may start runs (tool run_agent): a run that is not below this
     many others may; default 2. 0 means none at all.
     """
+    provider_wait_seconds: _builtins.float
+    """Seconds a run waits for a model server that cannot be reached, is at its
+    rate limit or fails with 5xx, after all attempts of `model_attempts_max` and
+    all fallback models; default 900. It is WAITING (WAIT_KIND_PROVIDER) and
+    asks again after 10 s, then ever later up to a minute, and at the end. 0
+    fails immediately. A turn that notices start does not wait.
+    """
     def __init__(
         self,
         *,
@@ -788,10 +804,11 @@ class RunLimits(_message.Message):
         tool_timeout_seconds_max: _builtins.float | None = ...,
         answer_timeout_seconds_max: _builtins.float | None = ...,
         agent_depth_max: _builtins.int | None = ...,
+        provider_wait_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_answer_timeout_seconds_max", b"_answer_timeout_seconds_max", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_tool_timeout_seconds_max", b"_tool_timeout_seconds_max", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "answer_timeout_seconds_max", b"answer_timeout_seconds_max", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "tool_timeout_seconds_max", b"tool_timeout_seconds_max", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_answer_timeout_seconds_max", b"_answer_timeout_seconds_max", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_provider_wait_seconds", b"_provider_wait_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_tool_timeout_seconds_max", b"_tool_timeout_seconds_max", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "answer_timeout_seconds_max", b"answer_timeout_seconds_max", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "provider_wait_seconds", b"provider_wait_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "tool_timeout_seconds_max", b"tool_timeout_seconds_max", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_answer_timeout_seconds_max", b"_answer_timeout_seconds_max", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_tool_timeout_seconds_max", b"_tool_timeout_seconds_max", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "answer_timeout_seconds_max", b"answer_timeout_seconds_max", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "tool_timeout_seconds_max", b"tool_timeout_seconds_max", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_answer_timeout_seconds_max", b"_answer_timeout_seconds_max", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_provider_wait_seconds", b"_provider_wait_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_tool_timeout_seconds_max", b"_tool_timeout_seconds_max", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "answer_timeout_seconds_max", b"answer_timeout_seconds_max", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "provider_wait_seconds", b"provider_wait_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "tool_timeout_seconds_max", b"tool_timeout_seconds_max", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_depth_max: _TypeAlias = _typing.Literal["agent_depth_max"]  # noqa: Y015
     _WhichOneofArgType__agent_depth_max: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max"]  # noqa: Y015
@@ -815,6 +832,8 @@ class RunLimits(_message.Message):
     _WhichOneofArgType__model_idle_timeout_seconds: _TypeAlias = _typing.Literal["_model_idle_timeout_seconds", b"_model_idle_timeout_seconds"]  # noqa: Y015
     _WhichOneofReturnType__offer_deadline_seconds: _TypeAlias = _typing.Literal["offer_deadline_seconds"]  # noqa: Y015
     _WhichOneofArgType__offer_deadline_seconds: _TypeAlias = _typing.Literal["_offer_deadline_seconds", b"_offer_deadline_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__provider_wait_seconds: _TypeAlias = _typing.Literal["provider_wait_seconds"]  # noqa: Y015
+    _WhichOneofArgType__provider_wait_seconds: _TypeAlias = _typing.Literal["_provider_wait_seconds", b"_provider_wait_seconds"]  # noqa: Y015
     _WhichOneofReturnType__result_bytes_per_round_max: _TypeAlias = _typing.Literal["result_bytes_per_round_max"]  # noqa: Y015
     _WhichOneofArgType__result_bytes_per_round_max: _TypeAlias = _typing.Literal["_result_bytes_per_round_max", b"_result_bytes_per_round_max"]  # noqa: Y015
     _WhichOneofReturnType__round_timeout_seconds: _TypeAlias = _typing.Literal["round_timeout_seconds"]  # noqa: Y015
@@ -855,6 +874,8 @@ class RunLimits(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_idle_timeout_seconds) -> _WhichOneofReturnType__model_idle_timeout_seconds | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offer_deadline_seconds) -> _WhichOneofReturnType__offer_deadline_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__provider_wait_seconds) -> _WhichOneofReturnType__provider_wait_seconds | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__result_bytes_per_round_max) -> _WhichOneofReturnType__result_bytes_per_round_max | None: ...
     @_typing.overload

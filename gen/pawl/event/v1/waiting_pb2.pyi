@@ -61,6 +61,10 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
     WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 15
     """Interrupted. Somebody outside must complete a call (CompletionService)."""
+    WAIT_REASON_PROVIDER: _WaitReason.ValueType  # 16
+    """Transient. The model server does not answer. `deadline_time` is the next
+    try, RoundRetrying in the log of the run has the reason.
+    """
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """WaitReason is why a run does not go on. Each run that is neither RUNNING nor
@@ -102,6 +106,10 @@ WAIT_REASON_PAUSED: WaitReason.ValueType  # 14
 """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
 WAIT_REASON_COMPLETION: WaitReason.ValueType  # 15
 """Interrupted. Somebody outside must complete a call (CompletionService)."""
+WAIT_REASON_PROVIDER: WaitReason.ValueType  # 16
+"""Transient. The model server does not answer. `deadline_time` is the next
+try, RoundRetrying in the log of the run has the reason.
+"""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

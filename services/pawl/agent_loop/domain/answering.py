@@ -13,7 +13,7 @@ from pawl.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, 
 from pawl.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, OutputChecked, Shown
 from pawl.agent_loop.domain.loop_state import CountedPrompt, LoopState, OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UsageReport
+from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UNAVAILABLE, Problem, UsageReport
 from pawl.agent_loop.domain.run import FailureClass, RunFailure, Usage
 from pawl.agent_loop.domain.state import State
 
@@ -64,8 +64,11 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     return _filtered(state, answer) if not calls else state, tuple(events)
 
 
-def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state before the next attempt, or about to fail with the partial text kept."""
+def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state before the next attempt, waiting for the model server, or about to fail, with the partial text.
+
+    Nobody waits for a turn that notices have begun: it does not wait for the server either.
+    """
     opened = state.loop.model_call
     if opened is None:
         return state, ()
@@ -87,9 +90,16 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
     is_empty = fact.error.reason == EMPTY_ANSWER
     # A model that says nothing twice will not say more the third time.
     error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
-    delay = retry.delay(error, failures=failures, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter)
+    may_wait = error.is_outage and limits.provider_wait_seconds > 0 and not state.run.is_turn
+    # The round cuts no attempt off after which the run could still wait.
+    left_here = left - limits.model_headers_timeout_seconds if may_wait else left
+    attempts_max = 0 if may_wait and error.reason == UNAVAILABLE else limits.model_attempts_max
+    delay = retry.delay(error, failures=failures, attempts_max=attempts_max, left=left_here, jitter=fact.jitter)
     falls_back = delay is None and retry.falls_back(fact.error, fallbacks_left=state.fallbacks_left, left=left)
-    if budget.ends_run(state) or (delay is None and not falls_back):
+    waits = may_wait and delay is None and not falls_back
+    if waits:
+        opened = _held_back(opened, error, limits.provider_wait_seconds, fact.jitter, now)
+    if budget.ends_run(state) or (delay is None and not falls_back and not opened.held):
         failure = budget.failure(state) if delay is not None or falls_back else retry.failure_of(fact.error)
         loop = replace(loop, failure=failure)
         return with_partial(replace(state, loop=loop), fact.shown if written else Shown()), ()
@@ -102,7 +112,11 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
         usage_before=state.run.usage,
     )
     warned: tuple[Warned, ...] = ()
-    before, state = state.model, replace(state, loop=replace(loop, model_call=again), model_starts_in=delay or 0.0)
+    if waits:
+        delay = (opened.next_try_time or now) - now
+        loop = replace(loop, round_began_active_seconds=state.active_seconds)
+    loop = replace(loop, model_call=again)
+    before, state = state.model, replace(state, loop=loop, model_starts_in=None if waits else delay or 0.0)
     if falls_back:
         state = _with_next_model(state, again)
         message = f"The model {before} has failed for good: the run goes on with {state.model}."
@@ -118,6 +132,14 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
         model=state.model,
     )
     return state, (event, *warned)
+
+
+def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
+    """Return a call that waits for the model server; one that is not held back if it has waited for long enough."""
+    since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
+    next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
+    held = next_try is not None
+    return replace(opened, outage_since=since, outage_waits=waits + 1, next_try_time=next_try, held=held)
 
 
 def _with_next_model(state: State, opened: OpenModelCall) -> State:

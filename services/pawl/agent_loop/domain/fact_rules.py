@@ -44,7 +44,7 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
         case ModelAnswered():
             return answering.answered(state, fact, now)
         case ModelFailed():
-            return answering.failed(state, fact)
+            return answering.failed(state, fact, now)
         case ModelCut():
             return answering.cut(state, fact), ()
         case CallExecuted():

@@ -30,7 +30,7 @@ _SMALLEST: Final = {
 }
 NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
 """Limits of which 0 means that there is none."""
-_MAY_BE_ZERO: Final = frozenset({"agent_depth_max"})
+_MAY_BE_ZERO: Final = frozenset({"agent_depth_max", "provider_wait_seconds"})
 OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
 """The most that tools may say for themselves; the deployment's value is the ceiling of what runs may."""
 
@@ -58,6 +58,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     agent_depth_max: int = 2
     tool_timeout_seconds_max: float = 100.0
     answer_timeout_seconds_max: float = 30 * 86_400.0
+    provider_wait_seconds: float = 0.0
 
     def with_asked(self, asked: Mapping[str, float], ceilings: Limits) -> Limits:
         """Return these limits with those of `asked`, which may reach `ceilings`.
@@ -107,6 +108,7 @@ CEILINGS: Final = Limits(
     context_bytes_max=4_000_000,
     top_up_timeout_seconds=30 * 86_400.0,
     agent_depth_max=10,
+    provider_wait_seconds=86_400.0,
 )
 """The most that a run may ask for where the deployment says nothing."""
 

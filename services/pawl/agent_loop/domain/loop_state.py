@@ -34,7 +34,8 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     `held`: the attempt is not made before the token budget is raised.
     `tokens_needed` is what its request was found to cost where the budget had less.
     `empty_answers` counts those failures in which the model said nothing, `quota_waits` how often the call was put off
-    because the agent had used up its tokens of the day.
+    because the agent had used up its tokens of the day. `outage_since` is when the run began to wait for the model
+    server, `outage_waits` how often it has, `next_try_time` when it asks again.
     """
 
     attempt: int
@@ -47,6 +48,9 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     empty_answers: int = 0
     tokens_needed: int = 0
     quota_waits: int = 0
+    outage_since: float | None = None
+    outage_waits: int = 0
+    next_try_time: float | None = None
 
     @property
     def summary(self) -> bool:

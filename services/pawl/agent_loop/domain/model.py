@@ -89,6 +89,10 @@ ROUND_TIMEOUT: Final = "ROUND_TIMEOUT"
 NETWORK: Final = "NETWORK"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
 EMPTY_ANSWER: Final = "EMPTY_ANSWER"
+HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
+UNAVAILABLE: Final = "PROVIDER_UNAVAILABLE"
+"""It was not asked: it has not answered many calls in a row."""
+_OUTAGES: Final = frozenset({NETWORK, HEADERS_TIMEOUT, UNAVAILABLE})
 
 CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 """Finish reasons, in small letters, of an answer that reached a limit before its end."""
@@ -107,6 +111,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_seconds: float | None = None
     refuses_content: bool = False
     """True if the model server does not take what the request says, and not for its length."""
+
+    @property
+    def is_outage(self) -> bool:
+        """True if the model server cannot be reached or cannot answer now, whatever the request."""
+        return self.retryable and (self.reason in _OUTAGES or self.reason.startswith("HTTP_"))
 
 
 class ModelError(Exception):

@@ -209,7 +209,9 @@ def _start_calls(state: State, decision: Execute, now: float) -> State:
 def _start_model(state: State) -> State:
     opened = state.loop.model_call
     if opened is not None and opened.held:
-        loop = replace(state.loop, model_call=replace(opened, held=False), top_up_deadline_time=None)
+        loop = replace(
+            state.loop, model_call=replace(opened, held=False, next_try_time=None), top_up_deadline_time=None
+        )
         state = replace(state, loop=loop)
     # A run that was let go on from quarantine is QUEUED with its model call open. Were it to run with the answer only,
     # the ledger would tell of that before the output, and the message would name other events than its own.

@@ -10,6 +10,8 @@ from pawl.agent_loop.domain.run import FailureClass, RunFailure
 
 _FIRST_DELAY_SECONDS: Final = 1.0
 _DELAY_SECONDS_MAX: Final = 10.0
+_FIRST_WAIT_SECONDS: Final = 10.0
+_WAIT_SECONDS_MAX: Final = 60.0
 
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 """The token budget is used up, or cut an answer short."""
@@ -49,6 +51,22 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
     backoff = min(_FIRST_DELAY_SECONDS * 2 ** max(0, failures - 1), _DELAY_SECONDS_MAX) * (1 - jitter / 2)
     wait = max(backoff, problem.retry_after_seconds or 0.0)
     return wait if wait < left else None
+
+
+def next_try_time(
+    problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
+) -> float | None:
+    """Return when a run that has waited for the model server since a time asks it again; None if it does not.
+
+    After 10 s doubling to a minute, of which up to a half is left out by `jitter`, but no earlier than the server asked
+    for; for the last time when `wait_seconds` are over.
+    """
+    end = since + wait_seconds
+    asked = now + (problem.retry_after_seconds or 0.0)
+    if not problem.is_outage or now >= end or asked > end:
+        return None
+    backoff = min(_FIRST_WAIT_SECONDS * 2 ** min(waits, 10), _WAIT_SECONDS_MAX) * (1 - jitter / 2)
+    return min(max(now + backoff, asked), end)
 
 
 def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:

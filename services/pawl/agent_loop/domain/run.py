@@ -48,6 +48,7 @@ class WaitKind(StrEnum):
     TIME = "TIME"
     PAUSED = "PAUSED"
     COMPLETION = "COMPLETION"
+    PROVIDER = "PROVIDER"
 
 
 class StopCause(StrEnum):

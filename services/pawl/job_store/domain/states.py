@@ -138,6 +138,7 @@ class WaitKind(IntEnum):
     TIME = 7
     PAUSED = 8
     COMPLETION = 9
+    PROVIDER = 10
 
 
 class WaitReason(IntEnum):
@@ -158,3 +159,4 @@ class WaitReason(IntEnum):
     TIME = 13
     PAUSED = 14
     COMPLETION = 15
+    PROVIDER = 16

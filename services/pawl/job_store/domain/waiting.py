@@ -38,6 +38,7 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.TIME: _W.TIME,
         WaitKind.PAUSED: _W.PAUSED,
         WaitKind.COMPLETION: _W.COMPLETION,
+        WaitKind.PROVIDER: _W.PROVIDER,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -63,6 +64,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.TIME: "It goes on by itself at that time.",
         _W.PAUSED: "Its user resumes it: pawl jobs resume JOB, or JobService.ResumeJob.",
         _W.COMPLETION: "Whoever has the token of the call completes it (CompletionService.CompleteCall).",
+        _W.PROVIDER: "It asks the model server again by itself; if that stays so, see `pawl model check`.",
         _W.STOPPING: "Its worker settles what is open by itself.",
     }
 )
@@ -275,6 +277,8 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             return "more tokens: its budget has too few left"
         case _W.AGENT_QUOTA:
             return f"the next day: the agent {run.agent_name} has used up its tokens of this one"
+        case _W.PROVIDER:
+            return "the model server, which does not answer"
         case _W.TIME:
             return "the time of its next iteration"
         case _W.PAUSED:

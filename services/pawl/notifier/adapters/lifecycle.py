@@ -46,7 +46,13 @@ _WAITS: Final = (
     .members
 )
 _FOR_NOBODY: Final = frozenset(
-    {run_pb2.WAIT_KIND_AGENT, run_pb2.WAIT_KIND_TIME, run_pb2.WAIT_KIND_PAUSED, run_pb2.WAIT_KIND_COMPLETION}
+    {
+        run_pb2.WAIT_KIND_AGENT,
+        run_pb2.WAIT_KIND_TIME,
+        run_pb2.WAIT_KIND_PAUSED,
+        run_pb2.WAIT_KIND_COMPLETION,
+        run_pb2.WAIT_KIND_PROVIDER,
+    }
 )
 
 _log = logs.get_logger(__name__)

@@ -97,7 +97,7 @@ def garbled(data: bytes = b"") -> Problem:
 
 def headers_timeout(seconds: float) -> Problem:
     """Return the problem of a server that does not begin to answer."""
-    return Problem(reason="HEADERS_TIMEOUT", message=f"The model server did not answer within {seconds:g} s.")
+    return Problem(reason=model.HEADERS_TIMEOUT, message=f"The model server did not answer within {seconds:g} s.")
 
 
 def idle_timeout(seconds: float) -> Problem:
