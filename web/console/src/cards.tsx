@@ -90,7 +90,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
         </p>
       )}
       {call.ruleId && <p class="quiet">by rule {call.ruleId}</p>}
-      {call.toolName === "show_chart" && <Drawn args={value(call.argumentsJson)} />}
+      {call.toolName === "show_chart" && !open && <Drawn args={value(call.argumentsJson)} />}
       {!open && <Details call={call} />}
     </div>
   );
