@@ -302,7 +302,7 @@ const schedules: Resource<ScheduleJson> = {
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
   columns: [
     { name: "Name", of: ({ definition }) => definition?.name },
-    { name: "When", of: ({ definition: each }) => each?.cron || (each?.intervalSeconds ? `every ${each.intervalSeconds} s` : "") },
+    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `every ${each.intervalSeconds} s` : "") },
     { name: "Next", of: ({ nextTime }) => time(nextTime) },
     { name: "State", of: paused },
     { name: "Failures", of: ({ failures }) => failures || "" },
