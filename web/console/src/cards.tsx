@@ -72,7 +72,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
         {call.startTime && call.endTime && <span class="quiet">{took(call)}</span>}
         {where && (
           <a href={`/runs/${call.runId}`} class="quiet">
-            {ago(call.createTime)}, in its run
+            {ago(call.createTime)}, in its run{call.agentName ? ` of ${visible(call.agentName)}` : ""}
           </a>
         )}
       </header>
