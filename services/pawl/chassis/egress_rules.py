@@ -158,8 +158,11 @@ def no_address(target: Target) -> EgressRefused:
     names the network of the deployment has.
     """
     if target.address is not None:
-        return EgressRefused(f"{target.authority} is not an address that may be reached")
-    return EgressRefused(f"{target.authority} has no address that may be reached")
+        problem = f"{target.authority} is not an address that may be reached"
+    else:
+        problem = f"{target.authority} has no address that may be reached"
+    allowing = f'{{"*": {{"private": ["{target.authority}"]}}}}'
+    return EgressRefused(f"{problem}; to allow it, the deployment has {allowing} in the file of PAWL_EGRESS_FILE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import difflib
 import json
@@ -28,6 +29,9 @@ from pawl.event.v1 import agent_pb2
 from pawl.launcher.options import SuiteOptions
 
 _FILE_BYTES_MAX: Final = 1024 * 1024
+_WARNING: Final = "  warning: "
+_AGAIN_SECONDS: Final = (2.0, 5.0, 10.0, 20.0, 23.0)
+"""The time between two tries to save the agents of PAWL_AGENTS."""
 _ENDINGS: Final = (".yaml", ".yml", ".json")
 _SILENT: Final = frozenset(
     {
@@ -181,23 +185,34 @@ async def changes(
             if is_new and not line.startswith(("---", "+++", "@@")):
                 yield f"  {line}"
         for pattern in saved.unmatched:
-            yield f"  warning: {pattern} matches no tool now"
+            yield f"{_WARNING}{pattern} matches no tool now"
 
 
 async def apply_folder(options: SuiteOptions) -> None:
     """Save the agents of PAWL_AGENTS in the store of a suite that has just started, and say what is new.
 
-    What is wrong about them is said, too; the suite goes on without.
+    What is wrong about them is said, too, and tried again for a minute: workers and sources may bring tools by then.
     """
-    if options.agents is None:
-        return
-    try:
-        async with AsyncClient(data=options.data) as target:
-            async for line in changes(target, read([options.agents])):
-                if not line.endswith(": unchanged"):
-                    print(f"PAWL_AGENTS: {wording.clean(line)}", flush=True)
-    except (CommandError, StartError, PawlError) as error:
-        print(f"PAWL_AGENTS: {explain(error, [])}", flush=True)
+    said: set[str] = set()
+    for wait_seconds in _AGAIN_SECONDS if options.agents else ():
+        lines: list[str] = []
+        try:
+            async with AsyncClient(data=options.data) as target:
+                async for line in changes(target, read([options.agents or Path()])):
+                    lines.append(line)  # noqa: PERF401  # those before an error count
+            is_done = not any(line.startswith(_WARNING) for line in lines)
+        except (CommandError, StartError, PawlError) as error:
+            lines.append(explain(error, []))
+            is_done = False
+        for line in lines:
+            if not line.endswith(": unchanged") and line not in said:
+                print(f"PAWL_AGENTS: {wording.clean(line)}", flush=True)
+        said.update(lines)
+        if is_done:
+            return
+        await asyncio.sleep(wait_seconds)
+    if options.agents:
+        print("PAWL_AGENTS: not tried again; see the lines above, then `pawl apply`", flush=True)
 
 
 def read(paths: Sequence[Path]) -> list[agent_pb2.AgentDefinition]:

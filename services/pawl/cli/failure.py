@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -21,6 +22,9 @@ _KEY: Final = "PAWL_API_KEY"
 _NOT_TAKEN: Final = (
     f"It came from {_KEY}: set that to a key that `pawl keys create` made here, or to a token that is still good."
 )
+
+_NO_KEY: Final = "no key was sent"
+_FOLDER: Final = ".pawl"
 
 _NEXT: Final = {
     "UNAUTHENTICATED": (
@@ -199,6 +203,8 @@ def _sentence(error: PawlError, typed: Mapping[str, str]) -> str:
         following = "`pawl jobs list --all` lists your jobs."
     if error.reason == "UNAUTHENTICATED" and os.environ.get(_KEY):
         following = _NOT_TAKEN
+    elif error.reason == "UNAUTHENTICATED" and message.lower().startswith(_NO_KEY) and not Path(_FOLDER).exists():
+        message = f"There is no {_FOLDER} in {Path.cwd()}, so no key was found."
     first = message.partition(" ")[0]
     # The name of a field, or of metadata, stays what it is.
     begin = message if "_" in first or first.startswith("pawl-") else f"{message[:1].upper()}{message[1:]}"

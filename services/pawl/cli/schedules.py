@@ -131,7 +131,7 @@ async def list_schedules(target: AsyncClient, console: Console) -> None:
 async def show(target: AsyncClient, console: Console, name: Name) -> None:
     """Show a schedule, its next ten times and its last twenty fires."""
     schedule = await target.get_schedule(name)
-    lines = [f"{name}: {_when(schedule.definition)}", *wording.said("text: ", schedule.definition.text)]
+    lines = [f"{name}: {_when(schedule)}", *wording.said("text: ", schedule.definition.text)]
     lines += details(schedule.definition)
     lines += paused_lines(schedule)
     lines += ["next:", *(f"  {wording.time_text(time)}" for time in schedule.next_times)]
@@ -228,18 +228,20 @@ def change(definition: schedule_pb2.ScheduleDefinition, **given: Any) -> None:
 
 
 def _say(console: Console, schedule: schedule_pb2.Schedule) -> None:
-    line = f"{schedule.definition.name}: {_when(schedule.definition)}, next {_next(schedule)}"
+    line = f"{schedule.definition.name}: {_when(schedule)}, next {_next(schedule)}"
     console.print(wording.clean(line), markup=False, soft_wrap=True)
 
 
 def _row(schedule: schedule_pb2.Schedule) -> tuple[str, ...]:
     definition = schedule.definition
-    return definition.name, _when(definition), _next(schedule), wording.one_line(definition.text)
+    return definition.name, _when(schedule), _next(schedule), wording.one_line(definition.text)
 
 
-def _when(definition: schedule_pb2.ScheduleDefinition) -> str:
+def _when(schedule: schedule_pb2.Schedule) -> str:
+    definition = schedule.definition
     if definition.cron:
-        return wording.one_line(f"{definition.cron} {definition.time_zone or 'UTC'}")
+        words = f" ({schedule.cron_text})" if schedule.cron_text else ""
+        return wording.one_line(f"{definition.cron} {definition.time_zone or 'UTC'}{words}", 160)
     offset = f", {definition.offset_seconds} s later" if definition.offset_seconds else ""
     return f"every {definition.interval_seconds} s{offset}"
 

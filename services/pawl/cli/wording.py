@@ -238,7 +238,9 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
         lines += _approval_lines(call.approval)
     if call.undoes_call_id:
         lines.append(f"takes back: call {call.undoes_call_id}")
-    lines.append(f"run {call.run_id}  call {call.call_id}" + (f"  of {clean(call.user_id)}" if call.user_id else ""))
+    agent = f"  agent {clean(call.agent_name)}" if call.agent_name else ""
+    user = f"  of {clean(call.user_id)}" if call.user_id else ""
+    lines.append(f"run {call.run_id}  call {call.call_id}{user}{agent}")
     if call.HasField("deadline_time"):
         lines.append(remaining_text(call.deadline_time, now))
     return lines

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
+from typing import Final
 
 from pawl.chassis.start import StartError
 from pawl.launcher.secrets import SecretFiles
@@ -14,6 +16,20 @@ VERSION = "1"
 
 _VERSION_FILE = "VERSION"
 _LOCK_FILE = "lock"
+
+
+_FREE_BYTES_MIN: Final = 32 * 1024 * 1024
+
+
+def problem_of(folder: Path) -> str:
+    """Return why nothing can run in a data folder, as a sentence; empty if something can."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"The data folder {folder} cannot be used any more ({error.strerror}): Pawl stops."
+    if free < _FREE_BYTES_MIN:
+        return f"The disk of the data folder {folder} is full ({free >> 20} MiB are free): make room, or Pawl stops."
+    return ""
 
 
 class DataLock:

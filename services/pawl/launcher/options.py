@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pawl.chassis.endpoints import DEFAULT_PORTS
 from pawl.chassis.settings import read_secret
 from pawl.chassis.start import StartError
-from pawl.launcher.services import STAGES, ServiceSpec
+from pawl.launcher.services import STAGES, ServiceSpec, pawl_variables
 
 PORT_MAX = 65535
 REPLICAS_MAX = 16
+_OURS = pawl_variables("DATA AGENTS PORTS TOOL_ENVIRONMENT REPLICAS ADDRESS API_KEY KEY_IN_CLEAR")
+"""The variables that no service reads."""
+_NEAR = 0.82
+"""The likeness from which on a name is taken for a mistyped one of ours."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +67,10 @@ def read_options(
     (PAWL_DATABASE_OWNER_URL goes with the first),
     PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
 
-    Raises StartError with one sentence about the first mistake.
+    Raises StartError with one sentence about the first mistake, such as a PAWL_ variable that is nearly one of ours.
     """
+    for name, near in unknown_of(environment).items():
+        raise StartError(f"{name}: there is no such setting; did you mean {near}?")
     chosen = _pairs("PAWL_PORTS", environment.get("PAWL_PORTS", "").split(","), (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     chosen |= _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     services = [spec.name for stage in STAGES for spec in stage]
@@ -92,6 +99,15 @@ def read_options(
         tool_environment=tuple(filter(None, map(str.strip, environment.get("PAWL_TOOL_ENVIRONMENT", "").split(",")))),
         agents=Path(folder) if (folder := environment.get("PAWL_AGENTS")) else None,
     )
+
+
+def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are nearly a setting, each with the name of that."""
+    ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS
+    known = {each for name in ours for each in (name, f"{name}_FILE")}
+    unknown = sorted(name for name in environment.keys() - known if name.startswith("PAWL_"))
+    near = {name: difflib.get_close_matches(name, known, 1, _NEAR) for name in unknown}
+    return {name: found[0] for name, found in near.items() if found}
 
 
 def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, high: int) -> dict[str, int]:

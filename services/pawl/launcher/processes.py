@@ -164,7 +164,11 @@ class Process:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             begun = loop.time()
-            code = await self._run_once()
+            code: int | None = None
+            try:
+                code = await self._run_once()
+            except OSError as error:  # The data folder is gone, or its disk is full.
+                _log.error("process.not_started", process=self.name, error=str(error))
             if self._stopping.is_set():
                 return
             delay = next_delay(delay, loop.time() - begun)
@@ -176,7 +180,12 @@ class Process:
     async def _run_once(self) -> int:
         """Runs one incarnation from start to end and returns its exit code."""
         running = self._child = await self._spawn()
-        orphans.note(self._run_directory, self.name, running.pid)
+        try:
+            orphans.note(self._run_directory, self.name, running.pid)
+        except OSError:
+            _kill_group(running.pid)
+            await running.wait()
+            raise
         watching = asyncio.create_task(self._watch(running.pid))
         stopping = asyncio.create_task(self._end_when_told(running))
         try:

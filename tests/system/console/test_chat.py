@@ -78,7 +78,7 @@ async def test_who_decides_second_reads_a_sentence_that_stays(open_page: NewPage
     await first.locator(".card.wait").get_by_role("button", name="Approve").click()
     await done(first)
     await late.get_by_role("button", name="Reject").click()
-    await expect(second.get_by_role("alert")).to_contain_text("decided before")
+    await expect(second.get_by_role("alert")).to_contain_text("send_email was approved before, by pair")
     await second.evaluate("show(true)")
     await done(second)
     await expect(second.locator(".card.good")).to_contain_text("approved by pair")
@@ -146,12 +146,14 @@ async def test_a_question_of_a_server_is_answered_in_a_form(open_page: NewPage, 
 
 async def test_the_model_opens_a_page_and_draws_a_chart(open_page: NewPage) -> None:
     page = await open_page(user="seer")
-    await say(page, 'call show_chart with {"title": "Sales", "labels": ["May", "June"], "values": [3, -4.5]}')
+    await say(
+        page, 'call show_chart with {"title": "Sales", "labels": ["May", "June", "July"], "values": [3, -4.5, 0]}'
+    )
     await done(page)
     chart = page.get_by_role("table", name="Sales")
     await expect(chart.get_by_role("row", name="June -4.5")).to_be_visible()
     widths = await chart.locator(".bar").evaluate_all("bars => bars.map((bar) => bar.style.width)")
-    assert [width[:3] for width in widths] == ["66.", "100"]
+    assert [width[:3] for width in widths] == ["66.", "100", "0%"]
     await page.reload()
     await expect(chart.get_by_role("row", name="May 3")).to_be_visible()
     await say(page, 'call open_page with {"page": "tools"}')

@@ -70,6 +70,7 @@ async def test_an_approval_in_the_inbox_by_keyboard_alone(open_page: NewPage) ->
             break
     await page.keyboard.press("a")
     await expect(mine).to_have_count(0, timeout=90_000)
+    await expect(page.locator("main:focus, main :focus")).to_have_count(1)
 
 
 async def test_text_is_the_same_after_the_gateway_and_an_agent_loop_die(open_page: NewPage, suite: Suite) -> None:
@@ -236,6 +237,9 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
         data={"definition": {"name": name, "options": {"instructions": "Be short."}}},
         headers={"origin": at(page, "")},
     )
+    await page.get_by_role("button", name="Conversations").click()
+    await page.get_by_label("Conversations").get_by_role("link", name="what is 3 * 3").click()
+    await expect(page.get_by_label("Your message")).to_be_visible()
     conversation = page.url.rpartition("/")[2]
     await page.goto(at(page, "/"))
     await page.get_by_label("Agent").select_option(name)

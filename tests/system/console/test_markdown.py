@@ -85,6 +85,21 @@ async def test_entities_of_a_model_are_characters_in_chat_and_inbox(open_page: N
         await expect(page.get_by_role("button", name="Stop")).to_have_count(0)
 
 
+async def test_a_table_has_headers_and_a_task_stands_on_one_line(open_page: NewPage, suite: Suite) -> None:
+    async with scripted(suite) as model:
+        page = await open_page(user="lister")
+        await say(page, await model.play({"reply": {"text": "| a |\n|---|\n| b |\n\n- [x] milk"}}))
+        await done(page)
+        shown = page.locator(".turn .markdown").last
+        await expect(shown.get_by_role("columnheader")).to_have_text(["a"])
+        await expect(shown.get_by_role("cell")).to_have_text(["b"])
+        tops = await shown.locator(".task > *").evaluate_all(
+            "all => all.map((each) => each.getBoundingClientRect().top)"
+        )
+        assert len(tops) == 2
+        assert abs(tops[0] - tops[1]) < 5, "pixels"
+
+
 async def test_a_view_that_fails_is_plain_text_and_takes_nothing_with_it(open_page: NewPage, suite: Suite) -> None:
     """A message, then its card, then its page; the rest can be read and answered."""
     question = {"name": "ask_user", "arguments": {"question": "above\n\n---\n\nbelow", "options": ["Yes", "No"]}}

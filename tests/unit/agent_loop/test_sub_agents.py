@@ -312,6 +312,7 @@ async def test_a_call_names_an_agent_to_which_that_of_its_run_delegates() -> Non
     await finish(world, key)
 
     child = child_of(world, key)
+    assert [[call.agent_name for call in world.ledger.calls(each)] for each in (key, key_of(child))] == [["a"], ["b"]]
     assert child.agent == PinnedAgent(name="b", version=1, gives_tools=True)
     assert [tool.name for tool in child.tools] == ["mail"]
     assert child.options.instructions == "Send it.\n\nBe quick."

@@ -316,11 +316,13 @@ def test_a_call_is_shown_with_what_hides_in_it_and_its_json_still_means_the_same
     call = call_pb2.Call(
         state=call_pb2.CALL_STATE_AWAITING_APPROVAL,
         tool_name="send_email",
+        agent_name="clerk",
         arguments_json=json.dumps(value, ensure_ascii=False).encode(),
         approval=call_pb2.ApprovalRequest(digest="d", preview="To ann\u202e@example.com"),
     )
     lines = wording.call_lines(call, datetime.now(UTC))
     assert "To ann<U+202E>@example.com" in lines
+    assert [line for line in lines if line.endswith("  agent clerk")]
     block = wording.json_block(call.arguments_json)
     assert block in "\n".join(lines)
     assert (block.isascii(), json.loads(block)) == (True, value)

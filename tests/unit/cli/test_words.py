@@ -87,12 +87,17 @@ def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone(
         assert explain(error, [NOBODY], typed=typed) == sentence
 
 
-def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     for error, advice in (
         (RunNotFound("where is it?"), "Where is it? `pawl runs` lists yours."),
         (ConversationNotFound(), "`pawl conversations list`"),
         (ConversationExists("there is one"), "`pawl conversations show --key`"),
         (Unauthenticated("the key is not known"), "PAWL_API_KEY"),
+        (
+            Unauthenticated("no key was sent: it goes"),
+            f"There is no .pawl in {tmp_path}, so no key was found. Set",
+        ),
         (Internal("internal error err_1"), "The log of the service"),
         (AlreadyDecided("decided by bob"), "`pawl inbox`"),
         (AttentionNotNeeded("it is well"), "`pawl attention`"),

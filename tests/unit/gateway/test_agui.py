@@ -206,6 +206,11 @@ def test_a_resume_that_answers_everything_is_decisions() -> None:
 
 def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None:
     assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, {"call_9": {}}).late == ["call_9.d"]
+    decision = {"userId": "bob", "kind": "DECISION_KIND_REJECT"}
+    known = {"call_9": {"toolName": "pay", "state": "CALL_STATE_EXPIRED"}, "call_8": {"toolName": "pay"}}
+    known["call_8"]["approval"] = {"decision": decision}  # type: ignore[assignment]  # JSON
+    assert agui_input.settled("call_9.d", known) == "pay was settled before: expired."
+    assert agui_input.settled("call_8.d", known) == "pay was decided before, by bob: reject."
     with pytest.raises(CallNotFound):
         agui_input.answers(resume(**{"call_9.d": None}), WAITING, {})
     with pytest.raises(DigestMismatch):

@@ -127,7 +127,8 @@ def test_a_call_is_decided_once_and_as_it_was_shown(world: World) -> None:
         assert world.decide(run_id, "call", DecisionKind.APPROVE, digest=digest).reason == reason
     outcomes = [world.decide(run_id, "call", DecisionKind.REJECT, "no").outcome for _ in range(2)]
     assert outcomes == [ACCEPTED, DUPLICATE]
-    assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "ALREADY_DECIDED"
+    late = world.decide(run_id, "call", DecisionKind.APPROVE)
+    assert (late.reason, late.message.partition(" ")[2]) == ("ALREADY_DECIDED", "was rejected before, by ann")
     world.claim(run_id)
     world.commit(run_id, calls=(change("call", CallState.REJECTED, digest=DIGEST),), consumed=("no",))
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "ALREADY_DECIDED"

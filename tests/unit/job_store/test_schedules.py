@@ -33,6 +33,7 @@ from pawl.job_store.domain.schedules import (
 )
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.timing import Timing
+from tests.tables import for_each
 
 BERLIN = "Europe/Berlin"
 SPRING = datetime(2026, 3, 29, 0, 0, tzinfo=UTC)
@@ -146,6 +147,17 @@ def test_of_what_is_late_the_last_hundred_within_the_window_are_made_up_for(
     assert fired[1:] == expected[-len(fired[1:]) :] if fired[1:] else len(expected) <= 1
     assert len(fired) <= timing.CAUGHT_UP_MAX
     assert len(fired) >= min(len(expected), timing.CAUGHT_UP_MAX)
+
+
+@for_each(
+    ("cron", "text"),
+    [
+        ("0 9 * * 1-5", "At 09:00 on Monday through Friday"),
+        ("0 0 1 * 1", "At 00:00 on the first day of month or on Monday"),
+    ],
+)
+def test_a_cron_expression_is_told_in_words(cron: str, text: str) -> None:
+    assert timing.cron_text(cron) == text
 
 
 def test_a_start_in_the_first_year_is_long_ago() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pawl.chassis.start import StartError
-from pawl.launcher.folder import DataFolder, DataLock
+from pawl.launcher.folder import DataFolder, DataLock, problem_of
 from pawl.launcher.secrets import SecretFiles
 
 
@@ -89,3 +90,10 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"cannot be used: Not a directory"):
         DataFolder(tmp_path / "file" / "data").open()
+
+
+def test_a_full_disk_and_a_missing_folder_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert problem_of(tmp_path) == ""
+    assert "cannot be used any more (No such file or directory)" in problem_of(tmp_path / "gone")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * 2**20))
+    assert problem_of(tmp_path).startswith(f"The disk of the data folder {tmp_path} is full (5 MiB are free)")

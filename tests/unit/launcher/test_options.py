@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from pawl.chassis.endpoints import DEFAULT_PORTS
 from pawl.chassis.start import StartError
-from pawl.launcher.options import SuiteOptions, read_options
+from pawl.launcher.options import SuiteOptions, read_options, unknown_of
 
 
 def test_without_any_choice_the_documented_ports_are_used() -> None:
@@ -57,8 +58,15 @@ MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
     ({"PAWL_PORTS": "x=1"}, [], [], "PAWL_PORTS: there is no 'x'"),
     ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, not '0'"),
     ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: give either"),
+    ({"PAWL_EGRES_FILE": "x"}, [], [], "PAWL_EGRES_FILE: there is no such setting; did you mean PAWL_EGRESS_FILE?"),
     ({"PAWL_NATS_URL_FILE": "/absent"}, [], [], "PAWL_NATS_URL_FILE: cannot read /absent: No such file"),
 ]
+
+
+def test_every_setting_and_what_resembles_none_is_taken() -> None:
+    names = re.findall(r"^#(PAWL_\w+)=", (Path(__file__).parents[3] / ".env.example").read_text(), re.MULTILINE)
+    assert len(names) > 100
+    assert unknown_of(dict.fromkeys([*names, "PAWL_OF_SOMEBODY", "HOME"], "")) == {}
 
 
 def test_a_mistake_is_one_sentence() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import stat
 import sys
@@ -18,6 +19,7 @@ from pawl.chassis.endpoints import read_endpoints
 from pawl.chassis.start import StartError
 from pawl.launcher import Suite, SuiteOptions, orphans, processes
 from pawl.launcher.services import ServiceSpec
+from pawl.launcher.up import run_until_told
 from tests.poll import until
 
 Options = Callable[..., SuiteOptions]
@@ -191,3 +193,20 @@ async def test_tools_that_could_not_be_loaded_are_reported_for_the_newest_start_
         assert suite.broken_tools == ["shop: error: shop.py:1: SyntaxError"]
     async with Suite(options()) as suite:
         assert suite.broken_tools == []
+
+
+async def test_a_suite_whose_data_folder_is_gone_ends_with_one_sentence(options: Options) -> None:
+    suite = Suite(options())
+    ready = asyncio.Event()
+
+    async def note(_: SuiteOptions) -> None:
+        ready.set()
+
+    running = asyncio.create_task(run_until_told(suite, note))
+    await asyncio.wait_for(ready.wait(), 120)
+    pids = [suite.pid(name) for name in ("first", "second")]
+    shutil.rmtree(suite.folder.path)
+    suite.kill("first")
+    with pytest.raises(StartError, match=r"data folder .* cannot be used any more"):
+        await asyncio.wait_for(running, 120)
+    assert not alive(*pids)

@@ -72,7 +72,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
         {call.startTime && call.endTime && <span class="quiet">{took(call)}</span>}
         {where && (
           <a href={`/runs/${call.runId}`} class="quiet">
-            {ago(call.createTime)}, in its run
+            {ago(call.createTime)}, in its run{call.agentName ? ` of ${visible(call.agentName)}` : ""}
           </a>
         )}
       </header>
@@ -90,7 +90,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
         </p>
       )}
       {call.ruleId && <p class="quiet">by rule {call.ruleId}</p>}
-      {call.toolName === "show_chart" && <Drawn args={value(call.argumentsJson)} />}
+      {call.toolName === "show_chart" && !open && <Drawn args={value(call.argumentsJson)} />}
       {!open && <Details call={call} />}
     </div>
   );

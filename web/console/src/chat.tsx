@@ -80,7 +80,7 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
           New conversation
         </a>
         <input type="search" aria-label="Search conversations" placeholder="Search" value={words} onInput={(event) => setWords(event.currentTarget.value)} />
-        <ul>
+        <ul onClick={() => setOpen(false)}>
           {listed.value?.map((each) => (
             <li key={each.conversationId}>
               <a href={`/c/${each.conversationId}`} aria-current={each.conversationId === conversationId ? "page" : undefined}>

@@ -1,6 +1,6 @@
 import type { CallJson, DecisionKindJson } from "@pawl/client";
 import type { VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { CallCard, decideAll, TopUp } from "./cards";
 import { ago, forPeople, may, pendingRuns, query } from "./state";
@@ -25,8 +25,16 @@ export function Inbox(): VNode {
     item?.focus();
     item?.scrollIntoView({ block: "nearest" });
   }, [wanted, isThere]);
+  // What had the focus may be gone once it is decided: the next one has it then.
+  const place = useRef(-1);
+  const items = (): HTMLElement[] => [...document.querySelectorAll<HTMLElement>("main [data-item]")];
+  useEffect(() => {
+    if (place.current < 0 || document.activeElement !== document.body) return;
+    const left = items();
+    (left[Math.min(place.current, left.length - 1)] ?? document.getElementById("main"))?.focus();
+  }, [calls.length]);
   return (
-    <section class="page">
+    <section class="page" onFocusCapture={({ target }) => (place.current = items().findIndex((item) => item.contains(target as Node)))}>
       <h1>Inbox</h1>
       {!calls.length && !runs.length && (
         <p class="empty">Nothing waits for you. What needs an approval or an answer comes here by itself.</p>

@@ -157,8 +157,8 @@ function Node({ node }: { node: Nodes }): VNode | null {
       return node.ordered ? <ol start={node.start ?? 1}>{children(node)}</ol> : <ul>{children(node)}</ul>;
     case "listItem":
       return (
-        <li>
-          {node.checked === true ? "☑ " : node.checked === false ? "☐ " : ""}
+        <li class={typeof node.checked === "boolean" ? "task" : undefined}>
+          {typeof node.checked === "boolean" && <span>{node.checked ? "☑ " : "☐ "}</span>}
           {children(node)}
         </li>
       );
@@ -183,7 +183,20 @@ function Node({ node }: { node: Nodes }): VNode | null {
       return (
         <div class="scroll" tabIndex={0} role="region" aria-label="Table">
           <table>
-            <tbody>{children(node)}</tbody>
+            <thead>
+              <tr>
+                {node.children[0]?.children.map((cell, key) => (
+                  <th key={key} scope="col">
+                    {children(cell)}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {node.children.slice(1).map((row, key) => (
+                <Node key={key} node={row} />
+              ))}
+            </tbody>
           </table>
         </div>
       );

@@ -44,7 +44,7 @@ const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boo
 
 const agents: Resource<AgentVersionJson> = {
   path: "agents",
-  empty: "No agents are saved. Runs use the default one; save one here, or with pawl agents apply.",
+  empty: "No agents are saved. Runs use the default one; save one here, or with pawl apply.",
   list: async (pageToken, filters) => {
     const page = await pawl.agents.listAgents({ pageSize: 50, pageToken, drafts: !!filters["drafts"] });
     return { items: page.agents ?? [], next: page.nextPageToken };
@@ -302,7 +302,7 @@ const schedules: Resource<ScheduleJson> = {
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
   columns: [
     { name: "Name", of: ({ definition }) => definition?.name },
-    { name: "When", of: ({ definition: each }) => each?.cron || (each?.intervalSeconds ? `every ${each.intervalSeconds} s` : "") },
+    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `every ${each.intervalSeconds} s` : "") },
     { name: "Next", of: ({ nextTime }) => time(nextTime) },
     { name: "State", of: paused },
     { name: "Failures", of: ({ failures }) => failures || "" },
@@ -666,7 +666,7 @@ const channels: Resource<ChannelJson> = {
 
 const sources: Resource<SourceJson> = {
   path: "sources",
-  empty: "No servers bring tools. Add one with pawl sources add.",
+  empty: "No servers bring tools. Add one with pawl sources add-mcp or add-http.",
   list: async () => ({ items: (await pawl.sources.listSources({})).sources ?? [] }),
   id: ({ config }) => config?.name ?? "",
   columns: [
@@ -698,7 +698,7 @@ const sources: Resource<SourceJson> = {
 
 const documents: Resource<DocumentJson> = {
   path: "documents",
-  empty: "There are no documents. Put one there with pawl documents put.",
+  empty: "There are no documents. Put one there with pawl documents add.",
   list: async (pageToken) => {
     const page = await pawl.documents.listDocuments({ pageSize: 100, pageToken });
     return { items: page.documents ?? [], next: page.nextPageToken };

@@ -193,7 +193,7 @@ function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | u
                 <th scope="row">{visible(bar.name)}</th>
                 <td class="quiet">{lasted(width(bar) / 1000)}</td>
                 <td class="lane">
-                  <div class={`bar ${bar.kind}`} style={{ marginLeft: share(bar.begin - begin), width: share(width(bar)) }} />
+                  <div class={`bar ${bar.kind} ${bar.bad ? "bad" : ""}`} style={{ marginLeft: share(bar.begin - begin), width: share(width(bar)) }} />
                 </td>
                 <td class="quiet cut">{visible(bar.note)}</td>
               </tr>

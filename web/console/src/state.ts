@@ -133,7 +133,7 @@ async function takeTurns(): Promise<void> {
   pawl.streams.pause();
   const { locks } = navigator as { locks?: LockManager };
   for (;;) {
-    if (document.hidden) await flipped();
+    while (document.hidden) await flipped();
     // Without TLS, and from elsewhere, there are no locks.
     if (!locks) await stream(async () => false);
     else {

@@ -11,6 +11,8 @@ export interface Bar {
   end?: number;
   /** How it stands, or ended; how often a model was asked. */
   note: string;
+  /** True for a call that failed, or of which nobody knows. */
+  bad?: boolean;
 }
 
 export interface Timeline {
@@ -20,6 +22,7 @@ export interface Timeline {
 
 export const NO_BARS: Timeline = { bars: [], attempt: "" };
 
+const BAD = /_(FAILED|REJECTED|EXPIRED|OUTCOME_UNKNOWN)$/;
 const SETTLED = /_(SUCCEEDED|FAILED|REJECTED|EXPIRED|CANCELLED|DETACHED)$/;
 const ENDED = /_(COMPLETED|FAILED|CANCELLED|EXPIRED)$/;
 
@@ -53,7 +56,7 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
       const { callId = "", toolName = "", state = "", attempt: tries = 1 } = event.callChanged.call;
       begin(callId, { name: toolName, kind: "call", begin: at, note: "" });
       const note = `${state.replace("CALL_STATE_", "").toLowerCase().replaceAll("_", " ")}${tries > 1 ? `, attempt ${tries}` : ""}`;
-      change(callId, SETTLED.test(state) ? { note, end: at } : { note });
+      change(callId, { note, bad: BAD.test(state), ...(SETTLED.test(state) ? { end: at } : {}) });
     } else if (event.runChanged?.run) {
       const { state = "", waiting } = event.runChanged.run;
       if (state === "RUN_STATE_WAITING") {

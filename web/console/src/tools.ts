@@ -23,7 +23,8 @@ const FUNCTIONS: Record<string, FrontEndTool> = {
   },
 };
 
-const OWN = { context: "EXECUTION_CONTEXT_FRONTEND", category: "TOOL_CATEGORY_SAFE", effectClass: "EFFECT_CLASS_IDEMPOTENT" } as const;
+// They change nothing, so a list of many values is no bulk.
+const OWN = { context: "EXECUTION_CONTEXT_FRONTEND", category: "TOOL_CATEGORY_SAFE", effectClass: "EFFECT_CLASS_READ_ONLY" } as const;
 
 export const TOOLS: ToolDefinitionJson[] = [
   {

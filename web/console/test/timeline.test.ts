@@ -18,6 +18,15 @@ it("has one bar for a call, however many events it had", () => {
   expect(laid([call("CALL_STATE_PROPOSED"), "1"], [call("CALL_STATE_RUNNING"), "1"], [call("CALL_STATE_SUCCEEDED"), "1"])).toEqual(["call add 0-2"]);
 });
 
+it.each([
+  ["CALL_STATE_SUCCEEDED", false],
+  ["CALL_STATE_FAILED", true],
+  ["CALL_STATE_OUTCOME_UNKNOWN", true],
+])("shows a call that went wrong as that: %s", (name, bad) => {
+  const event = { ...call(name), seq: "1", time: time(0) };
+  expect(lay(NO_BARS, [event]).bars.map((bar) => bar.bad)).toEqual([bad]);
+});
+
 it("ends a wait when the run goes on, which is no takeover", () => {
   const bars = laid([state("RUN_STATE_RUNNING"), "1"], [state("RUN_STATE_WAITING"), "1"], [state("RUN_STATE_RUNNING"), "2"]);
   expect(bars).toEqual(["wait Waits 1-2"]);

@@ -754,6 +754,7 @@ class Call(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     CHILD_RUN_ID_FIELD_NUMBER: _builtins.int
     IMPORTED_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the call."""
     conversation_id: _builtins.str
@@ -816,6 +817,8 @@ class Call(_message.Message):
     """True if it was made elsewhere (ConversationService.ImportConversation): it
     was never anything but settled here, and nothing takes it back.
     """
+    agent_name: _builtins.str
+    """The agent of its run; empty for `default`."""
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls with a common resource key run one at a time, over all runs of the
@@ -897,10 +900,11 @@ class Call(_message.Message):
         user_id: _builtins.str = ...,
         child_run_id: _builtins.str = ...,
         imported: _builtins.bool = ...,
+        agent_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "offer", b"offer", "question", b"question", "result", b"result", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "child_run_id", b"child_run_id", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "imported", b"imported", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "proposed_tool_name", b"proposed_tool_name", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "child_run_id", b"child_run_id", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "imported", b"imported", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "proposed_tool_name", b"proposed_tool_name", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

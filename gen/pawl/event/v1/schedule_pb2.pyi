@@ -315,6 +315,7 @@ class Schedule(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     NEXT_TIMES_FIELD_NUMBER: _builtins.int
     FIRES_FIELD_NUMBER: _builtins.int
+    CRON_TEXT_FIELD_NUMBER: _builtins.int
     schedule_id: _builtins.str
     """Its id, which a schedule made later under the same name does not have."""
     pause_note: _builtins.str
@@ -325,6 +326,10 @@ class Schedule(_message.Message):
     """
     failures: _builtins.int
     """So many fires in a row were refused, or their runs have failed, up to now."""
+    cron_text: _builtins.str
+    """Its cron expression in words, such as "At 09:00 on Monday through Friday"; empty
+    without one.
+    """
     @_builtins.property
     def definition(self) -> Global___ScheduleDefinition:
         """What it does, and when."""
@@ -364,10 +369,11 @@ class Schedule(_message.Message):
         failures: _builtins.int = ...,
         next_times: _abc.Iterable[_timestamp_pb2.Timestamp] | None = ...,
         fires: _abc.Iterable[Global___ScheduleFire] | None = ...,
+        cron_text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "next_time", b"next_time", "pause_time", b"pause_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "failures", b"failures", "fires", b"fires", "next_time", b"next_time", "next_times", b"next_times", "pause_note", b"pause_note", "pause_time", b"pause_time", "schedule_id", b"schedule_id", "self_paused", b"self_paused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "cron_text", b"cron_text", "definition", b"definition", "failures", b"failures", "fires", b"fires", "next_time", b"next_time", "next_times", b"next_times", "pause_note", b"pause_note", "pause_time", b"pause_time", "schedule_id", b"schedule_id", "self_paused", b"self_paused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

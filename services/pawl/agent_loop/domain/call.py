@@ -237,6 +237,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     start_time: float | None = None
     end_time: float | None = None
     rule_id: str = ""
+    agent_name: str = ""
+    """The agent of its run; empty for the `default` of the deployment."""
     """The rule that decided about it in place of a person, or asked for the person."""
     child_run_id: RunId = RunId("")
     """The run that does it; only of a call that is or was DELEGATED, or is DETACHED."""

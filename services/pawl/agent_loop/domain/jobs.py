@@ -283,6 +283,7 @@ def draft(run: Run, job: Job, now: float) -> Call:
         state=CallState.PROPOSED,
         proposed_arguments=job.arguments_json.decode(errors="replace"),
         create_time=now,
+        agent_name=run.agent.name if run.agent else "",
     )
 
 

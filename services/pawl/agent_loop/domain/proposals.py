@@ -61,6 +61,7 @@ def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: floa
         state=CallState.PROPOSED,
         proposed_arguments=raw.arguments if size <= ARGUMENTS_BYTES_MAX else raw.arguments[:_KEPT_CHARACTERS],
         create_time=now,
+        agent_name=run.agent.name if run.agent else "",
     )
     if without_tools:
         return _refused(call, "NOT_ALLOWED", "No more tools can be called in this run.", now)

@@ -306,6 +306,21 @@ def _interrupt(call: Json, mark: str, reason: str, message: str, schema: Json) -
     return {**named, "responseSchema": schema, **expires}
 
 
+def settled(interrupt_id: str, known: Mapping[str, Json]) -> str:
+    """Return how what an interrupt asked was settled before, and by whom."""
+    call = known.get(interrupt_id.partition(".")[0], {})
+    decision = call.get("approval", {}).get("decision", {})
+    if who := decision.get("userId"):
+        return f"{call.get('toolName', '')} was decided before, by {who}: {_word(decision, 'kind', 'DECISION_KIND_')}."
+    if call.get("state"):
+        return f"{call.get('toolName', '')} was settled before: {_word(call, 'state', 'CALL_STATE_')}."
+    return "This was settled before."
+
+
+def _word(of: Json, name: str, prefix: str) -> str:
+    return str(of.get(name, "")).removeprefix(prefix).lower().replace("_", " ")
+
+
 class Answers(msgspec.Struct, frozen=True):
     """The meaning of a resume: decisions about calls, tokens, or the end of the run."""
 

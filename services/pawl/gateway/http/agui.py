@@ -227,9 +227,9 @@ class _Thread:
         """Give a run what it waits for."""
         found, plan = self._found, _Plan(run)
         if found.resume:
-            said = agui_input.answers(found.resume, run, await self._calls(run))
-            late = "This was settled before."
-            plan.notices += [{"interruptId": name, "message": late} for name in said.late]
+            calls = await self._calls(run)
+            said = agui_input.answers(found.resume, run, calls)
+            plan.notices += [{"interruptId": name, "message": agui_input.settled(name, calls)} for name in said.late]
             if said.decisions:
                 asked = {"requestId": found.id_of("decide", said.decisions), "decisions": said.decisions}
                 self._take(plan, (await self._call("DecideCalls", asked))["receipts"], given)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 from pawl.errors import AlreadyDecided, CallNotPending, DeadlinePassed, PawlError
 from pawl.job_store.domain.rows import CallRow
-from pawl.job_store.domain.states import CommandOutcome
+from pawl.job_store.domain.states import CommandOutcome, DecisionKind
 
 
 class Refused(Exception):
@@ -16,6 +17,14 @@ class Refused(Exception):
         self.outcome = outcome
         self.error = error
         super().__init__(error.reason)
+
+
+_DONE: Final = {
+    DecisionKind.APPROVE: "approved",
+    DecisionKind.EDIT: "edited and approved",
+    DecisionKind.REJECT: "rejected",
+    DecisionKind.ANSWER: "answered",
+}
 
 
 class Replaced(Refused):
@@ -32,7 +41,10 @@ def check_open(call: CallRow) -> None:
 def check_undecided(call: CallRow | None) -> None:
     """Refuse a command about a call that somebody has decided."""
     if call is not None and call.decision is not None:
-        raise Refused(CommandOutcome.LATE, AlreadyDecided())
+        did = _DONE[call.decision.kind]
+        raise Refused(
+            CommandOutcome.LATE, AlreadyDecided(f"{call.tool_name} was {did} before, by {call.decision.user_id}")
+        )
 
 
 def check_deadline(call: CallRow, now: datetime) -> None:

@@ -177,6 +177,13 @@ def _check_cron(timing: Timing) -> None:
         raise InvalidField(f"cron {cron!r} is a day that never comes", field="definition.cron") from None
 
 
+def cron_text(cron: str) -> str:
+    """Return a cron expression that counts in words. If both days are given either of them counts."""
+    text = CronSim(cron, _EPOCH).explain()
+    _, _, day, _, weekday = cron.split()
+    return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")
+
+
 def zone(name: str) -> ZoneInfo:
     """Return a time zone; UTC for an empty name.
 

@@ -126,8 +126,7 @@ _WIRE.struct(
 _CALL_SPEC: Final = (
     *("provider_call_id", "undoes_call_id", "proposed_tool_name", "proposed_arguments", "context", "category"),
     *("effect_class", "parallel", "resource_keys", "timeout_seconds", "question", "offer_fallback", "rule_id"),
-    "imported",
-    "imported",
+    *("imported", "agent_name"),
 )
 """The fields of a call that are opaque."""
 _CALL: Final = _WIRE.struct(

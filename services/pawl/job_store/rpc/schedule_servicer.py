@@ -18,6 +18,7 @@ from pawl.job_store.app.schedules import DueSchedule, Schedules
 from pawl.job_store.domain.fire import Fire
 from pawl.job_store.domain.schedules import Definition, FireRow, Overlap, Owner, ScheduleKey, ScheduleRow, owner_of
 from pawl.job_store.domain.states import RunState
+from pawl.job_store.domain.timing import cron_text
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import moment, optional_moment, timestamp
@@ -124,6 +125,7 @@ def _message(row: ScheduleRow) -> schedule_pb2.Schedule:
         pause_note=row.pause_note,
         self_paused=row.self_paused,
         failures=row.failures,
+        cron_text=cron_text(row.definition.cron) if row.definition.cron else "",
     )
 
 
