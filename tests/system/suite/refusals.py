@@ -15,7 +15,6 @@ class Refusal:
 
     code: grpc.StatusCode
     reason: str = ""
-    field: str = ""
 
 
 TAKEN = Refusal(grpc.StatusCode.OK)
@@ -36,4 +35,4 @@ async def outcome(call: Awaitable[object]) -> Refusal:
                 detail.Unpack(info)
     assert info.domain in {"pawl", ""}
     assert "Traceback" not in (refused.details() or "")
-    return Refusal(refused.code(), info.reason, info.metadata.get("field", ""))
+    return Refusal(refused.code(), info.reason)
