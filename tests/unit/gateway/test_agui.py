@@ -268,6 +268,7 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
 
     rows: list[tuple[dict[str, Any], str]] = [
         ({"runId": 3}, "no RunAgentInput: .*runId"),
+        ({"runId": ""}, "runId is not empty"),
         ({"tools": [{"name": "show", "description": "d", "parameters": 3}]}, "of show must be a JSON Schema"),
         ({"forwardedProps": {"pawl": {"nope": 1}}}, "forwardedProps.pawl: .*nope"),
         ({"forwardedProps": {"pawl": {"drafts": True}}}, "drafts needs AG-UI 1.0"),
