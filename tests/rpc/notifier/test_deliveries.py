@@ -168,6 +168,7 @@ async def test_a_name_that_is_resolved_slowly_keeps_the_place_of_its_try(
         return sum(bool(each.last_error) for each in await desk.deliveries(slow)) >= 16
 
     await until(have_ended)
+    monkeypatch.setattr(webhook_sender, "TRY_SECONDS", 60.0)
     other, _ = await desk.hook(host="other.test")
     await store.add([draft("fast")])
     assert (await settled(desk, other)).state == DELIVERED

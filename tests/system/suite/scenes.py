@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from pawl.client import AsyncClient, approve
+from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from tests.poll import until
 from tests.system.suite.client import Agent
@@ -100,17 +100,6 @@ async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
     (call,) = await agent.calls(run_id)
     assert (call.state, call.result.content_json) == (call_pb2.CALL_STATE_SUCCEEDED, b'"finished"')
     assert path.read_text() == "done\n"
-
-
-async def a_decision_is_taken_once(pawl: AsyncClient) -> Scene:
-    """HITL-2, I2: the replicas die at the moment of the decision."""
-    run = await pawl.start("e-mail kim@example.com about Lunch: See you at noon")
-    (call,) = (await pawl.get(run.run_id, wait_seconds=60)).pending_calls
-    yield
-    await pawl.decide(approve(call))
-    assert (await pawl.result(run.run_id)).state == COMPLETED
-    (settled,) = [each async for each in pawl.calls(run.run_id)]
-    assert settled.state == call_pb2.CALL_STATE_SUCCEEDED
 
 
 async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> Scene:

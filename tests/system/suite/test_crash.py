@@ -42,7 +42,6 @@ async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
     await survive(
         killed,
         scenes.a_tool_is_not_repeated(agent, tmp_path / "once"),
-        scenes.a_decision_is_taken_once(pawl),
         scenes.a_stream_is_told_whole_and_once(agent, pawl),
     )
 

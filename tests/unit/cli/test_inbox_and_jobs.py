@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -27,6 +28,7 @@ from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2
 from pawl.tool.v1 import rule_pb2
+from tests.unit.cli.test_commands import invoke
 
 AWAITING, OFFERED, ASKED = (
     call_pb2.CALL_STATE_AWAITING_APPROVAL,
@@ -338,6 +340,25 @@ def test_a_step_is_folded_to_a_line_and_opened_whole_and_steers_no_terminal() ->
     assert shown_of_undo_and_steps(step) == "  0 result read: 70000 bytes\n"
     assert steps.trimmed_text(run_pb2.Run(trimmed_rounds=4900)).startswith("… the first 4900 iterations")
     assert steps.trimmed_text(run_pb2.Run()) == ""
+
+
+def test_of_a_run_that_was_imported_it_is_said_that_nothing_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = run_pb2.Run(run_id="run_1", conversation_id="conv_1", state=run_pb2.RUN_STATE_COMPLETED)
+    imported.end_time.GetCurrentTime()
+
+    async def nothing(*_: object) -> AsyncGenerator[None, None]:
+        for each in list[None]():
+            yield each
+
+    for name in ("pages", "watch"):
+        monkeypatch.setattr(AsyncClient, name, nothing)
+    monkeypatch.setattr(AsyncClient, "get", AsyncMock(return_value=imported))
+    said = "run_1 stands for messages that were imported: nothing ran. `pawl conversations show conv_1` shows them."
+    for command in ("steps", "watch"):
+        imported.last_seq = 0
+        assert invoke(command, "run_1") == (0, f"{said}\n")
+        imported.last_seq = 9
+        assert invoke(command, "run_1") == (0, "")
 
 
 def test_each_state_of_an_undo_has_words_and_an_inverse_says_what_it_takes_back() -> None:
