@@ -241,15 +241,6 @@ async def test_a_group_belongs_to_its_first_user_and_only_an_admin_makes_its_too
     assert found.definition.category == call_pb2.TOOL_CATEGORY_SAFE
 
 
-async def test_front_end_tools_keep_no_name_from_an_admins_worker(registry: Registry) -> None:
-    front_end = definition(context=call_pb2.EXECUTION_CONTEXT_FRONTEND)
-    await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end))
-    assert await refused_hello(registry, {"hello": hello([definition()])}) == "TOOL_EXISTS"
-    async with attached(registry, key="key-of-root-of-acme"):
-        found = (await registry.ann.GetTool(tool_pb2.GetToolRequest(name="charge"))).tool
-    assert found.source == "worker:billing"
-
-
 async def test_a_worker_of_an_older_version_does_not_bring_it_back(registry: Registry) -> None:
     """During a deploy both are there; when the newer one has gone, the older one counts again."""
     old, new = definition(), definition(description="Charge an amount, better.")

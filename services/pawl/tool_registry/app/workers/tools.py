@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
 from pawl.chassis.roles import Role
@@ -21,10 +20,7 @@ from pawl.tool_registry.domain.definition import (
     check_own_name,
     definition_hash,
 )
-from pawl.tool_registry.domain.registering import FRONT_END
 from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
-
-_log = logs.get_logger(__name__)
 
 
 class WorkerTools:
@@ -46,7 +42,7 @@ class WorkerTools:
             PermissionDenied: the group is another user's, or a definition is laxer than
                 the one before, and the caller no admin.
             ToolExists: a name is that of another source; nothing is registered, unless
-                that source registers it at the same time. An admin's worker replaces front-end tools.
+                that source registers it at the same time.
         """
         await self._check(caller.store_id, hello.definitions)
         worker = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
@@ -54,14 +50,9 @@ class WorkerTools:
         store_id, source = caller.store_id, source_of(hello.group_name)
         hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
         current = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(hashes))}
-        taken = {name: entry.source for name, entry in current.items() if entry.source != source}
-        if Role.ADMIN in caller.roles:
-            for name in [name for name, other in taken.items() if other == FRONT_END]:
-                _log.info("worker.front_end_tool_replaced", tool=name, user=current[name].user_id)
-                await self._catalog.unregister(caller, name)
-                del taken[name], current[name]
-        for name, other in taken.items():
-            raise ToolExists(f"{name!r} is a tool of the source {other!r}")
+        for name, entry in current.items():
+            if entry.source != source:
+                raise ToolExists(f"{name!r} is a tool of the source {entry.source!r}")
         for definition in hello.definitions:
             if await self._is_due(worker, current.get(definition.name), hashes[definition.name]):
                 await self._repository.register(
