@@ -166,8 +166,6 @@ def test_code_of_the_deployment_may_have_a_schema_that_contains_itself() -> None
 
 def test_near_matches_ignore_case_and_say_nothing_when_nothing_is_near() -> None:
     assert near_matches("Calculat", ["calculate", "send_email"]) == ["calculate"]
-    for name in ("tools/write_x", "write_x\u200b", "mcp__rig__write_x", "<|channel|>write_x<|message|>"):
-        assert near_matches(name, ["write_file", "write_x"])[0] == "write_x", name
     assert did_you_mean("xyz", ["calculate"]) == ""
 
 

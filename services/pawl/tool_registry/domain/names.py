@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 _NEAR: Final = 0.6
-_WORDS: Final = re.compile(r"[\w-]+")
 _CHARACTERS_MAX: Final = 64
 _KNOWN_MAX: Final = 2000
 _COMPARED_MAX: Final = 8
@@ -19,7 +17,6 @@ _COMPARED_MAX: Final = 8
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """Return the known names most like `name`, best first; none for a long one.
 
-    A known name within `name` comes first: models write `mcp__server__name` or `<|channel|>name<|message|>`.
     Of the first two thousand names only those with nearly the same letters are compared, because comparing takes long.
     """
     if len(name) > _CHARACTERS_MAX:
@@ -29,9 +26,8 @@ def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]
     letters = Counter(folded)
     shared = {other: (letters & Counter(other)).total() / (len(folded) + len(other) or 1) for other in by_folded}
     likely = sorted((other for other in shared if shared[other] >= _NEAR / 2), key=lambda other: -shared[other])
-    found = [word for word in _WORDS.findall(folded.replace("__", " ")) if word in by_folded]
-    found += difflib.get_close_matches(folded, likely[:_COMPARED_MAX], n=most, cutoff=_NEAR)
-    return [by_folded[folded] for folded in dict.fromkeys(found)][:most]
+    found = difflib.get_close_matches(folded, likely[:_COMPARED_MAX], n=most, cutoff=_NEAR)
+    return [by_folded[folded] for folded in found]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
