@@ -19,8 +19,8 @@ _OF_SCHEDULES = (
     Mutant(
         name="schedules_go_on_after_their_end",
         module=_TIMING,
-        text="        if time + late >= end:\n",
-        instead="        if False:\n",
+        text="min(timing.end_time or _TIME_MAX, until or begin + HORIZON)",
+        instead="until or begin + HORIZON",
         checker="no_due_time_is_lost",
         seed=1,
     ),

@@ -152,6 +152,17 @@ async def test_a_rule_that_denies_an_iteration_and_a_key_that_is_gone_pause_the_
     assert "paused" not in ledger.run(key).output_text
 
 
+async def test_polls_that_fail_become_rarer() -> None:
+    """ASYNC-4: they keep the beat. Those of minutes 0 and 1 are trimmed."""
+    story = Story(calls(background("look", _interval=60, _duration=60, _until="value == 1")), seconds=0.1)
+    failed = CallResult(content_json=b'{"error":"away"}', is_error=True, error_reason="TOOL_ERROR")
+    story.world.registry.results["look"] = failed
+    story.say("watch it")
+    await story.until(lambda: [job.round for job in story.jobs] == [5])
+    begin = present(story.jobs[0].job).begin_time
+    assert [round(((call.create_time or 0) - begin) / 60) for call in story.calls(story.jobs[0])] == [3, 7, 15]
+
+
 def test_a_worker_that_knows_no_pause_lets_a_paused_job_go() -> None:
     """It reads the place of a job of another kind than it knows, and a newer version is all that it can tell of it."""
     paused = loop_state.write(loop_state.LoopState(cursor=loop_state.PausedJob()))

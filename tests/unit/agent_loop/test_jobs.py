@@ -79,7 +79,6 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "for": 5}}, "for of _when"),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
         "for of _when",

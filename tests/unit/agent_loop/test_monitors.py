@@ -126,6 +126,23 @@ def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> 
     assert fired == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
+def test_a_change_is_told_once_the_value_has_stayed_the_same_with_the_value_before() -> None:
+    """ASYNC-4: it is debounced."""
+    what = job(when=watched({"changed": True}, hold=10), reports=JobReports.END)
+    cursor, text, fired = JobCursor(), "", []
+    for now, value in [(0, "a"), (1, "b"), (9, "c"), (12, "c"), (19, "c"), (20, "d"), (25, "c"), (40, "e"), (50, "e")]:
+        call, said = looked(now, value), msgspec.json.encode(value).decode()
+        after_it = monitor.judged(what, cursor, call, said)
+        text = monitor.told(what, cursor, after_it, said, text)
+        cursor, tells = monitor.tells(what, cursor, after_it, call, said)
+        if tells:
+            fired.append((now, msgspec.json.decode(text)))
+    assert fired == [
+        (19, {"fired": 1, "changed_from": "a", "result": "c"}),
+        (50, {"fired": 2, "changed_from": "c", "result": "e"}),
+    ]
+
+
 def test_an_error_is_neither_true_nor_false_and_counts_as_a_failure() -> None:
     what = job(when=watched("value.price < 5"), reports=JobReports.END)
     seen = after(what, [{"price": 1}, {}, {"price": 1}])

@@ -1407,7 +1407,7 @@ class JobMonitor(_message.Message):
     """Most times, 1 to 1000: the job ends with the last."""
     hold_seconds: _builtins.float
     """Seconds that it must have been so in each iteration that could tell, before it
-    is told; 0 to tell it at once. Only of what can stay so, not of a change.
+    is told; 0 to tell it at once. A value that has changed must stay the same.
     """
     @_builtins.property
     def condition(self) -> Global___JobCondition:

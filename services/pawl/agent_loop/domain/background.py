@@ -452,10 +452,7 @@ def _when(said: Mapping[str, Any]) -> Monitor | None:
         _number(limits, f"{name} of {_WHEN}", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0
         for name in ("pause", "for")
     )
-    watched = _condition(_WHEN, more)
-    if hold and watched.changed:
-        raise _Fault(f"for of {_WHEN} goes with what can stay so: a change is over at once.")
-    return Monitor(condition=watched, pause_seconds=pause, firings_max=times, hold_seconds=hold)
+    return Monitor(condition=_condition(_WHEN, more), pause_seconds=pause, firings_max=times, hold_seconds=hold)
 
 
 def _condition(name: str, written: object) -> Condition:

@@ -26,7 +26,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     sha256: str
     value: Any = None
-    """None, too, where nobody asks for it."""
+    """None, too, if it is too large."""
     is_too_large: bool = False
 
 
@@ -69,8 +69,6 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         if not self.changed and not names_previous:
             return None
         found = find(content, self.pointer)
-        if not names_previous:
-            return Seen(sha256=_digest(found))
         is_too_large = len(msgspec.json.encode(found)) > KEPT_BYTES_MAX
         return Seen(sha256=_digest(found), value=None if is_too_large else found, is_too_large=is_too_large)
 

@@ -21,6 +21,8 @@ from pawl.agent_loop.domain.run import FailureClass, Job, RunFailure, RunState, 
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
 
+BACKOFF_SECONDS_MAX: Final = 3600.0
+"""The longest pause that a job makes because its polls fail."""
 # Somebody was asked and did not want it: nobody is asked again.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
 # A rule says no, before the call or in between: as long as it is there every iteration would fail.
@@ -50,7 +52,7 @@ def follows(state: State, now: float) -> Decision:
         return Fail(failure=_failure(last))
     if run.round >= job.iterations_max or (isinstance(cursor, JobCursor) and monitor.is_over(job, cursor)):
         return Finish(state=RunState.COMPLETED)
-    due = due_time(job, last, cursor.resume_time if isinstance(cursor, JobCursor) else 0.0)
+    due = due_time(job, last, _not_before(job, last, cursor) if isinstance(cursor, JobCursor) else 0.0)
     if job.end_time is not None and (due > job.end_time or (paused and now >= job.end_time)):
         return Finish(state=RunState.COMPLETED)
     if paused:
@@ -117,7 +119,7 @@ def reported(base: State, after: State) -> State:
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
     """Return when the iteration after `last` is due, or the first.
 
-    That is on the beat of the job, once `last` has ended, and not before the job was resumed last.
+    That is on the beat of the job, once `last` has ended, and not before `resume_time`.
     """
     if not job.interval_seconds:
         return job.begin_time
@@ -125,6 +127,15 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
     began, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
     first = job.delay_first if last is None else math.floor(began + _TINY) + 1
     return job.begin_time + job.interval_seconds * max(first, math.ceil(ended - _TINY), math.ceil(resumed - _TINY))
+
+
+def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
+    """Return the time before which no iteration begins: it was resumed then, or polls that fail become rarer."""
+    if last is None or last.end_time is None or (job.until is None and job.when is None):
+        return cursor.resume_time
+    doublings = max(0, min(cursor.failed_in_a_row, 20) - 1)
+    pause = min(job.interval_seconds * ((1 << doublings) - 1), BACKOFF_SECONDS_MAX)
+    return max(cursor.resume_time, last.end_time + pause)
 
 
 def missed(job: Job, last: Call) -> int:

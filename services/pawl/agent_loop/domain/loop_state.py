@@ -95,6 +95,8 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     fired_time: float = 0.0
     held_time: float | None = None
     """Since when what it watches for is so; None if it is not."""
+    held_sha256: str = ""
+    """The digest of the value that has changed and is to stay so."""
     digest: tuple[Digested, ...] = ()
     """The iterations since the last digest that was told, those that came to the same together; the last ones only."""
     digest_left_out: int = 0

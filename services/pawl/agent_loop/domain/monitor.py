@@ -77,10 +77,14 @@ def told(
         outcome["met"] = after.met
     if job.when is not None:
         outcome["fired"] = after.fired
+        # What was told of may still wait to be told.
+        told_then = msgspec.json.decode(told_before, type=dict[str, msgspec.Raw]) if before.fired else {}
         if 0 < after.fired == before.fired:
-            # What was told of may still wait to be told.
-            told_then = msgspec.json.decode(told_before, type=dict[str, msgspec.Raw])
             outcome["fired_with"] = told_then.get("fired_with", told_then["result"])
+        if after.fired > before.fired and job.when.condition.changed and before.when_seen is not None:
+            outcome["changed_from"] = "(too large)" if before.when_seen.is_too_large else before.when_seen.value
+        elif "changed_from" in told_then:
+            outcome["changed_from"] = told_then["changed_from"]
     if after.problem:
         outcome["condition_error"] = after.problem
     if job.reports is JobReports.DIGEST:
@@ -107,19 +111,22 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     """Return the cursor after a result: a monitor fires when its condition becomes true, not while it stays so.
 
     What becomes true within the pause, and is still true after it, fires then; so does what has to be true for some
-    time, once it has been. A condition that comes to nothing is neither true nor false.
+    time, once it has been: a value that has changed must stay the same. A condition that comes to nothing is neither
+    true nor false.
     """
     if monitor is None:
         return cursor
-    condition, before = monitor.condition, cursor.when_seen
-    cursor = replace(cursor, when_seen=condition.seen(content))
+    condition, before, seen = monitor.condition, cursor.when_seen, monitor.condition.seen(content)
+    cursor = replace(cursor, when_seen=seen)
     try:
         holds = condition.is_met(content, before, cursor.fired)
     except ExpressionError as error:
         return replace(cursor, problem=f"{cursor.problem} when: {error}".strip())
     # By a clock that went back nobody knows for how long: from now on, then.
-    since = now if cursor.held_time is None else min(cursor.held_time, now)
-    cursor = replace(cursor, held_time=since if holds else None)
+    digest = seen.sha256 if seen is not None and condition.changed else ""
+    is_held = cursor.held_time is not None and digest == cursor.held_sha256
+    since = min(cursor.held_time or now, now) if is_held else now
+    cursor = replace(cursor, held_time=since if holds else None, held_sha256=digest if holds else "")
     may = not cursor.fired or has_passed(cursor.fired_time, now, monitor.pause_seconds)
     may = may and cursor.fired < monitor.firings_max and has_passed(since, now, monitor.hold_seconds)
     if holds and may and (cursor.is_armed or condition.changed):
