@@ -12,16 +12,17 @@ import mcp.types
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, storable
 
 _SHARE_FOR_WORDS: Final = 4096
+# A model cannot see an image in base64, and pays for it.
+_BINARY_CHARACTERS_MAX: Final = 8192
 
 
 def result_json(result: mcp.types.CallToolResult, bytes_max: int) -> JsonValue:
     """Return what a tool returned: one text as it is, structured content alone if the text only repeats it.
 
-    What is binary has its bytes in base64 as long as there is room for them in
-    `bytes_max`, else a note in their place.
+    What is binary is in base64 up to 8,192 characters and within `bytes_max`, else a note says that it was left out.
     """
-    room = _Room(max(bytes_max - _SHARE_FOR_WORDS, 0))
-    room.left -= sum(len(_text_of(block)) for block in result.content)
+    words = sum(len(_text_of(block)) for block in result.content)
+    room = _Room(min(bytes_max - _SHARE_FOR_WORDS - words, _BINARY_CHARACTERS_MAX))
     content = [_block(block, room) for block in result.content]
     structured = _clean(result.structured_content)
     if structured is None:
