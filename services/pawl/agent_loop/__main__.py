@@ -110,6 +110,7 @@ async def _worker(
             base_url=settings.openai_base_url,
             api_key=settings.openai_api_key.get_secret_value() if settings.openai_api_key else "",
             output_tokens_field=settings.output_tokens_field,
+            format_with_tools=settings.format_with_tools,
         )
     )
     dependencies = WorkerDependencies(

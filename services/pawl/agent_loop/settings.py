@@ -58,6 +58,7 @@ class AgentLoopSettings(ServiceSettings):
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
     model_input: Literal["text", "text,image"] = "text"
     output_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    format_with_tools: bool = True
     titles: Literal["first-line", "model"] = "first-line"
 
     role: Literal["all", "api", "worker"] = "all"

@@ -114,6 +114,9 @@ async def run(
         list[str] | None,
         typer.Option("--shared-file", help="The same of a document of the store. Repeatable.", show_default=False),
     ] = None,
+    tools: Annotated[
+        str, typer.Option(help="Names of the tools that it may call, with commas between; all if not given.")
+    ] = "",
     effort: Effort = None,
     schema: Annotated[
         Path | None,
@@ -131,6 +134,7 @@ async def run(
     options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort), without_background=no_background)
     if schema is not None:
         options.response_format.CopyFrom(form(read_file(schema, SCHEMA_BYTES_MAX + 1)))
+    options.tool_names.extend(filter(None, map(str.strip, tools.split(","))))
     if tokens_max:
         options.limits.total_tokens_max = tokens_max
     started = await target.start(

@@ -178,6 +178,7 @@ async def check(target: AsyncClient, console: Console, name: Name) -> int:
     for change in checked.changes:
         for line in _change_lines(change):
             _say(console, line)
+    _show_left_out(console, checked.left_out)
     if checked.changes:
         _say(console, f"To take this over: pawl sources approve {name} {checked.found_hash}")
     return 0 if checked.source.state == source_pb2.SOURCE_STATE_READY else EXIT_UNSUCCESSFUL
@@ -213,6 +214,7 @@ async def _add(
     request = source_pb2.AddSourceRequest(config=config, replace=replace)
     added = await target.sources.AddSource(request, timeout=_SECONDS)
     _show_tools(console, added.source.tools)
+    _show_left_out(console, added.left_out)
 
 
 def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -237,6 +239,11 @@ def _show_tools(console: Console, tools: Sequence[tool_pb2.Tool]) -> None:
         for tool in tools
     ]
     show_table(console, ("tool", "version", "category", "effect", "what it does"), rows)
+
+
+def _show_left_out(console: Console, tools: Sequence[source_pb2.LeftOutTool]) -> None:
+    for tool in tools:
+        _say(console, f"{tool.name} was left out: {tool.reason}.")
 
 
 def _change_lines(change: source_pb2.SourceChange) -> Iterator[str]:

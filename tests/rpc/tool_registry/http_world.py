@@ -53,7 +53,7 @@ class World:
 
     async def discover(self, config: dict[str, Any], *, store: str = "acme") -> list[DiscoveredTool]:
         source = Source(store_id=StoreId(store), name="shop", kind=KIND, config=json.dumps(config).encode())
-        return list(await self.connector.discover(source))
+        return list((await self.connector.discover(source)).tools)
 
     async def endpoint(self, path: str, method: str = "GET", **changes: Any) -> DiscoveredTool:
         fields = {

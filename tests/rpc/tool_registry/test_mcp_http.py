@@ -100,6 +100,12 @@ def as_json(message: dict[str, Any], **result: Any) -> tuple[bytes, bytes]:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json", json.dumps(answer).encode()
 
 
+async def test_a_server_that_wants_a_key_is_said_to(mcp: McpRegistry) -> None:
+    async with serving(lambda _: (b"HTTP/1.1 401 Unauthorized", b"")) as url:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"status 401.*--secret-header"):
+            await mcp.add(config(url), who="admin")
+
+
 INFO = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}}
 RESULTS: dict[str, Any] = {
     "initialize": INFO,

@@ -184,6 +184,11 @@ async def test_a_program_that_takes_too_much_memory_is_refused_more() -> None:
     )
 
 
+async def test_the_error_of_a_program_is_told_and_not_what_its_runtime_adds() -> None:
+    said = "echo 'Error: no licence' >&2; echo '    at main.js:1' >&2; echo 'Node.js v24.19.0' >&2"
+    assert "'Error: no licence'" in await last_words("sh", "-c", said)
+
+
 @ON_LINUX
 async def test_programs_that_take_too_much_memory_together_are_ended() -> None:
     hog = f"{sys.executable} -c 'x = bytearray({60 * MIB}); import time; time.sleep(1000)' & "

@@ -16,6 +16,7 @@ import pytest
 
 from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.adapters.process import helpers as helper_processes
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.modules import load_modules
@@ -181,6 +182,17 @@ async def test_a_helper_that_uses_too_much_is_killed_and_another_one_goes_on(hel
     with pytest.raises(ValueError, match="math domain error"):
         await helpers.run(ACME, math.sqrt, -1, cpu_seconds=5)
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
+
+
+async def test_a_job_for_which_the_machine_has_no_time_is_not_called_too_costly(
+    helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as busy:
+        busy.setattr(helper_processes, "_WALL_SECONDS", 0.0)
+        busy.setattr(helper_processes, "_WALL_FACTOR", 0.0)
+        with pytest.raises(DependencyUnavailable):
+            await helpers.run(ACME, abs, -1, cpu_seconds=1)
+    assert await helpers.run(ACME, abs, -1, cpu_seconds=1) == 1
 
 
 async def test_a_helper_that_was_ended_by_another_is_replaced_before_anybody_hears_of_it(helpers: Helpers) -> None:

@@ -223,15 +223,14 @@ async def test_a_configuration_that_cannot_be_kept_is_refused(mcp: McpRegistry) 
     assert await refusal(mcp.add(config, who="admin")) == "INVALID_FIELD"
 
 
-async def test_a_schema_that_pawl_cannot_check_is_refused_unless_its_tool_is_excluded(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
+async def test_a_tool_that_cannot_be_used_is_left_out_and_named(mcp: McpRegistry, server: FakeServer) -> None:
     remote = {"type": "object", "properties": {"a": {"$ref": "https://example.com/schema"}}}
     server.describe([a_tool("echo"), a_tool("odd", inputSchema=remote), a_tool("x/" + "y" * 200)])
-    assert await refusal(mcp.add(server.config())) == "INVALID_SCHEMA"
-    policies = [policy("odd", excluded=True), policy("*", category=SAFE)]
-    echo, long = names(await mcp.add(server.config(policies=policies)))
+    echo, long = names(await mcp.add(server.config()))
     assert (echo, len(long), long.count(".")) == ("fake.echo", 63, 1), "names are made fit"
+    assert [(tool.name, "example.com" in tool.reason) for tool in (await mcp.check()).left_out] == [("fake.odd", True)]
+    server.describe([a_tool("odd", inputSchema=remote)])
+    assert await refusal(mcp.add(server.config("none"))) == "INVALID_SCHEMA"
 
 
 async def test_secrets_are_kept_by_name_and_removed_from_results(mcp: McpRegistry, server: FakeServer) -> None:

@@ -241,6 +241,15 @@ async def test_a_group_belongs_to_its_first_user_and_only_an_admin_makes_its_too
     assert found.definition.category == call_pb2.TOOL_CATEGORY_SAFE
 
 
+async def test_the_worker_of_an_admin_takes_a_name_from_a_front_end_tool(registry: Registry) -> None:
+    front_end = definition(context=call_pb2.EXECUTION_CONTEXT_FRONTEND)
+    await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end))
+    assert await refused_hello(registry, {"hello": hello([definition()])}) == "TOOL_EXISTS"
+    async with attached(registry, definition(), key="key-of-root-of-acme"):
+        found = (await registry.ann.GetTool(tool_pb2.GetToolRequest(name="charge"))).tool
+    assert found.definition.context == call_pb2.EXECUTION_CONTEXT_BACKEND
+
+
 async def test_a_worker_of_an_older_version_does_not_bring_it_back(registry: Registry) -> None:
     """During a deploy both are there; when the newer one has gone, the older one counts again."""
     old, new = definition(), definition(description="Charge an amount, better.")

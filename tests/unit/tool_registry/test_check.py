@@ -167,6 +167,8 @@ def test_code_of_the_deployment_may_have_a_schema_that_contains_itself() -> None
 def test_near_matches_ignore_case_and_say_nothing_when_nothing_is_near() -> None:
     assert near_matches("Calculat", ["calculate", "send_email"]) == ["calculate"]
     assert did_you_mean("xyz", ["calculate"]) == ""
+    for name in ("tools/write_x", "write_x\u200b", "mcp__rig__write_x", "<|channel|>write_x<|message|>"):
+        assert near_matches(name, ["write_x", "send"]) == ["write_x"], name
 
 
 def test_a_schema_with_patterns_counts_as_what_it_compiles_to() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import httpx2
 import mcp.types
@@ -11,6 +13,7 @@ import pytest
 
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.mcp.call import Call
+from pawl.tool_registry.adapters.mcp.listing import listed
 from pawl.tool_registry.adapters.mcp.transports import Pace, _effort, _limit_request
 from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, ToolVersion
@@ -46,6 +49,14 @@ async def test_beyond_a_burst_a_pace_is_kept() -> None:
     await clock.advance(60)
     for _ in range(10):
         await pace.keep()
+
+
+async def test_a_list_that_repeats_itself_without_end_loses_only_what_it_repeats() -> None:
+    page = mcp.types.ListToolsResult(tools=[mcp.types.Tool(name="a", input_schema={})], next_cursor="1")
+    client: Any = SimpleNamespace(session=SimpleNamespace(list_tools=AsyncMock(return_value=page)))
+    tools, left_out = await listed(client, ())
+    assert list(tools) == ["a"]
+    assert [tool.name for tool in left_out] == ["a", "what follows"]
 
 
 @for_each("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import email
 import functools
 import json
 from collections.abc import Iterator
@@ -21,11 +22,11 @@ from pawl.tool_registry.domain.http_binding import (
     may_be_header,
     may_be_header_value,
 )
-from pawl.tool_registry.domain.openapi import LeftOut, Service, read_operations
+from pawl.tool_registry.domain.openapi import Service, read_operations
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
 from pawl.tool_registry.domain.openapi_extract import extract, read_tools
 from pawl.tool_registry.domain.schema import compile_schema
-from pawl.tool_registry.domain.source import DiscoveredTool
+from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut
 from tests.tables import for_each
 
 PETS = """
@@ -129,7 +130,7 @@ def request(tool: DiscoveredTool, arguments: dict[str, Any]) -> BuiltRequest:
 def test_each_operation_becomes_a_tool() -> None:
     tools, left_out = read(PETS)
     assert sorted(tools) == ["pets.create_pet", "pets.deletePet", "pets.get_pets_id", "pets.listPets"]
-    assert left_out == [LeftOut(operation="replacePhoto", reason="its body is not JSON")]
+    assert left_out == [LeftOut(name="replacePhoto", reason="its body is neither JSON nor a form")]
     assert tools["pets.listPets"].definition.description == "List pets.\n\nAll that there are."
     assert tools["pets.get_pets_id"].definition.description == "GET /pets/{id}"
     harm = {name: (tool.definition.category, tool.definition.effect) for name, tool in tools.items()}
@@ -278,6 +279,61 @@ def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str)
     assert request(tool, {"p": value}).url == f"https://a.example/a?{query}"
 
 
+@for_each(
+    ("media", "body", "sent"),
+    [
+        ({"*/*": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
+        ({"application/*+json": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
+        ({"application/merge-patch+json": {}}, {"a": 1}, ("application/merge-patch+json", b'{"a":1}')),
+        (
+            {"application/x-www-form-urlencoded": {"encoding": {"deep": {"style": "deepObject", "explode": True}}}},
+            {"a": "x&y", "b": [1, True], "c": {"d": 1}, "deep": {"list": [{"price": 1}]}, "e": None},
+            (
+                "application/x-www-form-urlencoded",
+                b"a=x%26y&b=1&b=true&c=%7B%22d%22%3A1%7D&deep[list][0][price]=1",
+            ),
+        ),
+    ],
+)
+def test_a_body_is_sent_as_its_media_type_says(
+    media: dict[str, Any], body: dict[str, Any], sent: tuple[str, bytes]
+) -> None:
+    built = request(one({"requestBody": {"content": media}}), {"body": body})
+    assert (built.headers["Content-Type"], built.body) == sent
+
+
+def test_a_form_in_parts_is_read_back() -> None:
+    schema = {"properties": {"photo": {"type": "string", "format": "binary"}, "name": {}, "tags": {}, "pet": {}}}
+    tool = one({"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}})
+    assert set(tool.definition.arguments_schema["properties"]["body"]["properties"]) == {"name", "tags", "pet"}
+    built = request(tool, {"body": {"name": "Rex", "tags": ["a", "b"], "pet": {"age": 2}}})
+    message: Any = email.message_from_bytes(
+        b"Content-Type: " + built.headers["Content-Type"].encode() + b"\r\n\r\n" + (built.body or b"")
+    )
+    parts = [
+        (part.get_param("name", header="content-disposition"), part.get_payload()) for part in message.get_payload()
+    ]
+    assert parts == [("name", "Rex"), ("tags", "a"), ("tags", "b"), ("pet", '{"age":2}')]
+
+
+def test_a_body_that_cannot_be_sent_leaves_its_operation_out() -> None:
+    file = {"schema": {"required": ["f"], "properties": {"f": {"format": "binary"}}}}
+    for content, reason in (({"text/csv": {}}, "neither JSON nor a form"), ({"multipart/form-data": file}, "a file")):
+        paths = {"/a": {"post": {"operationId": "a", "requestBody": {"content": content}}}}
+        tools, left_out = read(
+            json.dumps({"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths})
+        )
+        assert tools == {}
+        assert reason in left_out[0].reason
+
+
+@for_each(("style", "item"), [("spaceDelimited", "a b"), ("pipeDelimited", "a|b")])
+def test_an_item_that_holds_the_separator_is_refused(style: str, item: str) -> None:
+    parameter = {"name": "p", "in": "query", "style": style, "explode": False, "schema": {}}
+    with pytest.raises(UnusableArgument, match="separates the items"):
+        request(one({"parameters": [parameter]}, method="get"), {"p": [item]})
+
+
 @for_each("value", ["..", ".", "", None])
 def test_an_argument_cannot_lead_to_another_path(value: Any) -> None:
     parameters: Any = [{"name": "id", "in": "path", "required": True, "schema": {}}]
@@ -325,7 +381,7 @@ def test_references_to_elsewhere_nowhere_and_in_a_circle_are_not_followed(target
         "components": {"schemas": {"A": {"$ref": "#/components/schemas/A"}}},
     }
     tools, (left,) = read(json.dumps(document))
-    assert (tools, left.operation) == ({}, "a")
+    assert (tools, left.name) == ({}, "a")
 
 
 def test_yaml_is_read_as_json_would_be() -> None:

@@ -683,22 +683,56 @@ class AddSourceResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SOURCE_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def source(self) -> Global___Source:
         """The source."""
+
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutTool]:
+        """Tools that the source has and that cannot be registered; empty if the same
+        source was there.
+        """
 
     def __init__(
         self,
         *,
         source: Global___Source | None = ...,
+        left_out: _abc.Iterable[Global___LeftOutTool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AddSourceResponse: _TypeAlias = AddSourceResponse  # noqa: Y015
+
+@_typing.final
+class LeftOutTool(_message.Message):
+    """LeftOutTool is a tool of a source that cannot be registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The source's own name for it."""
+    reason: _builtins.str
+    """For people."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeftOutTool: _TypeAlias = LeftOutTool  # noqa: Y015
 
 @_typing.final
 class RemoveSourceRequest(_message.Message):
@@ -811,6 +845,7 @@ class CheckSourceResponse(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     FOUND_HASH_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     found_hash: _builtins.str
     """SHA-256, in hex, of the definitions that it has now; empty if it does not
     answer.
@@ -823,16 +858,21 @@ class CheckSourceResponse(_message.Message):
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceChange]:
         """What differs from what was approved."""
 
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutTool]:
+        """Tools that the source has and that cannot be registered."""
+
     def __init__(
         self,
         *,
         source: Global___Source | None = ...,
         changes: _abc.Iterable[Global___SourceChange] | None = ...,
         found_hash: _builtins.str = ...,
+        left_out: _abc.Iterable[Global___LeftOutTool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "found_hash", b"found_hash", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "found_hash", b"found_hash", "left_out", b"left_out", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,7 +66,8 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
 def _left_out(fact: ToolsPinned) -> tuple[OwnerEvent, ...]:
     if not fact.left_out:
         return ()
-    message = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}. Name those that it needs."
+    count = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}"
+    message = f"{count}. Name those that it needs: `tool_names` of its options, or `pawl run --tools`."
     return (Warned(reason="TOOLS_LEFT_OUT", message=message),)
 
 

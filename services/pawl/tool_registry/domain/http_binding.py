@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -32,6 +33,9 @@ _OWN_HEADERS: Final = frozenset(
         "upgrade",
     }
 )
+FORM: Final = "application/x-www-form-urlencoded"
+MULTIPART: Final = "multipart/form-data"
+_SEPARATORS: Final = {"spaceDelimited": " ", "pipeDelimited": "|"}
 _QUERY_VALUES_MAX: Final = 2000
 _DOTS: Final = frozenset({"", ".", ".."})
 
@@ -46,7 +50,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     argument: str
     name: str
     place: str
-    """path, query or header."""
+    """path, query, header or body."""
     style: str
     explode: bool = False
     is_json: bool = False
@@ -62,6 +66,9 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     body_argument: str = ""
     """The argument that is the body; empty if none is."""
     body_type: str = "application/json"
+    """JSON, FORM or MULTIPART."""
+    body_fields: list[Placement] = []
+    """The fields of a form that are not sent as usual."""
     rest: str = ""
     """The place of arguments that have no placement: query, body, or nowhere."""
     headers: dict[str, str] = {}
@@ -122,10 +129,67 @@ def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
     if query:
         pairs = "&".join(f"{quote(name, safe='[]')}={value}" for name, value in query)
         url += ("&" if "?" in url else "?") + pairs
-    packed = None if body is None else dumps_canonical(body)
-    if packed is not None:
-        headers["Content-Type"] = binding.body_type
+    if body is None:
+        return BuiltRequest(url=url, headers=headers, body=None)
+    headers["Content-Type"], packed = _packed(binding, body)
     return BuiltRequest(url=url, headers=headers, body=packed)
+
+
+def _packed(binding: Binding, body: Any) -> tuple[str, bytes]:
+    """Return the content type of a body, and its bytes."""
+    if binding.body_type not in {FORM, MULTIPART}:
+        return binding.body_type, dumps_canonical(body)
+    if not isinstance(body, dict):
+        raise UnusableArgument(f"{binding.body_argument} must be an object: it is sent as a form")
+    given = {placement.name: placement for placement in binding.body_fields}
+    fields: list[tuple[str, Any]] = []
+    for name, value in body.items():
+        if value is not None:
+            fields += _fields(given.get(name), name, value)
+    if binding.body_type == FORM:
+        pairs = (f"{quote(name, safe='[]')}={_encoded(value)}" for name, value in fields)
+        return FORM, "&".join(pairs).encode()
+    return _multipart(fields)
+
+
+def _fields(placement: Placement | None, name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return a field of a form: once for each value of a list, and what is no text as JSON."""
+    if placement is not None and placement.is_json:
+        return [(name, value if isinstance(value, dict | list) else dumps_canonical(value).decode())]
+    if placement is not None and placement.style == "deepObject":
+        return _deep(name, value)
+    if isinstance(value, list) and (placement is None or placement.explode):
+        return [(name, item) for item in value]
+    if isinstance(value, list) and placement is not None:
+        separator = _SEPARATORS.get(placement.style, ",")
+        return [(name, separator.join(_within(item, separator, name) for item in value))]
+    return [(name, value)]
+
+
+def _deep(name: str, value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict | list):
+        return [(name, value)]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [field for part, item in items for field in _deep(f"{name}[{part}]", item)]
+
+
+def _multipart(fields: list[tuple[str, Any]]) -> tuple[str, bytes]:
+    parts: list[bytes] = []
+    for name, value in fields:
+        quoted = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+        kind = "Content-Type: application/json\r\n" if isinstance(value, dict | list) else ""
+        parts.append(f'Content-Disposition: form-data; name="{quoted}"\r\n{kind}\r\n{_text(value)}\r\n'.encode())
+    boundary = hashlib.sha256(b"".join(parts)).hexdigest().encode()
+    body = b"".join(b"--" + boundary + b"\r\n" + part for part in parts) + b"--" + boundary + b"--\r\n"
+    return f"{MULTIPART}; boundary={boundary.decode()}", body
+
+
+def _within(item: Any, separator: str, name: str) -> str:
+    """Return the text of an item of a list, which must not hold what separates the items."""
+    text = _text(item)
+    if separator in text and separator != ",":
+        raise UnusableArgument(f"an item of {name} must not hold {separator!r}, which separates the items")
+    return text
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
@@ -178,8 +242,10 @@ def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
         return [(name, _encoded(item)) for item in value]
     if placement.explode and isinstance(value, dict):
         return [(part, _encoded(item)) for part, item in value.items()]
-    separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(placement.style, ",")
-    return [(name, _joined(value, explode=False, separator=separator))]
+    separator = _SEPARATORS.get(placement.style, ",")
+    for item in value if isinstance(value, list) else ():
+        _within(item, separator, placement.argument)
+    return [(name, _joined(value, explode=False, separator=quote(separator, safe=",")))]
 
 
 def _header(placement: Placement, value: Any) -> str:

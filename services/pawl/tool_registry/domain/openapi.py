@@ -19,11 +19,11 @@ from pawl.tool_registry.domain.definition import (
     EffectClass,
     ToolDefinition,
 )
-from pawl.tool_registry.domain.http_binding import PLACEHOLDER, Binding, Placement, may_be_header
+from pawl.tool_registry.domain.http_binding import FORM, MULTIPART, PLACEHOLDER, Binding, Placement, may_be_header
 from pawl.tool_registry.domain.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.domain.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.domain.schema import compile_schema
-from pawl.tool_registry.domain.source import DiscoveredTool
+from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut
 
 OPERATIONS_MAX: Final = 200
 NAME_CHARACTERS_MAX: Final = 63  # A name with a dot has one character less.
@@ -34,7 +34,9 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")  # a run of them becomes o
 _NOT_IN_ARGUMENTS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _ARGUMENT_CHARACTERS_MAX: Final = 64
 _PATH: Final = re.compile(r"/[^?#\\\s]*(\?[^?#\\\s]*)?")
-_JSON: Final = re.compile(r"application/(.+\+)?json", re.IGNORECASE)
+_JSON: Final = re.compile(r"application/([^*]+\+)?json", re.IGNORECASE)
+_JSON_RANGE: Final = re.compile(r"\*/\*|application/(\*|\*\+json)", re.IGNORECASE)
+_BODIES: Final = (_JSON, _JSON_RANGE, re.compile(re.escape(FORM), re.IGNORECASE), re.compile(MULTIPART, re.IGNORECASE))
 _STYLES: Final = {
     "path": {"simple"},
     "query": {"form", "deepObject", "spaceDelimited", "pipeDelimited"},
@@ -59,14 +61,6 @@ class Service:
     secret_headers: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """An operation that cannot be a tool."""
-
-    operation: str
-    reason: str
-
-
 def read_operations(
     document: Document, service: Service, operation_ids: Collection[str]
 ) -> tuple[list[DiscoveredTool], list[LeftOut]]:
@@ -84,7 +78,7 @@ def read_operations(
         try:
             tool = _tool(document, service, operation, taken=tools)
         except (UnusableDocument, InvalidSchema) as error:
-            left_out.append(LeftOut(operation=operation.id, reason=str(error)))
+            left_out.append(LeftOut(name=operation.id, reason=str(error)))
         else:
             tools[tool.definition.name] = tool
     return [tools[name] for name in sorted(tools)], left_out
@@ -142,6 +136,7 @@ def _tool(document: Document, service: Service, operation: Operation, *, taken: 
         placements=arguments.placements,
         body_argument=arguments.body_argument,
         body_type=arguments.body_type,
+        body_fields=arguments.body_fields,
         headers=dict(service.headers),
         secret_headers=dict(service.secret_headers),
         idempotency_header=arguments.idempotency_header,
@@ -169,6 +164,7 @@ class _Arguments:
         self.placements: list[Placement] = []
         self.body_argument = ""
         self.body_type = "application/json"
+        self.body_fields: list[Placement] = []
         self.idempotency_header = ""
         self._properties: dict[str, Any] = {}
         self._required: list[str] = []
@@ -258,18 +254,67 @@ class _Arguments:
         is_required = body.get("required") is True
         content = body.get("content")
         kinds = content if isinstance(content, Mapping) else {}
-        kind = next((kind for kind in kinds if _JSON.fullmatch(kind.partition(";")[0].strip())), None)
-        if kind is None or not isinstance(kinds[kind], Mapping):
-            if is_required:
-                raise UnusableDocument("its body is not JSON")
+        kind = next(filter(None, (_sendable(kinds, form) for form in _BODIES)), "")
+        if not kinds and not is_required:
             return
-        self.body_argument, self.body_type = BODY, kind if kind.isascii() and kind.isprintable() else self.body_type
+        if not kind or not isinstance(kinds[kind], Mapping):
+            raise UnusableDocument("its body is neither JSON nor a form")
+        self.body_argument, self.body_type = BODY, _body_type(kind)
+        schema = kinds[kind].get("schema")
+        if self.body_type in {FORM, MULTIPART}:
+            schema = self._form(schema, kinds[kind].get("encoding"))
         try:
-            self._properties[BODY] = self._described(body, kinds[kind].get("schema"))
+            self._properties[BODY] = self._described(body, schema)
         except UnusableDocument:
             self._properties[BODY] = {}
         if is_required:
             self._required.append(BODY)
+
+    def _form(self, value: Any, encoding: Any) -> Any:
+        """Return the schema of a form without its files, and note how its fields are sent."""
+        for name, given in encoding.items() if isinstance(encoding, Mapping) else ():
+            if isinstance(given, Mapping) and ("style" in given or _JSON.fullmatch(str(given.get("contentType", "")))):
+                style = str(given.get("style", "form"))
+                explode = given.get("explode", style == "form") is True
+                is_json = "style" not in given
+                self.body_fields.append(
+                    Placement(argument=BODY, name=name, place="body", style=style, explode=explode, is_json=is_json)
+                )
+        if not isinstance(value, Mapping):
+            return value
+        schema = self._document.follow(value)
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping):
+            return value
+        files = {name for name, part in properties.items() if self._is_file(part)}
+        required = schema.get("required")
+        if isinstance(required, list) and files.intersection(filter(_is_text, required)):
+            raise UnusableDocument("its body has a file")
+        if not files:
+            return value
+        return {**schema, "properties": {name: part for name, part in properties.items() if name not in files}}
+
+    def _is_file(self, part: Any) -> bool:
+        found = self._document.follow(part) if isinstance(part, Mapping) else {}
+        items = found.get("items")
+        return found.get("format") == "binary" or (isinstance(items, Mapping) and self._is_file(items))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _sendable(kinds: Mapping[str, Any], form: re.Pattern[str]) -> str:
+    """Return the first of these media types that is of a form, without its parameters."""
+    return next((kind for kind in kinds if form.fullmatch(kind.partition(";")[0].strip())), "")
+
+
+def _body_type(kind: str) -> str:
+    """Return the content type of a body that a document describes under a media type or range."""
+    plain = kind.partition(";")[0].strip().lower()
+    if plain in {FORM, MULTIPART}:
+        return plain
+    return kind if _JSON.fullmatch(plain) and kind.isascii() and kind.isprintable() else "application/json"
 
 
 def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[str, Any]]:

@@ -9,9 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from pawl.tool_registry.domain.definition import encode_definition
-from pawl.tool_registry.domain.openapi import LeftOut, Service, chosen_operations, read_operations
+from pawl.tool_registry.domain.openapi import Service, chosen_operations, read_operations
 from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX, Document, UnusableDocument, read_document
 from pawl.tool_registry.domain.pointers import parts
+from pawl.tool_registry.domain.source import LeftOut
 
 TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024
 """All definitions of a source together."""

@@ -88,6 +88,17 @@ def _closeness(entry: ToolVersion, user_id: UserId) -> int:
     return 1 if entry.user_id == user_id else 3
 
 
+def check_source(current: ToolVersion, source: str, registrant: Principal) -> None:
+    """Return if a source may register the name of a tool: its own, or that of a front-end tool for an admin.
+
+    Raises:
+        ToolExists: it may not.
+    """
+    is_freed = current.source == FRONT_END and Role.ADMIN in registrant.roles
+    if current.source != source and not is_freed:
+        raise ToolExists(f"{current.definition.name!r} is a tool of the source {current.source!r}")
+
+
 def check_owner(current: ToolVersion, registrant: Principal) -> None:
     """Return if a front-end tool is the registrant's to replace and to take out.
 

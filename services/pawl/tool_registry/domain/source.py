@@ -64,6 +64,22 @@ class DiscoveredTool:
     binding: bytes = b""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A tool of a source that cannot be registered; `name` is the source's own."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """The tools that a source has now, and those that cannot be registered."""
+
+    tools: Sequence[DiscoveredTool]
+    left_out: Sequence[LeftOut] = ()
+
+
 class SourceState(StrEnum):
     """The states of a source, as of its last check."""
 

@@ -46,7 +46,7 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
         listed = await self._sources.add(
             source, runs_program=kind == "mcp_stdio", may_replace=request.replace, roles=user.roles
         )
-        return pb.AddSourceResponse(source=_source_message(listed, user.roles))
+        return pb.AddSourceResponse(source=_source_message(listed, user.roles), left_out=_left_out(listed))
 
     async def RemoveSource(self, request: pb.RemoveSourceRequest, context: Context) -> pb.RemoveSourceResponse:
         user = require_user()
@@ -65,12 +65,17 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
             source=_source_message(checked.listed, user.roles),
             changes=map(_change_message, checked.changes),
             found_hash=checked.found_hash,
+            left_out=_left_out(checked.listed),
         )
 
     async def ApproveSource(self, request: pb.ApproveSourceRequest, context: Context) -> pb.ApproveSourceResponse:
         user = require_decider()
         listed = await self._sources.approve(user.store_id, request.name, request.definitions_hash, roles=user.roles)
         return pb.ApproveSourceResponse(source=_source_message(listed, user.roles))
+
+
+def _left_out(listed: ListedSource) -> list[pb.LeftOutTool]:
+    return [pb.LeftOutTool(name=tool.name, reason=tool.reason) for tool in listed.left_out]
 
 
 def _source_message(listed: ListedSource, roles: Collection[str]) -> pb.Source:

@@ -65,6 +65,14 @@ async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
     assert set(plain) == {"model", "messages", "stream", "stream_options"}
 
 
+async def test_a_server_that_takes_no_form_beside_tools_gets_one_of_them() -> None:
+    tools = ({"type": "function", "function": {"name": "f"}},)
+    async with model_http(answer) as server, OpenAiModel(base_url=server.url, api_key="", format_with_tools=False) as m:
+        for offered in (tools, ()):
+            await collect(m, tools=offered, response_format={"type": "json_object"})
+    assert ["response_format" in exchange.body for exchange in server.exchanges] == [False, True]
+
+
 async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every line of the head, with all that the client takes from the environment."""
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")

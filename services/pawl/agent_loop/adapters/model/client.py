@@ -45,10 +45,12 @@ class OpenAiModel:
         base_url: str,
         api_key: str,
         output_tokens_field: OutputTokensField = "max_completion_tokens",
+        format_with_tools: bool = True,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._api_key = api_key
         self._output_tokens_field = output_tokens_field
+        self._format_with_tools = format_with_tools
         self._now = now
         http = httpx2.AsyncClient(limits=_LIMITS, timeout=None, follow_redirects=True)
         self._client = openai.AsyncOpenAI(
@@ -141,7 +143,7 @@ class OpenAiModel:
             body["temperature"] = request.temperature
         if request.output_tokens_max is not None:
             body[self._output_tokens_field] = request.output_tokens_max
-        if request.response_format is not None:
+        if request.response_format is not None and (self._format_with_tools or not request.tools):
             body["response_format"] = request.response_format
         if request.reasoning_effort is not None:
             body["reasoning_effort"] = request.reasoning_effort

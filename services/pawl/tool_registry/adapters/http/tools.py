@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from pawl.chassis import logs
 from pawl.chassis.egress_requests import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.ids import StoreId
@@ -35,7 +34,7 @@ from pawl.tool_registry.domain.http_source import OpenApi, check_base_url, endpo
 from pawl.tool_registry.domain.openapi import Service
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
 from pawl.tool_registry.domain.openapi_extract import extract, read_tools
-from pawl.tool_registry.domain.source import DiscoveredTool, Source
+from pawl.tool_registry.domain.source import DiscoveredTool, Discovery, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, forwarded
 
@@ -48,8 +47,6 @@ DOCUMENT_CPU_SECONDS: Final = 30.0
 _ERROR_CHARACTERS_MAX: Final = 2000
 _OK: Final = range(200, 300)
 _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
-
-_log = logs.get_logger(__name__)
 
 
 class HttpTools:
@@ -74,22 +71,22 @@ class HttpTools:
         fields["openApi"]["document"] = document
         return replace(source, config=msgspec.json.encode(fields, order="sorted"))
 
-    async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
+    async def discover(self, source: Source) -> Discovery:
         config = read_config(source)
         if isinstance(config, OpenApi):
-            tools = await self._read_document(source, config)
+            found = await self._read_document(source, config)
         else:
-            tools = [endpoint_tool(source.name, config)]
-        for tool in tools:
+            found = Discovery(tools=[endpoint_tool(source.name, config)])
+        for tool in found.tools:
             binding = msgspec.json.decode(tool.binding, type=Binding)
             try:
                 start = binding.url.partition("?")[0].partition("{")[0]
                 self._egress.check(source.store_id, start, with_secrets=bool(binding.secret_headers))
             except EgressRefused as refused:
                 raise InvalidField(f"config: {refused}", field="config") from None
-        return tools
+        return found
 
-    async def _read_document(self, source: Source, config: OpenApi) -> list[DiscoveredTool]:
+    async def _read_document(self, source: Source, config: OpenApi) -> Discovery:
         if config.base_url:
             check_base_url("open_api.base_url", config.base_url)
         data, document_url = config.document, ""
@@ -108,22 +105,15 @@ class HttpTools:
             for definition, binding in packed
         ]
         for operation in left_out:
-            if operation.operation in config.operation_ids or not tools:
-                text = f"open_api.operation_ids: {operation.operation!r} cannot be a tool: {operation.reason}"
+            if operation.name in config.operation_ids or not tools:
+                text = f"open_api.operation_ids: {operation.name!r} cannot be a tool: {operation.reason}"
                 raise InvalidField(text, field="open_api.operation_ids")
-            _log.warning(
-                "http_source.operation_left_out",
-                store=source.store_id,
-                source=source.name,
-                operation=operation.operation,
-                reason=operation.reason,
-            )
         for tool in tools:
             url = msgspec.json.decode(tool.binding, type=Binding).url.partition("?")[0].partition("{")[0]
             check_base_url("open_api.base_url", url)
             if config.secret_headers and config.document_url and not config.base_url:
                 _check_origin(url, config.document_url)
-        return tools
+        return Discovery(tools=tools, left_out=left_out)
 
     async def _work_out(self, source: Source, function: Callable[..., T], data: bytes, *more: Any) -> T:
         """Return what a function makes of a document, which a helper reads."""

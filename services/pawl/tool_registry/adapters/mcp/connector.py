@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -21,7 +21,7 @@ from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.app.execution.ports import Secrets
 from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
-from pawl.tool_registry.domain.source import DiscoveredTool, Source
+from pawl.tool_registry.domain.source import Discovery, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
@@ -72,12 +72,12 @@ class McpConnector:
     async def prepared(self, source: Source) -> Source:
         return source
 
-    async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
+    async def discover(self, source: Source) -> Discovery:
         place = self.connections.place(source, UserId(""), _DISCOVERY, is_forced=True, is_alone=True)
         async with place as (session, _):
             tools = await session.tools()
             session.stop()  # No user owns it.
-        return discovered(source.name, list(tools.values()))
+        return Discovery(tools=discovered(source.name, list(tools.values())), left_out=session.left_out)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
         await self.connections.forget(store_id, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -12,7 +12,7 @@ import mcp.types
 
 from pawl.errors import SourceUnreachable
 from pawl.tool_registry.adapters.mcp.definitions import ServerTool
-from pawl.tool_registry.domain.source import TOOLS_MAX
+from pawl.tool_registry.domain.source import TOOLS_MAX, LeftOut
 from pawl.tool_registry.sdk.values import without
 
 _SECONDS_MAX: Final = 30.0
@@ -21,13 +21,18 @@ _TOOLS_MAX: Final = 5 * TOOLS_MAX
 _BYTES_MAX: Final = 16 * 1024 * 1024
 
 
-async def listed(client: mcp.Client, secrets: Collection[str]) -> Mapping[str, ServerTool]:
-    """Return the tools of a server by its names, without secrets.
+class _TooMany(Exception):
+    """The server lists more than is read."""
+
+
+async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, ServerTool], Sequence[LeftOut]]:
+    """Return the tools of a server by its names, without secrets, and what was left out.
 
     Raises:
-        SourceUnreachable: it does not list them as it should, or takes too long, or says too much.
+        SourceUnreachable: it takes too long, or says too much.
     """
     found: dict[str, ServerTool] = {}
+    left_out: dict[str, LeftOut] = {}
     size = 0
     try:
         async with asyncio.timeout(_SECONDS_MAX), aclosing(_pages(client)) as pages:
@@ -36,12 +41,17 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> Mapping[str, S
                 if size > _BYTES_MAX:
                     raise SourceUnreachable(f"it describes its tools with more than {_BYTES_MAX} bytes")
                 said = without(secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
-                if not isinstance(said, dict) or tool.name in found:
-                    raise SourceUnreachable("it describes a tool twice")
-                found[str(said["name"])] = ServerTool(said=said)
+                name = str(said["name"]) if isinstance(said, dict) else ""
+                if not isinstance(said, dict) or name in found:
+                    left_out[name] = LeftOut(name=name, reason="its server describes it twice, and the first counts")
+                else:
+                    found[name] = ServerTool(said=said)
+    except _TooMany:
+        limits = f"{_TOOLS_MAX} tools or {_PAGES_MAX} pages"
+        left_out[""] = LeftOut(name="what follows", reason=f"its server lists more than {limits}")
     except TimeoutError:
         raise SourceUnreachable(f"it did not list its tools within {_SECONDS_MAX:g} s") from None
-    return found
+    return found, list(left_out.values())
 
 
 async def _pages(client: mcp.Client) -> AsyncGenerator[mcp.types.Tool, None]:
@@ -53,10 +63,10 @@ async def _pages(client: mcp.Client) -> AsyncGenerator[mcp.types.Tool, None]:
         page = await client.session.list_tools(params=params)
         count += len(page.tools)
         if count > _TOOLS_MAX:
-            break
+            raise _TooMany
         for tool in page.tools:
             yield tool
         cursor = page.next_cursor
         if cursor is None:
             return
-    raise SourceUnreachable(f"it has more than {_TOOLS_MAX} tools, or more than {_PAGES_MAX} pages of them")
+    raise _TooMany

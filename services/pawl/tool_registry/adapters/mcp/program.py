@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ _KILL_SECONDS: Final = 8.0
 _POLL_SECONDS: Final = 0.02
 _LOG_CHARACTERS_MAX: Final = 500
 _LOG_LINES_MAX: Final = 200
+_LAST_LINES: Final = 30
 _STDERR_BYTES: Final = 64 * 1024
 
 _log = logs.get_logger(__name__)
@@ -79,7 +81,7 @@ class Program:
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._stderr: asyncio.Task[None] | None = None
-        self._last_words = ""
+        self._last_words: deque[str] = deque(maxlen=_LAST_LINES)
 
     async def __aenter__(self) -> Self:
         ours, theirs = socket.socketpair()
@@ -142,15 +144,20 @@ class Program:
         return self._process.stdout
 
     async def obituary(self, *, with_words: bool = True) -> str:
-        """Return why the program ended, once its output has: for people, `with_words` of its own, its last ones."""
+        """Return why the program ended, once its output has: for people, `with_words` of its own.
+
+        These are its last line that names an error, or else its last one.
+        """
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 problem = await self._hear()
         if problem:
             return problem
-        words = f", saying {self._last_words!r}" if with_words and self._last_words else ""
-        return f"the program ended{words}"
+        if not with_words or not self._last_words:
+            return "the program ended"
+        errors = [line for line in self._last_words if "Error:" in line]
+        return f"the program ended, saying {(errors or self._last_words)[-1]!r}"
 
     def _filled(self) -> dict[str, Any]:
         """Return the order as the sandbox reads it, with a new home folder."""
@@ -218,10 +225,10 @@ class Program:
             for line in whole:
                 text = line.decode(errors="replace").strip()[:_LOG_CHARACTERS_MAX]
                 if text:
-                    self._last_words = hide(self._secrets, text)
+                    self._last_words.append(hide(self._secrets, text))
                     lines += 1
                     if lines <= _LOG_LINES_MAX:
-                        _log.debug("mcp.stderr", source=self._name, text=self._last_words)
+                        _log.debug("mcp.stderr", source=self._name, text=self._last_words[-1])
 
 
 async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:

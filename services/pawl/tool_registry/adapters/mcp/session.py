@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -31,6 +31,7 @@ from pawl.tool_registry.adapters.mcp.elicitation import Asked
 from pawl.tool_registry.adapters.mcp.listing import listed
 from pawl.tool_registry.adapters.mcp.program import ProgramProblem
 from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
+from pawl.tool_registry.domain.source import LeftOut
 from pawl.tool_registry.sdk.values import hide
 
 CONNECT_SECONDS: Final = 30.0
@@ -83,6 +84,8 @@ class Session:
         self._wire = Wire()
         self._client: mcp.Client | None = None
         self._tools: Mapping[str, ServerTool] = {}
+        self.left_out: Sequence[LeftOut] = ()
+        """The tools that its server lists and that are none."""
         self._listed = asyncio.Event()
         self._is_stale = False
         self._stopped = asyncio.Event()
@@ -354,7 +357,7 @@ class Session:
 
     async def _list(self, client: mcp.Client) -> None:
         self._is_stale = False
-        self._tools = await listed(client, self._secrets)
+        self._tools, self.left_out = await listed(client, self._secrets)
         if not self._is_stale:
             self._listed.set()
 
@@ -421,11 +424,11 @@ class Session:
             case ProgramProblem() as problem:
                 text = str(problem)
             case mcp.MCPError() as answer:
-                text = self.problem or f"it answers {answer.message!r}"
+                text = self.problem or self._wire.refusal or f"it answers {answer.message!r}"
             case EgressRefused() as refused:
                 text = f"it may not be reached: {refused}"
             case httpx2.HTTPError() as failure:
-                text = f"it cannot be reached: {str(failure) or type(failure).__name__}"
+                text = self._wire.refusal or f"it cannot be reached: {str(failure) or type(failure).__name__}"
             case pydantic.ValidationError():
                 text = "it answers with what is not MCP"
             case OSError() as failed:

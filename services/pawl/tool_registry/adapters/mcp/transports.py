@@ -61,6 +61,8 @@ class Wire:
         """True if calls went over it: what the program wrote last may be about what somebody sent."""
         self.is_forgotten = False
         """True if the server has said that it does not know the session, of a message that it has not looked at."""
+        self.refusal = ""
+        """The reason for which the server refuses all requests over HTTP; empty if it does not."""
         self.news = asyncio.Event()
         """Set when there is something to do: the end, or what its owner sets it for."""
 
@@ -250,7 +252,7 @@ async def http_transport(
     client.headers["Accept-Encoding"] = "identity"
     client.timeout = _TIMEOUT
     streams = Pace(_STREAMS_BURST, _STREAMS_PER_SECOND, clock)
-    limits = [partial(_limit, wire, _reading(clock)), partial(_note_forgotten, wire)]
+    limits = [partial(_limit, wire, _reading(clock)), partial(_note_forgotten, wire), partial(_note_refusal, wire)]
     client.event_hooks = {
         "request": [*client.event_hooks["request"], partial(_limit_request, streams)],
         "response": [*client.event_hooks["response"], *limits],
@@ -298,6 +300,13 @@ async def _note_forgotten(wire: Wire, response: httpx2.Response) -> None:
     if _NO_SUCH_METHOD not in await response.aread():
         wire.is_forgotten = True
         response.headers["Content-Type"] = "text/plain"
+
+
+async def _note_refusal(wire: Wire, response: httpx2.Response) -> None:
+    status = response.status_code
+    if status in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
+        what = "a key is missing or wrong" if status == httpx2.codes.UNAUTHORIZED else "it does not permit this"
+        wire.refusal = f"it answers with status {status}: {what}; `pawl sources add-mcp` sends one by --secret-header"
 
 
 class _Limited(httpx2.AsyncByteStream):

@@ -26,6 +26,7 @@ from pawl.tool_registry.domain.registering import (
     check_not_laxer,
     check_owner,
     check_share,
+    check_source,
 )
 
 _LOADED: Final = StoreId("")
@@ -86,8 +87,7 @@ class PostgresToolRepository(DatabaseAdapter):
             await connection.execute(_LOCK, store_id)
             current = await connection.fetchrow(_CURRENT, store_id, [definition.name])
             if current is not None:
-                if current["source"] != source:
-                    raise ToolExists(f"{definition.name!r} is a tool of the source {current['source']!r}")
+                check_source(_version(current), source, registrant)
                 known = (current["definition_hash"], current["source"], current["binding"])
                 if known == (definition_hash(definition), source, binding):
                     return _version(current)

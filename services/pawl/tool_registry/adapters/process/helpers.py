@@ -127,7 +127,10 @@ class Helpers:
             try:
                 answer = await process.ask(request, seconds)
             except TimeoutError:
-                answer, is_new = None, True
+                # A costly job ends by its limit of processor time; the machine has none for this one.
+                await process.end()
+                self._note_slow(store_id, is_long=is_long)
+                raise DependencyUnavailable("the machine is too busy to check this: try again later") from None
             except BaseException:
                 await shield(process.end())
                 raise

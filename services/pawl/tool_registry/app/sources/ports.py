@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.app.catalog.ports import ToolSource
-from pawl.tool_registry.domain.source import DiscoveredTool, Source, SourceRecord, SourceState
+from pawl.tool_registry.domain.source import Discovery, Source, SourceRecord, SourceState
 
 
 class Connector(ToolSource, Protocol):
@@ -20,8 +20,8 @@ class Connector(ToolSource, Protocol):
             InvalidField: the configuration cannot be used.
         """
 
-    async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
-        """Return the tools that a source has now, by name, those that cannot be called among them.
+    async def discover(self, source: Source) -> Discovery:
+        """Return the tools that a source has now, by name.
 
         Raises:
             InvalidField, InvalidSchema: the configuration cannot be used.

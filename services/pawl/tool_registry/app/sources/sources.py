@@ -27,6 +27,8 @@ from pawl.tool_registry.domain.definition import ToolVersion, check_definition
 from pawl.tool_registry.domain.source import (
     TOOLS_MAX,
     DiscoveredTool,
+    Discovery,
+    LeftOut,
     Source,
     SourceRecord,
     SourceState,
@@ -49,6 +51,8 @@ class ListedSource:
 
     record: SourceRecord
     tools: Sequence[ToolVersion]
+    left_out: Sequence[LeftOut] = ()
+    """The tools that it has and that cannot be registered; known when it was just asked."""
 
     @property
     def definitions_hash(self) -> str:
@@ -113,13 +117,13 @@ class Sources:
         )
         registered = await self.tools.current(source.store_id)
         origins = {source.origin} if before is None else {source.origin, before.source.origin}
-        self._refuse_taken(found, registered, origins)
+        self._refuse_taken(found.tools, registered, origins)
         await self.repository.put(record)
         if before is not None:
             await self._forget(before.source)
-        await self._register(source, found, [entry for entry in registered if entry.source in origins])
-        _log.info("source.added", store=source.store_id, source=source.name, kind=source.kind, tools=len(found))
-        return await self._get(source.store_id, source.name)
+        await self._register(source, found.tools, [entry for entry in registered if entry.source in origins])
+        _log.info("source.added", store=source.store_id, source=source.name, kind=source.kind, tools=len(found.tools))
+        return replace(await self._get(source.store_id, source.name), left_out=found.left_out)
 
     async def remove(self, store_id: StoreId, name: str, *, roles: Collection[str]) -> None:
         """Take a source and its tools out, the source last, so that what a crash leaves can be removed again.
@@ -152,13 +156,14 @@ class Sources:
         except (SourceUnreachable, InvalidSchema, InvalidField, PermissionDenied) as error:
             listed = await self._in_state(listed, SourceState.UNREACHABLE, error.message)
             return CheckedSource(listed=listed, changes=(), found_hash="")
-        differences = changes(as_approved(listed.tools), found)
+        differences = changes(as_approved(listed.tools), found.tools)
         state, problem = SourceState.READY, ""
         if differences:
             state = SourceState.CHANGED
             problem = f"{len(differences)} tools are not as they were approved: an admin looks at them and approves"
         listed = await self._in_state(listed, state, problem)
-        return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found))
+        listed = replace(listed, left_out=found.left_out)
+        return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found.tools))
 
     async def approve(self, store_id: StoreId, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
         """Register the tools as their source describes them now, which must be what `found_hash` stands for.
@@ -173,7 +178,7 @@ class Sources:
         listed = await self._get(store_id, name)
         _require(roles, runs_program=listed.record.runs_program)
         source = listed.record.source
-        found = await self._answered(source)
+        found = (await self._answered(source)).tools
         if definitions_hash(found) != found_hash:
             raise SourceChanged
         self._refuse_taken(found, await self.tools.current(store_id), {source.origin})
@@ -182,35 +187,39 @@ class Sources:
         _log.info("source.approved", store=store_id, source=name, definitions_hash=found_hash)
         return await self._get(store_id, name)
 
-    async def _answered(self, source: Source) -> Sequence[DiscoveredTool]:
+    async def _answered(self, source: Source) -> Discovery:
         """Return what `_discover` does, or say which source it is that does not answer."""
         try:
             return await self._discover(source)
         except SourceUnreachable as error:
             raise SourceUnreachable(f"the source {source.name!r} cannot be used: {error.message}") from None
 
-    async def _discover(self, source: Source) -> Sequence[DiscoveredTool]:
+    async def _discover(self, source: Source) -> Discovery:
         """Return the tools under their policies, each fit to be registered."""
         connector = self.connectors.get(source.kind)
         if connector is None:
             raise InvalidField(f"config: sources of the kind {source.kind!r} are not served here", field="config")
         policies = read_policies(source.config)
-        found = under_policies(source.name, await connector.discover(source), policies)
+        discovery = await connector.discover(source)
+        found = under_policies(source.name, discovery.tools, policies)
         if len(found) > TOOLS_MAX:
             raise InvalidField(
                 f"{source.name} has {len(found)} tools, the limit is {TOOLS_MAX}: exclude some by policies",
                 field="policies",
             )
+        fit: list[DiscoveredTool] = []
+        left_out = list(discovery.left_out)
         for tool in found:
-            name = tool.definition.name
             try:
                 check_definition(tool.definition)
                 await self.catalog.check_schema(source.store_id, tool.definition.arguments_schema)
-            except InvalidSchema as error:
-                raise InvalidSchema(f"tool {name}: {error.message}") from None
-            except InvalidField as error:
-                raise InvalidField(f"tool {name}: {error.message}", **error.metadata) from None
-        return found
+            except (InvalidSchema, InvalidField) as error:
+                left_out.append(LeftOut(name=tool.definition.name, reason=error.message))
+            else:
+                fit.append(tool)
+        if left_out and not fit:
+            raise InvalidSchema(f"no tool of {source.name} can be used: {left_out[0].name}: {left_out[0].reason}")
+        return Discovery(tools=fit, left_out=left_out)
 
     def _refuse_taken(
         self, found: Sequence[DiscoveredTool], registered: Sequence[ToolVersion], origins: Collection[str]

@@ -20,6 +20,7 @@ from pawl.tool_registry.domain.definition import (
     check_own_name,
     definition_hash,
 )
+from pawl.tool_registry.domain.registering import check_source
 from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
 
 
@@ -50,11 +51,11 @@ class WorkerTools:
         store_id, source = caller.store_id, source_of(hello.group_name)
         hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
         current = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(hashes))}
-        for name, entry in current.items():
-            if entry.source != source:
-                raise ToolExists(f"{name!r} is a tool of the source {entry.source!r}")
+        for entry in current.values():
+            check_source(entry, source, registrant)
+        own = {name: entry for name, entry in current.items() if entry.source == source}
         for definition in hello.definitions:
-            if await self._is_due(worker, current.get(definition.name), hashes[definition.name]):
+            if await self._is_due(worker, own.get(definition.name), hashes[definition.name]):
                 await self._repository.register(
                     store_id, definition, replace=True, source=source, registrant=registrant
                 )
