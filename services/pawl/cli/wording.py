@@ -254,7 +254,8 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
         lines.append(f"takes back: call {call.undoes_call_id}")
     lines.append(f"run {call.run_id}  call {call.call_id}" + (f"  of {clean(call.user_id)}" if call.user_id else ""))
     if call.HasField("deadline_time"):
-        lines.append(remaining_text(call.deadline_time, now))
+        then = "" if call.HasField("question") else "; then the call does not run"
+        lines.append(remaining_text(call.deadline_time, now) + then)
     return lines
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from pawl.agent_loop.domain.limits import Limits
 from pawl.cli import answers, decisions, wording
 from pawl.cli.__main__ import app
 from pawl.cli.failure import CommandError, explain
@@ -291,6 +292,13 @@ def gated(**series: Any) -> call_pb2.Call:
     if series:
         call.approval.series.CopyFrom(call_pb2.Series(digest="of the series", **series))
     return call
+
+
+def test_a_card_says_what_happens_without_a_decision() -> None:
+    """HITL-4: which is a day away, unless somebody says otherwise."""
+    call, now = gated(), datetime.now(UTC)
+    call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
+    assert wording.call_lines(call, now)[-1] == "expires in 24 h; then the call does not run"
 
 
 def test_it_is_said_how_often_how_far_apart_and_until_when() -> None:
