@@ -151,7 +151,8 @@ async def test_a_model_server_that_does_not_answer_is_asked_by_one_call_at_a_tim
     answers = [OUTAGE, rate, *[OUTAGE] * 11, None, *[OUTAGE] * 9, None]
     clock = ManualClock()
     model = FakeModel([says("Here.") if each is None else [ModelError(each)] for each in answers])
-    breaker, request = Breaker(model, clock.monotonic), ModelRequest(model="m", messages=({"role": "user", "content": "hi"},))
+    breaker = Breaker(model, clock.monotonic)
+    request = ModelRequest(model="m", messages=({"role": "user", "content": "hi"},))
 
     async def ask() -> str:
         try:
