@@ -132,7 +132,7 @@ def test_a_run_waits_for_the_model_server_parked_and_in_sight(
         while await world.drive() is Left.PARKED:
             run = world.ledger.run(key)
             assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.PROVIDER,))
-            (*_, told) = events(world, key, RoundRetrying)
+            (*_, told) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))
             assert (told.reason, told.message) == (error.reason, error.message)
             waited.append(told.delay_seconds)
         assert end_of(world, key)[0] is state
