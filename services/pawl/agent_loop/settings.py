@@ -78,7 +78,7 @@ class AgentLoopSettings(ServiceSettings):
     model_attempts_max: int = Field(default=4, ge=1, le=20)
     provider_wait_seconds: float = Field(default=900.0, ge=0)
     result_bytes_per_round_max: int = Field(default=51_200, ge=RESULT_BYTES_MIN)
-    approval_expiry_seconds: float = Field(default=900.0, gt=0)
+    approval_expiry_seconds: float = Field(default=86_400.0, gt=0)
     approvals_required: int = Field(default=1, ge=1, le=APPROVALS_MAX)
     offer_deadline_seconds: float = Field(default=600.0, gt=0)
     answer_timeout_seconds: float = Field(default=86_400.0, gt=0)

@@ -337,8 +337,8 @@ async def _first_answer(method: Any, name: str, request: Any, **special: Any) ->
     It is if the request only reads or has an id, and may not take its time. gRPC gives each to the next replica.
     """
     only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
-    is_repeatable = only_reads or getattr(request, "request_id", "")
-    if not is_repeatable or getattr(request, "wait_seconds", 0.0):
+    has_id, takes_its_time = (bool(getattr(request, field, None)) for field in ("request_id", "wait_seconds"))
+    if takes_its_time or not (only_reads or has_id):
         return await method(request, **special)
     asked: list[asyncio.Task[Any]] = []
     try:

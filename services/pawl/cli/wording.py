@@ -242,7 +242,8 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     user = f"  of {clean(call.user_id)}" if call.user_id else ""
     lines.append(f"run {call.run_id}  call {call.call_id}{user}{agent}")
     if call.HasField("deadline_time"):
-        lines.append(remaining_text(call.deadline_time, now))
+        then = "" if call.HasField("question") else "; then the call does not run"
+        lines.append(remaining_text(call.deadline_time, now) + then)
     return lines
 
 

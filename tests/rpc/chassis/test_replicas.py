@@ -16,7 +16,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from pawl.agent.v1 import agent_pb2 as pb
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis import rpc_batch_client, rpc_client, rpc_server, tasks
+from pawl.chassis import rpc_batch_client, rpc_client, rpc_limits, rpc_server, tasks
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, translating
@@ -393,12 +393,12 @@ async def test_a_connection_that_falls_silent_ends(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NOTE-1, EVT-3: its options are those of the service, 40 times as fast; proxies allow 60 s of silence."""
-    assert dict(rpc_server.KEEPALIVE)["grpc.keepalive_time_ms"] <= 25_000
-    fast = [(name, value // 40 if name.endswith("_ms") else value) for name, value in rpc_server.KEEPALIVE]
+    assert dict(rpc_limits.KEEPALIVE)["grpc.keepalive_time_ms"] <= 25_000
+    fast = [(name, value // 40 if name.endswith("_ms") else value) for name, value in rpc_limits.KEEPALIVE]
     monkeypatch.setattr(rpc_server, "KEEPALIVE", fast)
     flows = asyncio.Event()
     flows.set()
-    relays, writers = set[asyncio.Future[None]](), list[asyncio.StreamWriter]()
+    relays, writers = set[asyncio.Task[None]](), list[asyncio.StreamWriter]()
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):
@@ -409,8 +409,8 @@ async def test_a_connection_that_falls_silent_ends(
 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             other_reader, other_writer = await asyncio.open_connection(*server.address.split(":"))
-            relays.add(asyncio.ensure_future(pipe(reader, other_writer)))
-            relays.add(asyncio.ensure_future(pipe(other_reader, writer)))
+            relays.add(asyncio.create_task(pipe(reader, other_writer)))
+            relays.add(asyncio.create_task(pipe(other_reader, writer)))
             writers.extend((writer, other_writer))
 
         proxy = await asyncio.start_server(relay, "127.0.0.1", 0)

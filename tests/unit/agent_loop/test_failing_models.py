@@ -132,7 +132,7 @@ def test_a_run_waits_for_the_model_server_parked_and_in_sight(
         while await world.drive() is Left.PARKED:
             run = world.ledger.run(key)
             assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.PROVIDER,))
-            (*_, told) = events(world, key, RoundRetrying)
+            (*_, told) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))
             assert (told.reason, told.message) == (error.reason, error.message)
             waited.append(told.delay_seconds)
         assert end_of(world, key)[0] is state
@@ -151,10 +151,8 @@ async def test_a_model_server_that_does_not_answer_is_asked_by_one_call_at_a_tim
     answers = [OUTAGE, rate, *[OUTAGE] * 11, None, *[OUTAGE] * 9, None]
     clock = ManualClock()
     model = FakeModel([says("Here.") if each is None else [ModelError(each)] for each in answers])
-    breaker, request = (
-        Breaker(model, clock.monotonic),
-        ModelRequest(model="m", messages=({"role": "user", "content": "hi"},)),
-    )
+    breaker = Breaker(model, clock.monotonic)
+    request = ModelRequest(model="m", messages=({"role": "user", "content": "hi"},))
 
     async def ask() -> str:
         try:

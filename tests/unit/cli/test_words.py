@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pawl.cli import answers, decisions
+from pawl.agent_loop.domain.limits import Limits
+from pawl.cli import answers, decisions, wording
 from pawl.cli.__main__ import app
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.source_policies import policy_of
@@ -296,6 +297,13 @@ def gated(**series: Any) -> call_pb2.Call:
     if series:
         call.approval.series.CopyFrom(call_pb2.Series(digest="of the series", **series))
     return call
+
+
+def test_a_card_says_what_happens_without_a_decision() -> None:
+    """HITL-4: which is a day away, unless somebody says otherwise."""
+    call, now = gated(), datetime.now(UTC)
+    call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
+    assert wording.call_lines(call, now)[-1] == "expires in 24 h; then the call does not run"
 
 
 def test_only_who_says_so_grants_it() -> None:

@@ -728,7 +728,7 @@ class RunLimits(_message.Message):
     """
     approval_expiry_seconds: _builtins.float
     """Seconds until an approval request expires and counts as a refusal;
-    default 900.
+    default 86400.
     """
     offer_deadline_seconds: _builtins.float
     """Seconds an offered front-end call may wait in all; default 600. Then the

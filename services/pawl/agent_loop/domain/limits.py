@@ -48,7 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     model_idle_timeout_seconds: float = 45.0
     model_attempts_max: int = 4
     result_bytes_per_round_max: int = 51_200
-    approval_expiry_seconds: float = 900.0
+    approval_expiry_seconds: float = 86_400.0
     offer_deadline_seconds: float = 600.0
     answer_timeout_seconds: float = 86_400.0
     context_bytes_max: int = 400_000

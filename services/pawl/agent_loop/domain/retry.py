@@ -65,7 +65,7 @@ def next_try_time(
     asked = now + (problem.retry_after_seconds or 0.0)
     if not problem.is_outage or now >= end or asked > end:
         return None
-    backoff = min(_FIRST_WAIT_SECONDS * 2 ** min(waits, 10), _WAIT_SECONDS_MAX) * (1 - jitter / 2)
+    backoff = min(_FIRST_WAIT_SECONDS * 2.0 ** min(waits, 10), _WAIT_SECONDS_MAX) * (1 - jitter / 2)
     return min(max(now + backoff, asked), end)
 
 

@@ -42,7 +42,7 @@ _UNANSWERED_MAX: Final = 1000
 
 _WAITS: Final = (
     Translator(lambda unknown: ValueError(unknown.value))
-    .enum(Wait, run_pb2.WaitKind, without=("AGENT", "TIME", "PAUSED", "COMPLETION"))
+    .enum(Wait, run_pb2.WaitKind, without=("AGENT", "TIME", "PAUSED", "COMPLETION", "PROVIDER"))
     .members
 )
 _FOR_NOBODY: Final = frozenset(
