@@ -69,7 +69,7 @@ OF_JOBS = (
         text="if run.depth or run.job is not None:",
         instead="if run.job is not None:",
         checker="calls_in_the_background_have_their_job",
-        seed=11,
+        seed=2,
     ),
     Mutant(
         name="notices_enter_again",
