@@ -69,7 +69,7 @@ OF_JOBS = (
         text="if run.depth or run.job is not None:",
         instead="if run.job is not None:",
         checker="calls_in_the_background_have_their_job",
-        seed=11,
+        seed=2,
     ),
     Mutant(
         name="notices_enter_again",
@@ -149,7 +149,7 @@ OF_JOBS = (
         text="    if not state.run.is_turn:\n        return state\n",
         instead="    if True:\n        return state\n",
         checker="turns_wait_for_nobody",
-        seed=17,
+        seed=11,
     ),
     Mutant(
         name="iterations_come_at_once",
@@ -157,7 +157,7 @@ OF_JOBS = (
         text="math.floor(began + _TINY) + 1",
         instead="math.floor(began + _TINY)",
         checker="series_keep_their_beat",
-        seed=9,
+        seed=11,
         also=(("pawl.agent_loop.domain.job_program", "math.ceil(ended - _TINY)", "math.floor(ended)"),),
     ),
     Mutant(
