@@ -47,7 +47,7 @@ async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStu
     assert kept.HasField("temperature")
     assert not kept.HasField("output_tokens_max")
     assert kept.batch_order == run_pb2.BATCH_ORDER_WAIT_FOR_DECISIONS
-    assert kept.limits.ListFields()[-1][0].name == "agent_depth_max"
+    assert kept.limits.ListFields()[-1][0].name == "provider_wait_seconds"
     assert len(kept.limits.ListFields()) == len(run_pb2.RunLimits.DESCRIPTOR.fields)
 
 

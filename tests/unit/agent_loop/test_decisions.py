@@ -251,13 +251,13 @@ def test_an_edit_that_others_have_to_approve_is_shown_again() -> None:
 
 def test_a_request_is_escalated_once() -> None:
     run = started("gated", asked=RunOptions(approval_expiry_policy=ApprovalExpiryPolicy.ESCALATE))
-    run.passes(900)
+    run.passes(86_400)
     call = run.calls[0]
     assert call.state is CallState.AWAITING_APPROVAL
     assert present(call.approval).escalated
     assert (run.run.state, run.run.waits) == (RunState.WAITING, (WaitKind.APPROVAL,))
     states = []
-    for seconds in (899, 1):
+    for seconds in (86_399, 1):
         run.passes(seconds)
         states.append(run.calls[0].state)
     assert states == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]

@@ -214,7 +214,7 @@ class TestPeople:
         assert run.calls[0].state is CallState.OFFERED
         assert run.run.waits == (WaitKind.TOOL_RESULT,)
 
-    @pytest.mark.parametrize(("name", "seconds"), [("gated", 900), ("front", 600), ("ask", 86400)])
+    @pytest.mark.parametrize(("name", "seconds"), [("gated", 86400), ("front", 600), ("ask", 86400)])
     def test_a_wait_ends_at_its_deadline_and_not_before(self, name: str, seconds: float) -> None:
         run = started((name,))
         run.passes(seconds - 1)

@@ -228,10 +228,10 @@ async def test_a_header_that_says_whose_a_request_is_comes_once() -> None:
 START = "/rpc/pawl.agent.v1.AgentService/StartRun"
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({}, 401, "UNAUTHENTICATED"),
-    ({"cookies": {"pawl_session": "gAAAAABmade-up"}}, 401, "UNAUTHENTICATED"),
+    ({"cookies": {"pawl_session_7600": "gAAAAABmade-up"}}, 401, "UNAUTHENTICATED"),
     ({"headers": {"authorization": b"Bearer \xe9"}}, 400, "INVALID_FIELD"),
     ({"headers": BEARER | {"pawl-user": "a\tb"}}, 400, "INVALID_FIELD"),
-    ({"headers": {"origin": "http://evil.com"}, "cookies": {"pawl_session": "x"}}, 403, "FOREIGN_ORIGIN"),
+    ({"headers": {"origin": "http://evil.com"}, "cookies": {"pawl_session_7600": "x"}}, 403, "FOREIGN_ORIGIN"),
     ({"headers": BEARER | {"host": "evil.com"}}, 421, "FOREIGN_HOST"),
     ({"headers": BEARER | {"content-type": "text/plain"}}, 400, "INVALID_FIELD"),
     ({"headers": BEARER, "content": b'{"text": "\xff"}'}, 400, "INVALID_JSON"),

@@ -180,8 +180,8 @@ LIMIT $3
 # Before the runs are locked, as everywhere.
 _TOLD: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c JOIN (
-    SELECT DISTINCT r.store_id, r.reports_to AS conversation_id FROM job_store.runs AS r
-    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE r.reports_to <> ''
+    SELECT DISTINCT r.store_id, r.reports_to || '' AS conversation_id FROM job_store.runs AS r
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
 ) AS t USING (store_id, conversation_id) ORDER BY store_id, conversation_id FOR UPDATE OF c
 """
 _LOCK_RUNS: Final = """

@@ -63,6 +63,10 @@ class Connections:
         if pool is not None:
             await asyncio.gather(*(session.close() for session in pool.sessions))
 
+    def recover(self, source: Source) -> None:
+        """Let connections of a source open at once again: it has just answered."""
+        self._pools[source.store_id, source.name].recover(self._clock.monotonic())
+
     @asynccontextmanager
     async def place(
         self, source: Source, user_id: UserId, call_id: str, *, is_forced: bool = False, is_alone: bool = False

@@ -76,6 +76,7 @@ class McpConnector:
         place = self.connections.place(source, UserId(""), _DISCOVERY, is_forced=True, is_alone=True)
         async with place as (session, _):
             tools = await session.tools()
+            self.connections.recover(source)
             session.stop()  # No user owns it.
         return Discovery(tools=discovered(source.name, list(tools.values())), left_out=session.left_out)
 

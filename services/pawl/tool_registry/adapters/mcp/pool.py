@@ -54,6 +54,11 @@ class Pool:
         """Return a user's own connections that no call uses, and only calls that were left could use again."""
         return [one for one in self.sessions if one.owner == user_id and not one.is_busy] if self.is_asking else ()
 
+    def recover(self, now: float) -> None:
+        """Let connections open at once again: the server has just answered."""
+        self._learn(now)
+        self.problem, self.not_before, self._failures = "", 0.0, 0
+
     def _learn(self, now: float) -> None:
         """Take out what has ended, and remember why."""
         self.is_asking = self.is_asking or any(one.has_asked for one in self.sessions)
