@@ -232,13 +232,4 @@ OF_JOBS = (
         checker="series_keep_their_last_iterations",
         seed=9,
     ),
-    Mutant(
-        name="series_end_while_they_wait",
-        module="pawl.agent_loop.domain.planning",
-        text="decision.state is RunState.COMPLETED and written not in IN_MOTION",
-        instead="False",
-        checker="no_crash",
-        seed=130,
-        seeds=600,
-    ),
 )
