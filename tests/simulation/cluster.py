@@ -19,7 +19,6 @@ from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.starting import Starting
 from pawl.agent_loop.app.triggers import Triggers as AgentLoopTriggers
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
-from pawl.agent_loop.domain import job_program
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
@@ -63,8 +62,6 @@ LIMITS = Limits(
     model_idle_timeout_seconds=10.0,
     top_up_timeout_seconds=50.0,
 )
-# Else polls that fail would outlast the game.
-vars(job_program)["BACKOFF_SECONDS_MAX"] = 30.0
 INBOX = inbox.Limits(commands_max=8, bytes_max=16 * 1024)
 STEP_BYTES_MAX = 6 * 1024
 MESSAGE_BYTES_MAX = 42 * 1024

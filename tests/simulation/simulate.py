@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import structlog
 
+from pawl.agent_loop.domain import job_program
 from pawl.event.v1 import run_pb2
 from tests.simulation import (
     agents,
@@ -78,7 +80,9 @@ def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_tri
     _listen(history)
     gc.disable()
     try:
-        return process.run(_play(seed, history, has_triggers=has_triggers))
+        # Else polls that fail would outlast the game.
+        with patch.object(job_program, "BACKOFF_SECONDS_MAX", 30.0):
+            return process.run(_play(seed, history, has_triggers=has_triggers))
     finally:
         gc.enable()
 
