@@ -25,7 +25,7 @@ _SENDER: Final = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
 
 
 class _MessageIds(UnstructuredHeader, BaseHeader):
-    """A header of message ids, one a line: the library encodes lines that are too long, and no program reads that."""
+    """A header of message ids, one on each line. The library encodes long lines, and no mail program reads those."""
 
     def fold(self, *, policy: Policy) -> str:
         return f"{self.name}: " + f"{policy.linesep} ".join(str(self).split()) + policy.linesep

@@ -249,7 +249,7 @@ class _Channel(grpc.aio.Channel):
             try:
                 return await method(*args, **kwargs)
             except grpc.aio.AioRpcError as error:
-                raise translate(error) from None  # What it says is in the message; its traceback is of no use.
+                raise translate(error) from None  # The message has its details.
 
         return call
 
@@ -334,7 +334,7 @@ class _StreamCall:
 async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
     """Return the first answer to a request, which is sent again after each second of silence if that is safe.
 
-    It is if the request only reads or has an id, and may not take its time. gRPC gives each to the next replica.
+    Requests that only read or have an id are safe, unless they are long polls. gRPC sends each to the next replica.
     """
     only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
     has_id, takes_its_time = (bool(getattr(request, field, None)) for field in ("request_id", "wait_seconds"))

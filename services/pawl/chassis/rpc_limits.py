@@ -30,7 +30,7 @@ KEEPALIVE: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""Options of both ends of a connection: it is never quiet as long as proxies allow, and a dead one ends in 30 s."""
+"""Options of both ends of a connection: it pings before proxies close it, and a dead one ends within 30 s."""
 _ARRIVING_MAX: Final = 64
 _ARRIVING_OF_STORE_MAX: Final = 32
 _ARRIVING_OF_ONE_MAX: Final = 8

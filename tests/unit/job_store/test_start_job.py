@@ -62,7 +62,7 @@ def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job(de
 
 
 def test_a_user_starts_no_more_jobs_in_a_conversation_than_allowed() -> None:
-    """ASYNC-7: those of the model count, too, and those of other users do not."""
+    """ASYNC-7: jobs that the model started count too; jobs of other users do not."""
     desk, _ = desk_with_a_job()
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")

@@ -15,7 +15,7 @@ export type { AnswerOptions, FrontEndTool } from "./tools.js";
 export type { CallOptions, Options, Service } from "./transport.js";
 export type * from "../gen/index.js";
 
-/** The states in which a run needs somebody or has ended. */
+/** The states in which a run waits for input or has ended. */
 const RESTING = new Set([...ENDED, "RUN_STATE_WAITING", "RUN_STATE_NEEDS_ATTENTION"]);
 
 /** A caller of a suite, through its gateway. */

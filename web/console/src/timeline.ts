@@ -11,7 +11,7 @@ export interface Bar {
   end?: number;
   /** How it stands, or ended; how often a model was asked. */
   note: string;
-  /** True for a call that failed, or of which nobody knows. */
+  /** True for a call that failed or whose outcome is unknown. */
   bad?: boolean;
 }
 

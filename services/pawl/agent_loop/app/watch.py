@@ -123,7 +123,7 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> RunView:
-        """Return the run once it has ended, or has changed after `after_seq` and needs somebody, or after `seconds`.
+        """Return the run once it has ended, or has changed after `after_seq` and rests, or after `seconds`.
 
         Raises:
             RunNotFound
@@ -143,7 +143,7 @@ class Watches:
         return await self._ledger.get_run(caller, run_id)
 
     async def _rests(self, caller: Principal, run: RunView) -> None:
-        """Wait for a change of a run after which it needs somebody or has ended."""
+        """Wait until a run changes to a resting state."""
         state: RunState | None = run.state
         async with self.open(caller, run.run_id, run.last_seq) as watcher, aclosing(watcher.events()) as events:
             async for event in events:

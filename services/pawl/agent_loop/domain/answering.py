@@ -67,7 +67,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
     """Return the state before the next attempt, waiting for the model server, or about to fail, with the partial text.
 
-    Nobody waits for a turn that notices have begun: it does not wait for the server either.
+    A turn that notices started does not wait for the server, because no user waits for it.
     """
     opened = state.loop.model_call
     if opened is None:

@@ -33,7 +33,7 @@ class RunState(StrEnum):
 ENDED: Final = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
 """The states that never change."""
 RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
-"""States in which nothing happens until somebody outside acts, or a time comes."""
+"""States in which a run waits for a person, a program or a time, or has ended."""
 
 
 class WaitKind(StrEnum):

@@ -217,7 +217,7 @@ def check_same(renewal: Renewal, credential_id: str) -> None:
     """Return if the next token is of whoever logged in.
 
     Raises:
-        SessionExpired: it is of somebody else.
+        SessionExpired: the token is of another user.
     """
     if renewal.credential_id != credential_id:
         raise SessionExpired("The provider renewed the login of another user: log in again.")

@@ -26,7 +26,7 @@ CAUGHT_UP_MAX: Final = 100
 """Most due times that are made up for."""
 
 HORIZON: Final = timedelta(days=30 * 366)
-"""Due times are looked for so far ahead, which bounds the search for rare days."""
+"""How far ahead due times are searched; this bounds the search for rare days."""
 
 _PARTS: Final = ("minute", "hour", "day-of-month", "month", "day-of-week")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -75,7 +75,7 @@ def check(timing: Timing) -> None:
 
 
 class _Cron(CronSim):
-    """Looks for times until one that is not before `end`."""
+    """Due times of a cron expression, searched up to `end`."""
 
     def __init__(self, cron: str, after: datetime, end: datetime) -> None:
         super().__init__(cron, after)
@@ -88,7 +88,10 @@ class _Cron(CronSim):
 
 
 def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
-    """Yield the times after `after` and before `until` at which a schedule is due, in order; None for `HORIZON`."""
+    """Yield the times after `after` and before `until` at which a schedule is due, in order.
+
+    By default `until` is `HORIZON` later.
+    """
     late = jitter(timing, schedule_id)
     begin = after - late
     if timing.start_time is not None and timing.start_time > begin:
@@ -188,7 +191,7 @@ def zone(name: str) -> ZoneInfo:
     """Return a time zone; UTC for an empty name.
 
     Raises:
-        InvalidField: there is none of that name.
+        InvalidField: no time zone has this name.
     """
     try:
         if not _NO_ZONE.fullmatch(name):

@@ -64,7 +64,7 @@ class Connections:
             await asyncio.gather(*(session.close() for session in pool.sessions))
 
     def recover(self, source: Source) -> None:
-        """Let connections of a source open at once again: it has just answered."""
+        """End the back-off of a source, because it has just answered."""
         self._pools[source.store_id, source.name].recover(self._clock.monotonic())
 
     @asynccontextmanager

@@ -55,7 +55,7 @@ class Pool:
         return [one for one in self.sessions if one.owner == user_id and not one.is_busy] if self.is_asking else ()
 
     def recover(self, now: float) -> None:
-        """Let connections open at once again: the server has just answered."""
+        """End the back-off, because the server has just answered."""
         self._learn(now)
         self.problem, self.not_before, self._failures = "", 0.0, 0
 

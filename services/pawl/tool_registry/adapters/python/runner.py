@@ -71,7 +71,7 @@ class PythonRunner:
     more counts as occupied until its function returns; its context says that it
     is cancelled. Threads do not keep the process alive. Async tools of the
     deployment share an event loop apart from the registry's: one that blocks
-    holds up the others.
+    delays the others.
     """
 
     def __init__(self, *, threads_max: int) -> None:

@@ -1,4 +1,4 @@
-"""The event loop of async tools: a tool that blocks it holds up other async tools, and not the registry."""
+"""The event loop of async tools: a tool that blocks it delays other async tools, but not the registry."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class LoopCall:
         return self.ended.result()
 
     def end(self, task: asyncio.Task[Any]) -> None:
-        """Take over how the task has ended."""
+        """Copy the outcome of the task."""
         if task.cancelled():
             self.ended.cancel()
         elif (error := task.exception()) is not None:
             self.ended.set_exception(error)
-            self.ended.exception()  # Seen, also when nobody wants it any more.
+            self.ended.exception()  # Retrieved, so that asyncio logs no unretrieved exception.
         else:
             self.ended.set_result(task.result())
 
@@ -59,7 +59,7 @@ class LoopCall:
 class ToolLoop:
     """Runs async functions on an event loop in a thread of its own, which starts with the first of them.
 
-    A watchdog names the tool that blocks the loop, in the log and in `hindrance` of each call that it holds up.
+    A watchdog names the tool that blocks the loop, in the log and in `hindrance` of each call that it delays.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ToolLoop:
         return call
 
     def close(self) -> None:
-        """Cancel what runs and end the thread, without waiting for a function that blocks."""
+        """Cancel running calls and end the thread, without waiting for a function that blocks."""
         for task in self._watching:
             task.cancel()
         if self._loop is not None:
