@@ -24,7 +24,7 @@ PYTEST := pytest
 TESTS := $(BIN)/python -m $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --maxfail 25
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test test-long test-ci test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test test-long test-ci test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -89,16 +89,12 @@ client: $(VENV)/.installed ## Build @pawl/client, the client for TypeScript, as 
 screenshots: $(VENV)/.installed ## Take the pictures of the console in docs/images anew
 	@PAWL_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest -q -m long tests/system/console/test_screenshots.py
 
-proto-check: $(PROTO_VENV)/.installed ## Lint the protos, compare gen/ with them and them with the released contract
+proto-check: $(PROTO_VENV)/.installed ## Lint the protos and compare gen/ with them
 	@$(PROTO_BIN)/buf lint proto
 	@$(PROTO_BIN)/buf format proto --diff --exit-code
-	@$(PROTO_BIN)/buf breaking proto --against proto/baseline.binpb
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	$(PROTO_BIN)/python proto/generate.py "$$fresh"; \
 	diff -r -x __pycache__ "$$fresh/pawl" gen/pawl || { echo 'gen/ does not match proto/: run "make proto".' >&2; exit 1; }
-
-proto-baseline: $(PROTO_VENV)/.installed ## Record the contract that later changes must not break (a release step)
-	@$(PROTO_BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
 
 diagrams: $(VENV)/.installed ## Write the parts of docs/ that are made from tables: state diagrams, who may call what
 	@$(BIN)/python -m docs.diagrams

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes two roles for each service: <service>_owner, which owns its schema and makes its migrations, and <service>, which
-# works in it with the rights that the migrations give. None may touch anything else. PostgreSQL's image runs this once,
+# Makes two roles for each service: <service>_owner, which owns and creates its schema, and <service>, which
+# works in it with the rights that the owner grants. None may touch anything else. PostgreSQL's image runs this once,
 # when it makes its files. With an older volume, stop the services and run it by hand as a superuser: roles that are there
 # keep their passwords, and what services own in this database goes to the owners.
 set -eu

@@ -29,7 +29,7 @@ _RACES = 12
 async def still_url(database_url: str) -> str:
     """The URL of a ledger whose clock stands still."""
     async with Database(database_url, application_name="test") as database:
-        await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
+        await database.create_schema("job_store")
     await stop_clock(database_url)
     return database_url
 

@@ -22,7 +22,7 @@ sys.exit(lint_imports(no_cache=True))
 STUBS = ("agent", "batch", "error", "event", "identity", "job", "notify", "tool")
 SERVICES = ("agent_loop", "gateway", "job_store", "notifier", "tool_registry")
 LAYERS = ("adapters", "app", "domain", "rpc")
-ADAPTERS = ("files", "http", "ledger", "mail", "mcp", "metrics", "postgres", "process", "python", "secret_file", "sql")
+ADAPTERS = ("files", "http", "ledger", "mail", "mcp", "metrics", "postgres", "process", "python", "secret_file")
 USE_CASES = ("catalog", "documents", "execution", "mailboxes", "policy", "sources", "workers")
 
 

@@ -1,4 +1,4 @@
-"""The place of SQL: in the modules of adapters, and in numbered migrations (docs/decisions)."""
+"""The place of SQL: in the modules of adapters, and in schema.sql (docs/decisions)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from pawl.chassis.migrations import read_migrations
 from tests.tidy import tree
 
-FOLDERS = sorted((tree.PAWL).glob("*/adapters/sql/migrations"))
 STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
-# What opens databases, migrates them and looks after them; and the maker of the embedded one.
-BESIDE_ADAPTERS = ("chassis/database", "chassis/durability.py", "chassis/migrations.py", "launcher/postgres.py")
-
-
-def test_migrations_are_numbered_without_gaps() -> None:
-    assert all(read_migrations(folder) for folder in FOLDERS)
+# What opens databases, creates schemas and checks them; and the embedded PostgreSQL.
+BESIDE_ADAPTERS = ("chassis/database", "chassis/durability.py", "chassis/schema.py", "launcher/postgres.py")
 
 
 def test_statements_are_written_in_adapters() -> None:

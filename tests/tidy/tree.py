@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[2]
 PAWL = ROOT / "services/pawl"
 GENERATED = (
     "gen/pawl",
-    "proto/baseline.binpb",
     "docs/images",
     "requirements",
     "services/pawl/gateway/static",

@@ -13,7 +13,8 @@ import asyncpg
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 from asyncpg.pool import PoolConnectionProxy
 
-from pawl.chassis import logs, migrations
+from pawl.chassis import logs
+from pawl.chassis import schema as schemas
 from pawl.chassis.database_heartbeat import Heartbeat
 from pawl.chassis.database_kept import UNUSED_SECONDS_MAX, KeptConnections, Lent, PoolConnection, is_lost
 from pawl.chassis.database_rights import Rights
@@ -59,7 +60,7 @@ _UNFIT: Final = (
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.PostgresSystemError,
 )
-# A migration came in between: the plans of before are forgotten, and the next attempt makes new ones.
+# The schema has changed: the next attempt plans the statement again.
 _OUTDATED: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)
 _UNUSABLE: Final = (*_UNREACHABLE, *_UNFIT, *_OUTDATED)
 # Whatever goes wrong while a session is opened, no statement has left.
@@ -245,20 +246,17 @@ class Database:
         if self._kept is not None:
             await self._kept.expire()
 
-    async def migrate(self, schema: str, source: migrations.Source, rights: Rights | None = None) -> int:
-        """Bring `schema` to the newest migration of `source`; returns how many were applied.
+    async def create_schema(self, schema: str, sql: str | None = None, rights: Rights | None = None) -> bool:
+        """Create `schema` from the service's `schema.sql`, or from `sql`, unless it exists; returns whether it did.
 
-        Safe to call from several processes at once: they take turns, and each
-        migration is applied once. See `chassis.migrations`, and for the `rights` of
-        another role than this pool's `chassis.database_rights`.
+        Atomic, and safe to call from several processes at once. `rights` are granted to another role.
 
         Raises:
-            StartError: an applied migration has changed, or one fails.
+            StartError: another version created the schema, or the pool's role may not create it.
             DependencyUnavailable: the server cannot be reached.
         """
-        known = migrations.read_migrations(source)
         async with self.acquire(urgent=True) as connection:
-            return await migrations.migrate(connection, schema, known, rights)
+            return await schemas.create(connection, schema, schemas.read(schema) if sql is None else sql, rights)
 
     async def _take_back(self, connection: Connection) -> None:
         """Take a connection back into the pool, without a round trip as a rule.

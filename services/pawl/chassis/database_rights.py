@@ -1,6 +1,6 @@
 """The rights of a service's role on a schema that another role owns: what it needs at work, and nothing more.
 
-Given anew at the end of each migration, so that they hold for its tables too. A role that has these rights, and no
+Granted at every start, so that they hold for new tables too. A role that has these rights, and no
 other, reads and writes rows; of tables that only grow it reads and adds them. It makes, changes and drops nothing.
 """
 
@@ -19,8 +19,7 @@ _SCHEMA_RIGHTS: Final = frozenset({"USAGE"})
 _SEQUENCE_RIGHTS: Final = frozenset({"USAGE"})
 _ROW_RIGHTS: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
 _GROWING_RIGHTS: Final = frozenset({"SELECT", "INSERT"})
-# Who could write there could have a migration left out.
-_MIGRATIONS_RIGHTS: Final = frozenset({"SELECT"})
+_VERSION_RIGHTS: Final = frozenset({"SELECT"})
 _SEQUENCE: Final = "S"
 
 _HELD_ON_SCHEMA: Final = """
@@ -55,8 +54,8 @@ class Rights:
 
     def on_table(self, table: str) -> frozenset[str]:
         """Return the rights that the role has on a table."""
-        if table == "migrations":
-            return _MIGRATIONS_RIGHTS
+        if table == "schema_version":
+            return _VERSION_RIGHTS
         return _GROWING_RIGHTS if table in self.append_only else _ROW_RIGHTS
 
 

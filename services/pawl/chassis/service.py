@@ -4,7 +4,7 @@ async def main(stop: asyncio.Event) -> None:
     settings = load(JobStoreSettings)
     async with Service("job_store", settings) as service:
         database = await service.open_database()
-        await service.migrate(database, "job_store", "pawl.job_store.adapters.sql.migrations")
+        await service.create_schema(database, "job_store")
         bus = await service.open_bus()
         server = service.rpc_server(keys)
         server.add(add_LedgerServiceServicer_to_server, Ledger(...), service_only=True)
@@ -40,7 +40,6 @@ from pawl.chassis.key_rows import KeyRows, KeySource
 from pawl.chassis.lifecycle import Background
 from pawl.chassis.login_failures import FailureSums
 from pawl.chassis.metrics import CONTENT_TYPE, Metrics
-from pawl.chassis.migrations import Source
 from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
@@ -130,17 +129,14 @@ class Service:
         self.health.add("database", database.ping)
         return database
 
-    async def migrate(
-        self, database: Database, schema: str, source: Source, *, append_only: Collection[str] = ()
-    ) -> None:
-        """Bring `schema` to the newest migration of `source`.
+    async def create_schema(self, database: Database, schema: str, *, append_only: Collection[str] = ()) -> None:
+        """Create `schema` unless it exists.
 
-        With PAWL_DATABASE_OWNER_URL, the owner does that and leaves, and the role of
-        `database` has what a service needs: of tables that are `append_only` it reads
-        and adds rows. The log says so where it can do more with them.
+        With PAWL_DATABASE_OWNER_URL the owner creates it and grants the role of `database` what a service needs:
+        only SELECT and INSERT on `append_only` tables. Logs a warning where that role can do more with them.
 
         Raises:
-            StartError: a migration fails, or the roles may not do their part.
+            StartError: another version created the schema, or a role lacks a right.
             DependencyUnavailable: the server cannot be reached.
         """
         owner_url = self._settings.database_owner_url
@@ -153,9 +149,9 @@ class Service:
                 variable="PAWL_DATABASE_OWNER_URL",
             )
             async with owner:
-                await owner.migrate(schema, source, rights)
-        # After the owner there is nothing left to do, if it was in the same database.
-        await database.migrate(schema, source)
+                await owner.create_schema(schema, rights=rights)
+        # Finds the owner's schema, unless that is in another database.
+        await database.create_schema(schema)
         if exposed := await changeable(database, schema, append_only):
             _log.warning(
                 "database.append_only_unprotected",

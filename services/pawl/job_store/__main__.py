@@ -43,9 +43,7 @@ async def main(stop: asyncio.Event) -> None:
     )
     async with Service("job_store", settings) as service:
         database = await service.open_database()
-        await service.migrate(
-            database, "job_store", "pawl.job_store.adapters.sql.migrations", append_only=("key_events",)
-        )
+        await service.create_schema(database, "job_store", append_only=("key_events",))
         bus = await service.open_bus()
 
         parts = on_postgres(

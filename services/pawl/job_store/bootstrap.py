@@ -35,7 +35,7 @@ async def bootstrap(database_url: str) -> MadeKey:
     """
     database = Database(database_url, application_name="pawl-bootstrap", start_timeout_seconds=_START_SECONDS)
     async with database:
-        await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
+        await database.create_schema("job_store")
         clock = SystemClock()
         return await Keys(PostgresKeyRepository(database), clock, IdSource(clock)).bootstrap()
 

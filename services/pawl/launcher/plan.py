@@ -32,7 +32,7 @@ MODEL_ID = "pawl-scripted"
 SERVICE_KEYS = "service-keys.json"
 """The name of the file with the digests of the keys that services show."""
 OWNER_URL = "database-owner.url"
-"""The name of the secret that holds the PostgreSQL URL of the role that makes migrations."""
+"""The name of the secret that holds the PostgreSQL URL of the role that owns the schemas."""
 _SEAL_KEY: Final = "PAWL_GATEWAY_SEAL_KEY"
 _PUBLIC_URL: Final = "PAWL_PUBLIC_URL"
 _HEALTH_SECONDS = 2.0
@@ -191,7 +191,7 @@ def has_keys(options: SuiteOptions) -> bool:
 
 
 def has_owner(options: SuiteOptions) -> bool:
-    """Return whether migrations are made by another role than the services'."""
+    """Return whether another role than the services' owns the schemas."""
     return options.database_url is None or options.database_owner_url is not None
 
 

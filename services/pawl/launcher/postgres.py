@@ -32,9 +32,9 @@ from pawl.launcher.secrets import SecretFiles
 
 VERSION = 18
 ROLE = "pawl"
-"""The owner of the database and of all that is in it: makes the migrations, and is yours to look in."""
+"""The owner of the database: creates the schemas, and operators may use it to read them."""
 ROLES = ("job_store", "tool_registry", "notifier")
-"""The services' roles; what each may do its service's migrations say."""
+"""The services' roles. Each service grants its own at the start."""
 DATABASE = "pawl"
 _SUPERUSER = "postgres"
 _ACCOUNT = "pgserver"

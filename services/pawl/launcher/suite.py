@@ -249,7 +249,7 @@ class Suite:
         await asyncio.gather(*(self.wait_ready(name) for name in self._processes))
 
     def _put_database_urls(self, secrets: SecretFiles) -> None:
-        """Write how each service reaches PostgreSQL, and who makes its migrations."""
+        """Write how each service reaches PostgreSQL, and who owns its schema."""
         options, postgres = self.options, self._postgres
         url = options.database_url or (postgres.url if postgres else "")
         secrets.put("database.url", url)

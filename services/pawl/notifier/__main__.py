@@ -18,7 +18,7 @@ from pawl.notifier.adapters.deliveries import PostgresDeliveries
 from pawl.notifier.adapters.email_sender import Emails
 from pawl.notifier.adapters.lifecycle import JetStreamLifecycle
 from pawl.notifier.adapters.metrics import PrometheusCounters
-from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
+from pawl.notifier.adapters.postgres import SCHEMA, PostgresStore
 from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.adapters.webhook_sender import SignedPosts
 from pawl.notifier.domain.channel import ChannelKind
@@ -32,7 +32,7 @@ async def main(stop: asyncio.Event) -> None:
     settings = load(NotifierSettings)
     async with Service("notifier", settings) as service:
         database = await service.open_database()
-        await service.migrate(database, SCHEMA, MIGRATIONS)
+        await service.create_schema(database, SCHEMA)
         bus = await service.open_bus()
 
         egress = GuardedEgress(read_egress_file(settings.egress_file))

@@ -60,9 +60,7 @@ async def main(stop: asyncio.Event) -> None:
     settings = load(ToolRegistrySettings)
     async with Service("tool_registry", settings) as service:
         database = await service.open_database()
-        await service.migrate(
-            database, "tool_registry", "pawl.tool_registry.adapters.sql.migrations", append_only=("audit",)
-        )
+        await service.create_schema(database, "tool_registry", append_only=("audit",))
         threads = await service.enter(PythonRunner(threads_max=settings.tool_threads_max))
         processes = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
         secrets = FileSecrets.read(settings.tool_secrets_file)

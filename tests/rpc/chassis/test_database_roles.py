@@ -80,11 +80,7 @@ def url_as(url: str, role: str) -> str:
     return urlsplit(url)._replace(netloc=f"{role}:{quote(PASSWORD)}@{host}").geturl()
 
 
-def source(schema: str) -> str:
-    return f"pawl.{schema}.adapters.sql.migrations"
-
-
-async def start(schema: str, url: str, owner_url: str | None, *, migrations: str | Path | None = None) -> list[str]:
+async def start(schema: str, url: str, owner_url: str | None) -> list[str]:
     """Do what a service does with its database at its start; returns the warnings in its log."""
     settings = ServiceSettings(
         database_url=SecretStr(url),
@@ -94,8 +90,7 @@ async def start(schema: str, url: str, owner_url: str | None, *, migrations: str
     with capture_logs() as entries:
         async with Service(schema, settings) as service:
             database = await service.open_database()
-            found = migrations or source(schema)
-            await service.migrate(database, schema, found, append_only=APPEND_ONLY.get(schema, ()))
+            await service.create_schema(database, schema, append_only=APPEND_ONLY.get(schema, ()))
     return [entry["event"] for entry in entries if entry["log_level"] == "warning" and "unsafe" not in entry["event"]]
 
 
@@ -123,7 +118,7 @@ async def test_each_role_works_on_its_own_schema_and_touches_no_other(roles: str
             if schema == role:
                 await connection.fetch(f"SELECT * FROM {schema}.{table}")  # noqa: S608
                 # As retention does, too.
-                if table not in (*APPEND_ONLY.get(schema, ()), "migrations"):
+                if table not in (*APPEND_ONLY.get(schema, ()), "schema_version"):
                     await connection.execute(f"DELETE FROM {schema}.{table} WHERE false")  # noqa: S608
             else:
                 await refused(
@@ -158,8 +153,8 @@ async def test_no_role_makes_anything_anywhere(roles: str) -> None:
             *(f"CREATE FUNCTION {schema}.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'" for schema in SCHEMAS),
             *(f"DROP SCHEMA {schema} CASCADE" for schema in SCHEMAS),
             f"SET ROLE {role}_owner",
-            f"UPDATE {role}.migrations SET checksum = ''",  # noqa: S608
-            f"DELETE FROM {role}.migrations",  # noqa: S608
+            f"UPDATE {role}.schema_version SET version = ''",  # noqa: S608
+            f"DELETE FROM {role}.schema_version",  # noqa: S608
         )
         await connection.close()
 
@@ -276,7 +271,7 @@ async def test_with_one_role_all_works_and_services_say_what_that_role_could_do(
         assert await start("tool_registry", url, owner_url) == ["database.append_only_unprotected"]
 
 
-async def test_a_role_that_owns_nothing_starts_once_all_is_migrated(roles: str) -> None:
+async def test_a_role_that_owns_nothing_starts_on_an_existing_schema(roles: str) -> None:
     service, owner = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
     with pytest.raises(StartError, match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL"):
         await start("notifier", service, None)

@@ -67,7 +67,7 @@ StartReplica = Callable[..., Awaitable[Replica]]
 
 @pytest.fixture(scope="session")
 def ledger_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
-    """A migrated database."""
+    """A database with job-store's schema."""
     with databases.ServiceDatabase(postgres_url, "job_store") as database:
         yield database
 
@@ -84,7 +84,7 @@ async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     """The pool of the job stores. On a busy machine PostgreSQL may take long to answer, and is not frozen for that."""
     monkeypatch.setattr("pawl.chassis.database_heartbeat._WINDOW_SECONDS", 60.0)
     async with Database(database_url, application_name="test") as database:
-        await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
+        await database.create_schema("job_store")
         yield database
 
 

@@ -28,7 +28,7 @@ from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.adapters.deliveries import PostgresDeliveries
 from pawl.notifier.adapters.email_sender import Emails
 from pawl.notifier.adapters.metrics import PrometheusCounters
-from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
+from pawl.notifier.adapters.postgres import SCHEMA, PostgresStore
 from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.adapters.webhook_sender import SignedPosts
 from pawl.notifier.app.subscription import Subscriptions
@@ -58,7 +58,7 @@ HOSTS = ("slow.test", "other.test")
 
 @pytest.fixture(scope="session")
 def notifier_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
-    """A migrated database."""
+    """A database with the notifier's schema."""
     with databases.ServiceDatabase(postgres_url, SCHEMA) as database:
         yield database
 
@@ -73,7 +73,7 @@ def database_url(notifier_database: databases.ServiceDatabase) -> str:
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     async with Database(database_url, application_name="test") as database:
-        await database.migrate(SCHEMA, MIGRATIONS)
+        await database.create_schema(SCHEMA)
         yield database
 
 

@@ -13,7 +13,7 @@ from tests.rpc.tool_registry.mcp_world import McpRegistry, mcp_registry
 
 @pytest.fixture(scope="session")
 def registry_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
-    """A migrated database."""
+    """A database with the registry's schema."""
     with databases.ServiceDatabase(postgres_url, "tool_registry") as database:
         yield database
 

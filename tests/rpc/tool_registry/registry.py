@@ -340,7 +340,7 @@ async def running(
         Database(database_url, application_name="test", connections_max=8) as database,
         PythonRunner(threads_max=threads_max) as threads,
     ):
-        await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
+        await database.create_schema("tool_registry")
         record = _record(database, instance_id, options)
         known_secrets = FileSecrets(secrets or {})
         mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")

@@ -39,7 +39,7 @@ async def everything(database: Database) -> str:
     rows = [
         row
         for table in tables
-        if table["tablename"] not in {"tool_versions", "migrations"}
+        if table["tablename"] not in {"tool_versions", "schema_version"}
         for row in await database.fetch(f"SELECT * FROM tool_registry.{table['tablename']}")  # noqa: S608
     ]
     return "\n".join(repr(tuple(row)) for row in rows)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_each_process_is_connected_as_its_own_role_and_no_owner_is(suite: Suite) -> None:
-    """OPS-1: what each role may do is tested with its migrations, in tests/rpc/chassis."""
+    """OPS-1: what each role may do is tested in tests/rpc/chassis."""
     for role in ROLES:
         url = (Path(suite.endpoints.secrets) / database_url_file(role)).read_text().strip()
         connection = await asyncpg.connect(url)

@@ -12,20 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.database import Database
-from pawl.chassis.migrations import read_migrations
 from pawl.chassis.start import StartError
-from pawl.chassis.tasks import end
 from pawl.errors import DependencyUnavailable
 from pawl.launcher.ports import free_port
 from tests.databases import forwarding, pump
 from tests.poll import until
-
-
-def migrations(folder: Path, *texts: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    for number, text in enumerate(texts, 1):
-        (folder / f"{number:04}_step.sql").write_text(text)
-    return folder
 
 
 async def use(database: Database) -> None:
@@ -38,95 +29,30 @@ async def database(database_url: str) -> AsyncIterator[Database]:
         yield database
 
 
-ONE = "CREATE TABLE steps (n integer); INSERT INTO steps VALUES (1);"
-TWO = "INSERT INTO steps VALUES (2);"
-INDEX = "DROP INDEX IF EXISTS steps_n;\nCREATE INDEX CONCURRENTLY steps_n ON steps (n);\n"
+SQL = "CREATE TABLE steps (n integer); INSERT INTO steps VALUES (1);"
 
 
-async def test_migrations_are_applied_once_and_in_order(database: Database, tmp_path: Path) -> None:
-    """I23: version N-1 starts on the database of version N; one that fails leaves nothing behind."""
-    with pytest.raises(StartError, match="0002_step"):
-        await database.migrate("book", migrations(tmp_path / "m", ONE, TWO + "SELECT nonsense;"))
-    folder = migrations(tmp_path / "m", ONE, TWO)
-    assert [await database.migrate("book", folder) for _ in range(2)] == [1, 0]
-    assert await database.migrate("book", migrations(tmp_path / "old", ONE)) == 0
-    rows = await database.fetch("SELECT n FROM book.steps ORDER BY n")
-    names = await database.fetch("SELECT number, name FROM book.migrations ORDER BY number")
-    assert [row["n"] for row in rows] == [1, 2]
-    assert [tuple(row) for row in names] == [(1, "0001_step.sql"), (2, "0002_step.sql")]
-
-
-@pytest.mark.parametrize("second", [TWO, INDEX], ids=["rows", "an index"])
-async def test_processes_that_start_together_take_turns(database_url: str, tmp_path: Path, second: str) -> None:
-    folder = migrations(tmp_path / "m", ONE, second)
-
-    async def start() -> int:
+async def test_a_schema_is_created_once_and_completely(database_url: str) -> None:
+    async def start(sql: str) -> bool:
         async with Database(database_url, application_name="test") as database:
-            return await database.migrate("book", folder)
+            return await database.create_schema("book", sql)
 
-    assert sorted(await asyncio.gather(*(start() for _ in range(4)))) == [0, 0, 0, 2]
+    with pytest.raises(asyncpg.PostgresError):
+        await start(SQL + "SELECT nonsense;")
+    assert sorted(await asyncio.gather(*(start(SQL) for _ in range(4)))) == [False, False, False, True]
+    assert not await start("-- A comment.\n" + SQL)
 
 
-async def test_a_changed_migration_refuses_to_start(database: Database, tmp_path: Path) -> None:
-    await database.migrate("book", migrations(tmp_path / "m", ONE))
-    with pytest.raises(StartError, match="must never change"):
-        await database.migrate("book", migrations(tmp_path / "m", ONE + "\n-- and more", TWO))
+@pytest.mark.parametrize("older", [SQL, "CREATE TABLE book.migrations (number integer)"])
+async def test_a_schema_of_another_version_is_refused(database: Database, older: str) -> None:
+    await database.execute("CREATE SCHEMA book")
+    if older == SQL:
+        await database.create_schema("book", older)
+    else:
+        await database.execute(older)
+    with pytest.raises(StartError, match="another version of Pawl"):
+        await database.create_schema("book", SQL + "CREATE TABLE more ();")
     await use(database)
-
-
-async def test_a_migration_behind_a_long_reader_holds_up_nobody_else(database_url: str, tmp_path: Path) -> None:
-    backup, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
-    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
-    async with Database(database_url, application_name="test") as database:
-        await database.migrate("book", migrations(tmp_path / "m", ONE))
-        async with backup.transaction():
-            await backup.fetch("SELECT * FROM book.steps")
-            both = migrations(tmp_path / "m", ONE, "ALTER TABLE steps ADD COLUMN m integer")
-            migrating = asyncio.ensure_future(database.migrate("book", both))
-
-            await until(lambda: other.fetchval(waiting))
-            await other.execute("INSERT INTO book.steps VALUES (2)", timeout=40)
-            assert not migrating.done()
-        assert await migrating == 1
-    await backup.close()
-    await other.close()
-
-
-async def test_an_index_is_built_beside_writers_and_anew_if_that_was_cut_off(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backup, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
-    valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('book.steps_n')"
-    async with Database(database_url, application_name="test") as database:
-        await database.migrate("book", migrations(tmp_path / "m", ONE))
-        both = migrations(tmp_path / "m", ONE, INDEX)
-        async with backup.transaction(isolation="repeatable_read"):
-            await backup.fetch("SELECT * FROM book.steps")
-            migrating = asyncio.ensure_future(database.migrate("book", both))
-
-            async def is_built() -> bool:
-                return await other.fetchval(valid) is False
-
-            await until(is_built)
-            await other.execute("INSERT INTO book.steps VALUES (2)", timeout=40)
-            await end([migrating])
-            monkeypatch.setattr("pawl.chassis.migrations._PATIENCE_SECONDS", 1.0)
-            with pytest.raises(StartError, match="pg_stat_activity"):
-                await database.migrate("book", both)
-            monkeypatch.undo()
-        assert await other.fetchval(valid) is False
-        assert await database.migrate("book", both) == 1
-        assert await other.fetchval(valid)
-    await backup.close()
-    await other.close()
-
-
-def test_a_misnamed_migration_is_a_fault_of_ours(tmp_path: Path) -> None:
-    for name in ("0002_gap.sql", "1_short.sql", "0001_Big.sql"):
-        folder = migrations(tmp_path / name)
-        (folder / name).write_text(ONE)
-        with pytest.raises(ValueError, match="migration"):
-            read_migrations(folder)
 
 
 async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works(database_url: str) -> None:

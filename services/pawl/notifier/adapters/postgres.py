@@ -20,7 +20,6 @@ from pawl.notifier.domain.announcement import Over
 from pawl.notifier.domain.delivery import ChannelEvent, body_of, type_of
 from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind, shown
 
-MIGRATIONS: Final = "pawl.notifier.adapters.sql.migrations"
 SCHEMA: Final = "notifier"
 
 _ADD_ATTEMPTS: Final = 3
