@@ -20,7 +20,7 @@ from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 
 app = typer.Typer(
-    help="Be told by webhook (signed requests to a URL of yours), e-mail, or Apprise.",
+    help="Be told by webhook (signed requests to your URL) or e-mail.",
     no_args_is_help=True,
 )
 
@@ -31,7 +31,7 @@ _CODE: Final = "channel.code"
 """The type of a delivery that is not sent again: `pawl notify code` has another one sent."""
 _TEST_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.2
-_WHERE: Final = "Where requests go, an e-mail address, or a URL of Apprise; - reads it, @FILE from a file."
+_WHERE: Final = "A URL or an e-mail address; - reads it from standard input, @FILE from a file."
 
 
 class NotificationKind(StrEnum):
@@ -307,7 +307,7 @@ async def _found(
 
 
 def _url(text: str) -> str:
-    """Return the URL of an address; what is one stays. It may be read: one of Apprise has secrets."""
+    """Return the URL of an address; a URL stays as it is."""
     text = secret_of(text)
     return f"mailto:{text}" if "@" in text and ":" not in text else text
 

@@ -12,7 +12,6 @@ from pawl.chassis.mail import read_smtp_url
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.notifier.adapters import bus as notifications_bus
-from pawl.notifier.adapters.apprise_sender import AppriseServices
 from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.adapters.deliveries import PostgresDeliveries
 from pawl.notifier.adapters.email_sender import Emails
@@ -38,7 +37,6 @@ async def main(stop: asyncio.Event) -> None:
         egress = GuardedEgress(read_egress_file(settings.egress_file))
         store, queue = PostgresStore(database, settings.public_url), PostgresDeliveries(database)
         mail_server = read_smtp_url(settings.smtp_url.get_secret_value()) if settings.smtp_url else None
-        services = AppriseServices(settings.apprise_schemes, egress, service.clock)
         parts = wire(
             store=store,
             channels=PostgresChannels(database),
@@ -47,9 +45,7 @@ async def main(stop: asyncio.Event) -> None:
             senders={
                 ChannelKind.WEBHOOK: SignedPosts(egress, service.clock),
                 ChannelKind.EMAIL: Emails(mail_server, settings.mail_from, service.clock, settings.public_url),
-                ChannelKind.APPRISE: services,
             },
-            services=services,
             sends_email=mail_server is not None,
             egress=egress,
             announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write, convert.EVENT.write),

@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from pawl.chassis.mail import SenderAddress, SmtpUrl
 from pawl.chassis.settings import ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
-from pawl.notifier.domain.channel import OWN_SERVICES, SERVICES
-
-
-def read_schemes(text: str) -> frozenset[str]:
-    """Return the schemes of services in a text with commas between.
-
-    Raises:
-        ValueError: one is none of those that are supported.
-    """
-    named = frozenset(name for part in text.split(",") if (name := part.strip()))
-    if unknown := named - SERVICES - OWN_SERVICES:
-        supported = ",".join(sorted(SERVICES | OWN_SERVICES))
-        raise ValueError(f"{','.join(sorted(unknown))}: not supported; of Apprise there may be {supported}")
-    return named
-
-
-def _check_schemes(text: str) -> str:
-    read_schemes(text)
-    return text
-
-
-ServiceSchemes = Annotated[str, AfterValidator(_check_schemes)]
-"""Schemes of services, as `read_schemes` takes them."""
 
 
 class NotifierSettings(ServiceSettings):
@@ -46,10 +22,4 @@ class NotifierSettings(ServiceSettings):
     egress_file: Path | None = None
     smtp_url: SmtpUrl = None
     mail_from: SenderAddress = "pawl@localhost"
-    notify_apprise: ServiceSchemes = ""
     public_url: PublicUrl = ""
-
-    @property
-    def apprise_schemes(self) -> frozenset[str]:
-        """The schemes of Apprise that users may name."""
-        return read_schemes(self.notify_apprise)

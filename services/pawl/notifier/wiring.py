@@ -20,7 +20,6 @@ from pawl.notifier.app.ports import (
     Counters,
     DeliveryQueue,
     PreferenceRepository,
-    Services,
     Store,
 )
 from pawl.notifier.app.publication import Publication, forget_old
@@ -61,7 +60,6 @@ def wire(
     preferences: PreferenceRepository,
     senders: Mapping[ChannelKind, ChannelSender],
     sends_email: bool,
-    services: Services,
     egress: Egress,
     announcer: Announcer,
     counters: Counters,
@@ -80,7 +78,7 @@ def wire(
         deliveries.wake()
 
     deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new, chance=chance)
-    of_users = Channels(channels, egress, services, clock, ids, sends_email=sends_email, on_due=deliveries.wake)
+    of_users = Channels(channels, egress, clock, ids, sends_email=sends_email, on_due=deliveries.wake)
     return Notifier(
         intake=Intake(store, counters, on_new=on_new),
         subscriptions=subscriptions,

@@ -23,7 +23,6 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.tasks import end
-from pawl.notifier.adapters.apprise_sender import AppriseServices
 from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.adapters.deliveries import PostgresDeliveries
 from pawl.notifier.adapters.email_sender import Emails
@@ -118,7 +117,6 @@ class Silent:
 def wired(database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None) -> Notifier:
     """A replica, whose loops do not run yet."""
     ids = IdSource(SystemClock())
-    services = AppriseServices(frozenset({"json", "jsons", "discord"}), egress, SystemClock())
     return wire(
         store=PostgresStore(database),
         channels=PostgresChannels(database),
@@ -127,9 +125,7 @@ def wired(database: Database, egress: GuardedEgress, mail_server: SmtpServer | N
         senders={
             ChannelKind.WEBHOOK: SignedPosts(egress, SystemClock()),
             ChannelKind.EMAIL: Emails(mail_server, SENDER, SystemClock(), PUBLIC_URL),
-            ChannelKind.APPRISE: services,
         },
-        services=services,
         sends_email=mail_server is not None,
         egress=egress,
         ids=ids,

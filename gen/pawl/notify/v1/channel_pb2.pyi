@@ -80,8 +80,7 @@ class Channel(_message.Message):
     url: _builtins.str
     """Where it tells, at most 2048 characters: https, or http where the deployment
     has opened the host by its name; or `mailto:` and an address, like
-    mailto:ann@example.com; or a URL of Apprise, of a service that the deployment
-    allows, which has secrets: of it only the scheme is told again (`discord://...`).
+    mailto:ann@example.com.
     """
     enabled: _builtins.bool
     """False if it tells nothing, as until its address is confirmed. CreateChannel

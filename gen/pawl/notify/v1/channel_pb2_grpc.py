@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class ChannelServiceStub(object):
     """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, an e-mail
-    address, or a URL of a service as Apprise has them (discord://...).
+    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
+    e-mail address.
 
     Users see and change their own channels only; store and user come from the
     credential. Each notification that is written while a channel is enabled, and is
@@ -50,10 +50,6 @@ class ChannelServiceStub(object):
     final, and one from 400 on is not. An address is confirmed first, with a code
     that is sent to it; until then the channel is disabled. A user is sent about 60
     e-mails an hour; others wait.
-
-    A service is told title and text by Apprise, whose requests the deployment limits
-    as those to webhooks. A try succeeds when the service has taken it, within 15 s. It
-    is told no id, so it cannot know a repetition. Status 410 disables it.
 
     After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
     20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
@@ -143,8 +139,8 @@ class ChannelServiceStub(object):
 
 class ChannelServiceServicer(object):
     """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, an e-mail
-    address, or a URL of a service as Apprise has them (discord://...).
+    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
+    e-mail address.
 
     Users see and change their own channels only; store and user come from the
     credential. Each notification that is written while a channel is enabled, and is
@@ -167,10 +163,6 @@ class ChannelServiceServicer(object):
     that is sent to it; until then the channel is disabled. A user is sent about 60
     e-mails an hour; others wait.
 
-    A service is told title and text by Apprise, whose requests the deployment limits
-    as those to webhooks. A try succeeds when the service has taken it, within 15 s. It
-    is told no id, so it cannot know a repetition. Status 410 disables it.
-
     After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
     20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
     delivery is DEAD. A try that a crash of the notifier cut off has failed. Tries
@@ -186,8 +178,7 @@ class ChannelServiceServicer(object):
 
     def CreateChannel(self, request, context):
         """Makes a channel. It does not end with the credential that made it. A user has
-        at most 10. A webhook is enabled, and its secret told, once; so is a service,
-        which has none. To an e-mail
+        at most 10. A webhook is enabled, and its secret told, once. To an e-mail
         address a code is sent, as by SendChannelCode.
 
         Idempotent by request id: the same request again returns the channel without
@@ -418,8 +409,8 @@ def add_ChannelServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ChannelService(object):
     """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, an e-mail
-    address, or a URL of a service as Apprise has them (discord://...).
+    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
+    e-mail address.
 
     Users see and change their own channels only; store and user come from the
     credential. Each notification that is written while a channel is enabled, and is
@@ -441,10 +432,6 @@ class ChannelService(object):
     final, and one from 400 on is not. An address is confirmed first, with a code
     that is sent to it; until then the channel is disabled. A user is sent about 60
     e-mails an hour; others wait.
-
-    A service is told title and text by Apprise, whose requests the deployment limits
-    as those to webhooks. A try succeeds when the service has taken it, within 15 s. It
-    is told no id, so it cannot know a repetition. Status 410 disables it.
 
     After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
     20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the

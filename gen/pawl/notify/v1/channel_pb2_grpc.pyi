@@ -28,8 +28,8 @@ GRPC_VERSION: str
 
 class ChannelServiceStub:
     """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, an e-mail
-    address, or a URL of a service as Apprise has them (discord://...).
+    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
+    e-mail address.
 
     Users see and change their own channels only; store and user come from the
     credential. Each notification that is written while a channel is enabled, and is
@@ -52,10 +52,6 @@ class ChannelServiceStub:
     that is sent to it; until then the channel is disabled. A user is sent about 60
     e-mails an hour; others wait.
 
-    A service is told title and text by Apprise, whose requests the deployment limits
-    as those to webhooks. A try succeeds when the service has taken it, within 15 s. It
-    is told no id, so it cannot know a repetition. Status 410 disables it.
-
     After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
     20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
     delivery is DEAD. A try that a crash of the notifier cut off has failed. Tries
@@ -75,8 +71,7 @@ class ChannelServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ChannelServiceAsyncStub: ...
     CreateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]
     """Makes a channel. It does not end with the credential that made it. A user has
-    at most 10. A webhook is enabled, and its secret told, once; so is a service,
-    which has none. To an e-mail
+    at most 10. A webhook is enabled, and its secret told, once. To an e-mail
     address a code is sent, as by SendChannelCode.
 
     Idempotent by request id: the same request again returns the channel without
@@ -181,8 +176,8 @@ class ChannelServiceStub:
 @_typing.type_check_only
 class ChannelServiceAsyncStub(ChannelServiceStub):
     """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, an e-mail
-    address, or a URL of a service as Apprise has them (discord://...).
+    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
+    e-mail address.
 
     Users see and change their own channels only; store and user come from the
     credential. Each notification that is written while a channel is enabled, and is
@@ -205,10 +200,6 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     that is sent to it; until then the channel is disabled. A user is sent about 60
     e-mails an hour; others wait.
 
-    A service is told title and text by Apprise, whose requests the deployment limits
-    as those to webhooks. A try succeeds when the service has taken it, within 15 s. It
-    is told no id, so it cannot know a repetition. Status 410 disables it.
-
     After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
     20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
     delivery is DEAD. A try that a crash of the notifier cut off has failed. Tries
@@ -225,8 +216,7 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]  # type: ignore[assignment]
     """Makes a channel. It does not end with the credential that made it. A user has
-    at most 10. A webhook is enabled, and its secret told, once; so is a service,
-    which has none. To an e-mail
+    at most 10. A webhook is enabled, and its secret told, once. To an e-mail
     address a code is sent, as by SendChannelCode.
 
     Idempotent by request id: the same request again returns the channel without
@@ -330,8 +320,8 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
 
 class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, an e-mail
-    address, or a URL of a service as Apprise has them (discord://...).
+    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
+    e-mail address.
 
     Users see and change their own channels only; store and user come from the
     credential. Each notification that is written while a channel is enabled, and is
@@ -354,10 +344,6 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     that is sent to it; until then the channel is disabled. A user is sent about 60
     e-mails an hour; others wait.
 
-    A service is told title and text by Apprise, whose requests the deployment limits
-    as those to webhooks. A try succeeds when the service has taken it, within 15 s. It
-    is told no id, so it cannot know a repetition. Status 410 disables it.
-
     After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
     20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
     delivery is DEAD. A try that a crash of the notifier cut off has failed. Tries
@@ -378,8 +364,7 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.CreateChannelResponse, _abc.Awaitable[_channel_pb2.CreateChannelResponse]]:
         """Makes a channel. It does not end with the credential that made it. A user has
-        at most 10. A webhook is enabled, and its secret told, once; so is a service,
-        which has none. To an e-mail
+        at most 10. A webhook is enabled, and its secret told, once. To an e-mail
         address a code is sent, as by SendChannelCode.
 
         Idempotent by request id: the same request again returns the channel without

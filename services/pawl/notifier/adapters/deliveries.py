@@ -167,7 +167,7 @@ _UNREADABLE_PAUSE_MIN: Final = timedelta(minutes=1)
 _UNREADABLE_PAUSE_MAX: Final = timedelta(hours=1)
 _COUNT_WAITING: Final = """
 SELECT
-    CASE WHEN w.url LIKE 'mailto:%' THEN 'email' WHEN w.url ILIKE 'http%' THEN 'webhook' ELSE 'apprise' END AS kind,
+    CASE WHEN w.url ILIKE 'mailto:%' THEN 'email' ELSE 'webhook' END AS kind,
     count(*), coalesce(extract(epoch FROM max(now() - d.due_time) FILTER (
         WHERE NOT d.claimed AND d.due_time <= now() AND w.failing_since IS NULL
     )), 0)::float8 AS delay_seconds

@@ -18,7 +18,7 @@ class PrometheusCounters:
         self._subscriptions = metrics.gauge("subscriptions", "Subscribe streams that are open.")
         self._tried = metrics.histogram(
             "delivery_try_seconds",
-            "Time that a try of a delivery took, by the kind of its channel (webhook, email, apprise) and the state"
+            "Time that a try of a delivery took, by the kind of its channel (webhook, email) and the state"
             " that it has after it: delivered, waiting (for the next try) or dead.",
             ("kind", "state"),
         )

@@ -14,7 +14,7 @@ from pawl.chassis.egress_requests import Egress
 from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.ids import IdSource, StoreId
 from pawl.errors import InvalidField
-from pawl.notifier.app.ports import ChannelRepository, NewChannel, NewCode, Services
+from pawl.notifier.app.ports import ChannelRepository, NewChannel, NewCode
 from pawl.notifier.domain.channel import (
     UNCONFIRMED,
     Channel,
@@ -22,8 +22,6 @@ from pawl.notifier.domain.channel import (
     ChannelId,
     ChannelKind,
     checked,
-    kind_of,
-    place_of_service,
 )
 from pawl.notifier.domain.delivery import (
     CODE,
@@ -37,7 +35,7 @@ from pawl.notifier.domain.delivery import (
 from pawl.notifier.domain.notification import Inbox
 
 SECRET_BYTES: Final = 32
-_PREFIXES: Final = {ChannelKind.WEBHOOK: "hook", ChannelKind.EMAIL: "mail", ChannelKind.APPRISE: "svc"}
+_PREFIXES: Final = {ChannelKind.WEBHOOK: "hook", ChannelKind.EMAIL: "mail"}
 
 
 class Channels:
@@ -47,7 +45,6 @@ class Channels:
         self,
         repository: ChannelRepository,
         egress: Egress,
-        services: Services,
         clock: Clock,
         ids: IdSource,
         *,
@@ -57,7 +54,6 @@ class Channels:
     ) -> None:
         self._repository = repository
         self._egress = egress
-        self._services = services
         self._clock = clock
         self._ids = ids
         self._sends_email = sends_email
@@ -104,7 +100,6 @@ class Channels:
             ChannelNotFound: the user has none of that id.
             InvalidField: it has no meaning, or its URL is not allowed; that of one that is not enabled may stay.
         """
-        await self._check_service(change.url or "")
 
         def changed(before: Channel) -> tuple[Channel, str]:
             asked = checked(change.of(before))
@@ -112,8 +107,6 @@ class Channels:
                 raise InvalidField(f"a channel stays of its kind ({before.kind}): make another one", field="url")
             if asked.kind is ChannelKind.EMAIL:
                 return self._changed_email(before, asked), EMAIL_PLACE
-            if asked.kind is ChannelKind.APPRISE:
-                return asked, place_of_service(asked.url)
             stays = asked.url == before.url and not asked.enabled
             return asked, read_target(asked.url).host if stays else self._host(inbox, asked)
 
@@ -193,18 +186,12 @@ class Channels:
         if channel.kind is ChannelKind.EMAIL:
             self._check_email()
             return EMAIL_PLACE
-        if channel.kind is ChannelKind.APPRISE:
-            return place_of_service(channel.url)
         try:
             self._egress.check(inbox.store_id, channel.url, with_secrets=True)
             return read_target(channel.url).host
         except EgressRefused as refused:
             advice = "; use https" if channel.url.lower().startswith("http:") else ""
             raise InvalidField(f"url: {refused}{advice}", field="channel.url") from None
-
-    async def _check_service(self, url: str) -> None:
-        if kind_of(url) is ChannelKind.APPRISE:
-            await self._services.check(url)
 
     def _check_email(self) -> None:
         if not self._sends_email:

@@ -301,17 +301,6 @@ class ChannelSender(Protocol):
         """Return when nothing of a try goes on, such as the look-up of a name that took too long. Safe to cancel."""
 
 
-class Services(Protocol):
-    """The services of Apprise that the deployment allows."""
-
-    async def check(self, url: str) -> None:
-        """Return if a URL names one of them.
-
-        Raises:
-            InvalidField: it does not.
-        """
-
-
 class Counters(Protocol):
     """The counters of the use cases."""
 

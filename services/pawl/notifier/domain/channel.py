@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, NewType
-from urllib.parse import urlsplit
 
 from pawl.chassis.ids import StoreId, is_id
 from pawl.errors import InvalidField
@@ -51,50 +50,11 @@ class ChannelKind(StrEnum):
 
     WEBHOOK = "webhook"
     EMAIL = "email"
-    APPRISE = "apprise"
-
-
-# fmt: off
-SERVICES: Final = frozenset(
-    {
-        "dingtalk", "discord", "feishu", "gchat", "ifttt", "lark", "line", "pbul", "pover", "prowl", "slack",
-        "tgram", "twilio", "wecombot", "wxteams", "zulip"
-    }
-)
-"""The services of Apprise that are somebody's, by the schemes of their URLs. These speak only HTTP, start no thread,
-and read no file but what a URL names as its template."""
-OWN_SERVICES: Final = frozenset(
-    {
-        "bark", "barks", "form", "forms", "gotify", "gotifys", "hassio", "hassios", "json", "jsons", "mmost",
-        "mmosts", "ntfy", "ntfys", "rocket", "rockets", "synology", "synologys", "xml", "xmls"
-    }
-)
-"""Those that stand on a host that the URL names."""
-# fmt: on
 
 
 def kind_of(url: str) -> ChannelKind:
     """Return the kind of a channel with this URL."""
-    scheme, separator, _ = url.lower().partition(":")
-    if scheme == "mailto":
-        return ChannelKind.EMAIL
-    is_apprise = separator and scheme in SERVICES | OWN_SERVICES
-    return ChannelKind.APPRISE if is_apprise else ChannelKind.WEBHOOK
-
-
-def place_of_service(url: str) -> str:
-    """Return the place that tries to a service of Apprise take, like the host of a webhook."""
-    scheme = url.partition(":")[0].lower()
-    try:
-        host = urlsplit(url).hostname if scheme in OWN_SERVICES else ""
-    except ValueError:
-        host = ""  # What Apprise can read of it is not a host of ours.
-    return f"{scheme}://{host or ''}"
-
-
-def shown_url(url: str) -> str:
-    """Return a URL as its user sees it again: that of a service of Apprise has secrets in any place."""
-    return f"{url.partition(':')[0]}://..." if kind_of(url) is ChannelKind.APPRISE else url
+    return ChannelKind.EMAIL if url.lower().startswith("mailto:") else ChannelKind.WEBHOOK
 
 
 def code_of(secret: bytes, url: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidPageToken
 from pawl.notifier.app.channels import Channels
 from pawl.notifier.app.ports import ChannelRepository
-from pawl.notifier.domain.channel import Channel, ChannelChange, ChannelId, shown_url
+from pawl.notifier.domain.channel import Channel, ChannelChange, ChannelId
 from pawl.notifier.domain.delivery import ChannelDelivery, DeliveryCount, DeliveryFilter, DeliveryId
 from pawl.notifier.rpc.convert import WIRE, caller_inbox, page_size, several_ids
 from pawl.notify.v1 import channel_pb2 as pb
@@ -110,7 +109,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
 
 def _shown(channel: Channel) -> Any:
-    return _CHANNEL.fields(replace(channel, url=shown_url(channel.url)))
+    return _CHANNEL.fields(channel)
 
 
 def _id(channel_id: str) -> ChannelId:
