@@ -68,7 +68,6 @@ class Channels:
             RequestIdReused: the request made another channel.
         """
         asked = checked(asked)
-        await self._check_service(asked.url)
         host = self._host(inbox, asked)
         is_webhook = asked.kind is ChannelKind.WEBHOOK
         channel = replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
@@ -41,19 +41,19 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
     async def CreateChannel(self, request: pb.CreateChannelRequest, context: Context) -> pb.CreateChannelResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
         channel, secret = await self._channels.create(caller_inbox(), _CHANNEL.read(request.channel), request_id)
-        return pb.CreateChannelResponse(channel=_shown(channel), secret=_text(secret))
+        return pb.CreateChannelResponse(channel=_CHANNEL.fields(channel), secret=_text(secret))
 
     async def GetChannel(self, request: pb.GetChannelRequest, context: Context) -> pb.GetChannelResponse:
         channel = await self._repository.channel(caller_inbox(), _id(request.channel_id))
-        return pb.GetChannelResponse(channel=_shown(channel))
+        return pb.GetChannelResponse(channel=_CHANNEL.fields(channel))
 
     async def ListChannels(self, request: pb.ListChannelsRequest, context: Context) -> pb.ListChannelsResponse:
-        return pb.ListChannelsResponse(channels=map(_shown, await self._repository.channels(caller_inbox())))
+        return pb.ListChannelsResponse(channels=map(_CHANNEL.fields, await self._repository.channels(caller_inbox())))
 
     async def UpdateChannel(self, request: pb.UpdateChannelRequest, context: Context) -> pb.UpdateChannelResponse:
         _id(request.channel_id)
         channel = await self._channels.update(caller_inbox(), _CHANGE.read(request))
-        return pb.UpdateChannelResponse(channel=_shown(channel))
+        return pb.UpdateChannelResponse(channel=_CHANNEL.fields(channel))
 
     async def DeleteChannel(self, request: pb.DeleteChannelRequest, context: Context) -> pb.DeleteChannelResponse:
         await self._repository.delete(caller_inbox(), _id(request.channel_id))
@@ -65,7 +65,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
     async def ConfirmChannel(self, request: pb.ConfirmChannelRequest, context: Context) -> pb.ConfirmChannelResponse:
         channel = await self._repository.confirm(caller_inbox(), _id(request.channel_id), request.code)
-        return pb.ConfirmChannelResponse(channel=_shown(channel))
+        return pb.ConfirmChannelResponse(channel=_CHANNEL.fields(channel))
 
     async def UnsubscribeChannel(
         self, request: pb.UnsubscribeChannelRequest, context: Context
@@ -106,10 +106,6 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         ids = [DeliveryId(each) for each in several_ids(request.delivery_ids, "delivery_ids")]
         deliveries = await self._channels.resend(caller_inbox(), ids)
         return pb.ResendDeliveriesResponse(deliveries=map(_DELIVERY.fields, deliveries))
-
-
-def _shown(channel: Channel) -> Any:
-    return _CHANNEL.fields(channel)
 
 
 def _id(channel_id: str) -> ChannelId:
