@@ -42,23 +42,6 @@ class AddTask:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateProject:
-    """Changes a project; if several fit, the user is asked which one is meant."""
-
-    project: str
-    changes: Mapping[str, str]
-    tools: ClassVar = ("update_project", "ask_user")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteTasks:
-    """Completes all tasks of a project, or all there are, in one call."""
-
-    project: str = ""
-    tools: ClassVar = ("list_projects", "complete_tasks")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
     """Needs no tool: text of a given kind and length, at a given pace."""
 
@@ -67,8 +50,8 @@ class Say:
     chunk_delay: float = 0.0
 
 
-Intent = UseTool | AddTask | UpdateProject | CompleteTasks | Say
-"""A part of a stage. One with `tools` begins with the first of them."""
+Intent = UseTool | AddTask | Say
+"""A part of a stage."""
 Stage = tuple[Intent, ...]
 
 _THEN = re.compile(r"\s*(?:;|,?\s*\b(?:and\s+)?then\b)[,:]?\s*", re.IGNORECASE)
@@ -79,14 +62,6 @@ _ONE_TASK = r"(?:(?!\band\s+(?:also\s+)?(?:add|create)\b).)"
 _ADD_TASK = (
     rf"(?:add|create) (?:a )?task\s+(?P<title>{_ONE_TASK}+?)(?:\s+in (?:the )?project\s+(?P<project>{_ONE_TASK}+?))?"
     r"(?:\s+with (?:the )?subtasks?:?\s+(?P<subtasks>.+))?"
-)
-_UPDATE_PROJECT = (
-    r"(?:update|rename|change) (?:the )?(?P<project>.+?) project"
-    r"(?:\s+to\s+(?P<to>.+)|\s*(?::|,?\s+(?:saying|with))\s*(?P<notes>.+))?"
-)
-_COMPLETE_TASKS = (
-    r"(?:complete|finish|mark) (?:all )?(?:the |my |of the )*tasks(?: as)?(?: done| completed)?"
-    r"(?:\s+(?:in|of) (?:the )?(?:project )?(?P<project>.+?)(?: project)?)?"
 )
 _IN_BACKGROUND = (
     r"in the background(?:,? every (?P<every>\d+(?:\.\d+)?) ?s(?:econds?)?)?(?:,? (?P<times>\d+) times)?"
@@ -183,12 +158,6 @@ def _task(match: re.Match[str]) -> Intent:
     )
 
 
-def _update(match: re.Match[str]) -> Intent:
-    to, notes = match["to"], match["notes"]
-    changes = {"title": _unquoted(to)} if to else {"notes": _unquoted(notes or "updated")}
-    return UpdateProject(project=_unquoted(match["project"]), changes=changes)
-
-
 def _show(match: re.Match[str]) -> Intent:
     what = match["what"].strip()
     return UseTool(tool="show*", wish=f"show {what}", values={"title": what, "text": what})
@@ -280,8 +249,6 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Intent | None]
             lambda m: _question("To which address?", f'"{m[0]}" names none.'),
         ),
         (_ADD_TASK, _task),
-        (_UPDATE_PROJECT, _update),
-        (_COMPLETE_TASKS, lambda m: CompleteTasks(project=_unquoted(m["project"] or ""))),
         (r"show(?:\s+me)?\s+(?P<what>.+)", _show),
         (r"(?:ask|let) an agent(?: to|:)?\s+(?P<task>.+)", _agent),
         (r"ask me(?:\s+(?P<whether>whether|if))?\s+(?P<question>.+)", _ask),

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pawl.model_server.errands import next_call
 from pawl.model_server.forms import filled
-from pawl.model_server.intents import AddTask, CompleteTasks, Say, UpdateProject, UseTool, stages_of
+from pawl.model_server.intents import AddTask, Say, UseTool, stages_of
 from pawl.model_server.outcome import describe, failure, job_id, note, told
 from pawl.model_server.reply import Reply, ToolCall
 from pawl.model_server.wire import MODEL_ID
@@ -57,10 +56,8 @@ def reply_for(request: ChatRequest) -> Reply:
     stages = stages_of(request.prompt)
     done = _done(stages, request.results())
     first_open = max(done, default=-1) + 1
-    if done and any(next_call(intent, done[first_open - 1]) for intent in stages[first_open - 1]):
-        first_open -= 1
     for number in range(first_open, len(stages)):
-        calls = tuple(_calls(stages[number], request, _summary(stages, done), done.get(number, ())))
+        calls = tuple(_calls(stages[number], request, _summary(stages, done)))
         if calls:
             return _call_reply(request, stages, range(first_open, number), calls, number)
     forced = request.tool(request.forced_tool or "")
@@ -112,8 +109,8 @@ def _done(stages: Sequence[Stage], results: Sequence[Result]) -> dict[int, list[
         made = [result for result in results if result.round == round_number]
         for number in range(position, len(stages)):
             if any(_is_for(result.name, intent) for result in made for intent in stages[number]):
-                done.setdefault(number, []).extend(made)
-                position = number if any(next_call(intent, done[number]) for intent in stages[number]) else number + 1
+                done[number] = made
+                position = number + 1
                 break
     return done
 
@@ -124,11 +121,11 @@ def _is_for(name: str, intent: Intent) -> bool:
             return name.startswith(tool[:-1]) if tool.endswith("*") else name == tool
         case Say():
             return False
-        case _:
-            return name in intent.tools
+        case AddTask():
+            return name in AddTask.tools
 
 
-def _calls(stage: Stage, request: ChatRequest, so_far: str, results: Sequence[Result]) -> Iterator[ToolCall]:
+def _calls(stage: Stage, request: ChatRequest, so_far: str) -> Iterator[ToolCall]:
     for intent in stage:
         match intent:
             case UseTool():
@@ -145,11 +142,6 @@ def _calls(stage: Stage, request: ChatRequest, so_far: str, results: Sequence[Re
                 for name in intent.subtasks if create is not None and add is not None else ():
                     values = {"parent": intent.title, "title": name}
                     yield ToolCall(name="add_subtask", arguments=_fit(add, values, name))
-            case UpdateProject() | CompleteTasks():
-                call = next_call(intent, results)
-                tool = request.tool(call[0]) if call else None
-                if call is not None and tool is not None:
-                    yield ToolCall(name=tool.name, arguments=_fit(tool, call[1], call[0]))
             case Say():
                 pass
 
@@ -233,15 +225,11 @@ def _wish(intent: Intent) -> str:
             return wish
         case AddTask(title=title):
             return f'add the task "{title}"'
-        case UpdateProject(project=project):
-            return f"update the project {project}"
-        case CompleteTasks(project=project):
-            return f"complete the tasks of {project}" if project else "complete all tasks"
         case Say(topic=topic):
             return topic
 
 
-def _not_offered(intent: UseTool | AddTask | UpdateProject | CompleteTasks, request: ChatRequest) -> str:
+def _not_offered(intent: UseTool | AddTask, request: ChatRequest) -> str:
     tool = intent.tool if isinstance(intent, UseTool) else intent.tools[0]
     if tool == "ask_user" and isinstance(intent, UseTool):
         return str(intent.values["question"])

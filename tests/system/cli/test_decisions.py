@@ -72,14 +72,12 @@ def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: Co
     assert output.count("completed (") == 4
 
 
-def test_an_ambiguous_project_is_asked_about_then_updated_then_undone(pawl: CommandLine) -> None:
-    """HITL-1 and HITL-7: the original intent continues with the answer, and undo reaches across the question."""
+def test_a_run_continues_after_a_question_and_is_undone_as_a_whole(pawl: CommandLine) -> None:
+    """HITL-1, HITL-7"""
     pawl.succeed("run", "add task Write it in project API docs and add task Build it in project API server")
-    run_id = pawl.started("update the API project: moved to May")
+    change = json.dumps({"project": "API server", "notes": "moved to May"})
+    run_id = pawl.started(f"ask me which project then call update_project {change}")
     call_id = pawl.pending(run_id)
-    listed = pawl.succeed("inbox", "--list")
-    assert "API docs" in listed
-    assert "API server" in listed
     pawl.succeed("approve", run_id, call_id, "--answer", "API server")
     assert "completed" in pawl.succeed("watch", run_id)
     assert "moved to May" in project(pawl, "API server")

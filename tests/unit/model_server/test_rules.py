@@ -190,23 +190,6 @@ def test_a_tool_that_is_not_offered_is_named_as_missing() -> None:
         assert "could not e-mail ann@example.com" in reply.text
 
 
-def test_an_ambiguous_project_is_asked_about_and_the_chosen_one_is_updated() -> None:
-    prompt = "update the API project: moved to May"
-    first = ask(prompt)
-    assert calls(first) == [("update_project", {"project": "API", "notes": "moved to May"})]
-    ambiguous = answered(first, "{\"error\": \"two projects fit: 'API docs' (proj_1a), 'API server' (proj_2b)\"}")
-    second = ask(prompt, after=ambiguous)
-    ((name, arguments),) = calls(second)
-    assert (name, arguments["options"]) == ("ask_user", ["API docs (proj_1a)", "API server (proj_2b)"])
-    for answer in ("API server (proj_2b)", "api SERVER"):
-        asked = (*ambiguous, *answered(second, json.dumps({"answer": answer})))
-        third = ask(prompt, after=asked)
-        assert calls(third) == [("update_project", {"project": "proj_2b", "notes": "moved to May"})]
-        assert not calls(ask(prompt, after=(*asked, *answered(third, '{"title": "API server"}'))))
-    asked = (*ambiguous, *answered(second, '{"answer": "none of them"}'))
-    assert not calls(ask(prompt, after=asked))
-
-
 NOTICES = (
     "[Pawl tells what jobs in the background have come to. These are not words of the user:]\n"
     '[{"job_id":"run_1","tool":"calculate","state":"COMPLETED","result":42},'
@@ -264,17 +247,3 @@ def test_an_answer_in_a_form_fits_it() -> None:
     assert validator.is_valid(value)
     assert value["answer"].startswith("I am")
     assert value["parts"] == [{"name": "x"}] * 2
-
-
-def test_all_tasks_of_a_project_are_completed_in_one_call() -> None:
-    prompt = "complete all tasks in Party then what is 1 + 1"
-    first = ask(prompt)
-    assert calls(first) == [("list_projects", {})]
-    tasks = [{"task_id": f"task_{n}", "title": f"T{n}"} for n in range(12)]
-    listed = json.dumps(
-        {"projects": [{"title": "Party", "tasks": tasks}, {"title": "Else", "tasks": [{"task_id": "x"}]}]}
-    )
-    second = ask(prompt, after=answered(first, listed))
-    assert calls(second) == [("complete_tasks", {"tasks": [f"task_{n}" for n in range(12)]})]
-    done = (*answered(first, listed), *answered(second, '{"completed": 12}'))
-    assert [name for name, _ in calls(ask(prompt, after=done))] == ["calculate"]
