@@ -182,7 +182,7 @@ WAITING: dict[str, Any] = {
     "tokenBudget": "100",
     "tokensNeeded": "7",
     "pendingCalls": [
-        call("call_1", "AWAITING_APPROVAL"),
+        call("call_1", "AWAITING_APPROVAL", deadlineTime="2026-05-02T00:00:00.5Z"),
         call("call_2", "ASKED", question={"question": "Which?\u202e", "options": ["a"]}),
         call("call_3", "OFFERED"),
     ],
@@ -197,7 +197,9 @@ def resume(**more: Any) -> list[agui_input.Resume]:
 
 
 def test_a_resume_that_answers_everything_is_decisions() -> None:
-    assert agui_input.interrupts(WAITING)[1]["message"] == "Which?<U+202E>", "what hides is marked"
+    approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
+    assert approval == "May tool run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, the call does not run."
+    assert question == "Which?<U+202E>", "what hides is marked"
     said = agui_input.answers(resume(), WAITING, {})
     assert [each["kind"] for each in said.decisions] == ["DECISION_KIND_APPROVE", "DECISION_KIND_ANSWER"]
     assert said.decisions[0]["digest"] == "d1"

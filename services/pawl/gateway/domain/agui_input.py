@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from pawl.chassis.visible import visible
+from pawl.chassis.visible import undecided, visible
 from pawl.errors import CallNotFound, DigestMismatch, InvalidField
 from pawl.gateway.domain.agui import Json, Names, arguments, decoded
 
@@ -286,6 +287,8 @@ def _approval(call: Json) -> Json:
     asked = call.get("approval", {})
     shown = {"digest": asked.get("digest", ""), "arguments": arguments(call), "cause": asked.get("cause", "")}
     message = visible(asked.get("preview", "")) or f"May {call.get('toolName', '')} run?"
+    until = [datetime.fromisoformat(call["deadlineTime"])] if call.get("deadlineTime") else []
+    message += f"\n\n{undecided(*until)}"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
 
 
