@@ -1,4 +1,4 @@
-"""Untrusted text as people see it: the same marks in the terminal, the console, AG-UI, webhooks and mails.
+"""Text as people see it, the same in the terminal, AG-UI, webhooks and mails: marks in untrusted text, and expiry.
 
 web/console/src/visible.ts does the same; both are tested with tests/golden/visible.json.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from datetime import datetime
 from typing import Final
 
 # Control and format characters, blank letters, variation selectors and tags hide from the reader or steer a terminal.
@@ -42,6 +43,12 @@ def shortened(text: str, bytes_max: int) -> str:
     if len(data) <= bytes_max:
         return text
     return _UNFINISHED_MARK.sub("", data[: bytes_max - 3].decode(errors="ignore")) + "..."
+
+
+def undecided(until: datetime | str = "in time") -> str:
+    """Return the sentence of an approval's card about what happens if nobody decides until a time."""
+    by = until if isinstance(until, str) else f"by {until:%Y-%m-%d %H:%M} UTC"
+    return f"If nobody decides {by}, the call does not run."
 
 
 def _with_ascii_name(found: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import jobs_pb2
 from pawl.chassis.strict_json import dumps_canonical
-from pawl.chassis.visible import HIDDEN, HOST, visible
+from pawl.chassis.visible import HIDDEN, HOST, undecided, visible
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, waiting_pb2
 
 PREVIEW_CHARACTERS_MAX: Final = 100
@@ -242,8 +242,9 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     user = f"  of {clean(call.user_id)}" if call.user_id else ""
     lines.append(f"run {call.run_id}  call {call.call_id}{user}{agent}")
     if call.HasField("deadline_time"):
-        then = "" if call.HasField("question") else "; then the call does not run"
-        lines.append(remaining_text(call.deadline_time, now) + then)
+        lines.append(remaining_text(call.deadline_time, now))
+    if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
+        lines.append(undecided())
     return lines
 
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ OWNER_URL = "database-owner.url"
 _SEAL_KEY: Final = "PAWL_GATEWAY_SEAL_KEY"
 _PUBLIC_URL: Final = "PAWL_PUBLIC_URL"
 _HEALTH_SECONDS = 2.0
+_HEALTH_REQUEST: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 # Of the 104 or 108 that systems have room for.
 _SOCKET_PATH_BYTES_MAX: Final = 100
 # A comma parts addresses, and gRPC reads a path as that of a URL.
@@ -86,7 +88,8 @@ def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> Pr
 
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file)
-        return found if found and await _is_serving(found, spec, around.options) else None
+        is_serving = found and await _answer(found, spec, around.options) == health_pb2.HealthCheckResponse.SERVING
+        return found if is_serving else None
 
     async def answers() -> bool:
         found = _read_addresses(address_file) or {}
@@ -229,15 +232,11 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
     return Path(variables.get("PAWL_TLS_CA_FILE") or certificate).absolute() if certificate else None
 
 
-async def _is_serving(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> bool:
-    """Ask once how it is: the gRPC health service; or whether it listens, where it speaks HTTP."""
-    if "http" in found:
-        return await _answers(found["http"])
-    return await _answer(found, spec, options) == health_pb2.HealthCheckResponse.SERVING
-
-
 async def _answer(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int | None:
-    """Return what the gRPC health service says; None if it does not answer, or there is none."""
+    """Return what the gRPC health service says, or SERVING of any answer over HTTP; None if it does not answer."""
+    if "http" in found:
+        answers = await _answers_http(found["http"], is_tls=authority_of(spec, options) is not None)
+        return health_pb2.HealthCheckResponse.SERVING if answers else None
     if "grpc" not in found:
         return None
     async with connect(found["grpc"], tls.of_client(authority_of(spec, options), SystemClock())) as channel:
@@ -249,13 +248,20 @@ async def _answer(found: Addresses, spec: ServiceSpec, options: SuiteOptions) ->
     return int(answer.status)
 
 
-async def _answers(listen: str) -> bool:
-    """Return whether somebody listens there: the gateway does once it can answer."""
+async def _answers_http(listen: str, *, is_tls: bool) -> bool:
+    """Return whether an HTTP server answers there, whatever it says: the system takes connections of a frozen one."""
     host, port = split_address(listen)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_tls else None
+    if context is not None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # Nothing is told to it.
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
-            _, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            try:
+                writer.write(_HEALTH_REQUEST)
+                return bool(await reader.read(1))
+            finally:
+                writer.close()
     except (OSError, TimeoutError):
         return False
-    writer.close()
-    return True

@@ -227,6 +227,8 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
     page = await open_page(user="phone", viewport={"width": 360, "height": 700})
     await say(page, "what is 3 * 3")
     run_id = await done(page)
+    await say(page, "count to 90")
+    await done(page, 2)
     await say(page, "email ann@example.com about walks")
     card = page.locator(".card.wait")
     await card.get_by_role("button", name="Edit").click(timeout=90_000)
@@ -262,6 +264,11 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
     # Filters stand beside each other, or they fill the screen.
     tops = await page.locator(".filters label").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
     assert len(set(tops)) == 3
+    await page.goto(at(page, "/runs"))
+    await expect(page.get_by_role("row")).to_have_count(4)
+    for width, parts in ((360, ".frame, main"), (1100, ".frame, main, .scroll")):
+        await page.set_viewport_size({"width": width, "height": 700})
+        assert not await inside_out(page, parts), f"a long answer widens the table at {width}"
 
 
 async def inside_out(page: Page, selector: str) -> list[str]:

@@ -16,6 +16,7 @@ import pytest_asyncio
 from pawl.launcher.suite import Suite
 from tests import npm
 from tests.keys import LOCAL_KEY
+from tests.poll import until
 from tests.system.suite.test_gateway import AGENT, program, reason, url
 from tests.unit.gateway.agui_page import Page
 
@@ -82,6 +83,10 @@ def run_of(events: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def notices(events: list[dict[str, Any]]) -> list[str]:
+    return [each["value"]["message"] for each in events if each.get("name") == "pawl.notice"]
+
+
 async def test_an_approval_is_an_interrupt_and_its_resume_goes_on(door: httpx2.AsyncClient) -> None:
     thread = Thread(door, "approval")
     events = await thread.ask(MAIL)
@@ -102,8 +107,33 @@ async def test_an_approval_is_an_interrupt_and_its_resume_goes_on(door: httpx2.A
     said = await thread.ask(resume=resolved(interrupt, approved=True, editedArgs=edited))
     assert said[-1]["outcome"] == SUCCESS
     assert "bob@example.com" in thread.page.of("assistant")[0]["toolCalls"][0]["function"]["arguments"]
+    assert notices(await thread.ask(resume=resolved(interrupt))) == ["send_email was decided before, by me: edit."]
     assert [each["role"] for each in thread.page.messages].count("tool") == 1
     assert len({each["id"] for each in thread.page.messages}) == len(thread.page.messages)
+
+
+async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(door: httpx2.AsyncClient) -> None:
+    """Its user answers it there, and may say something else before."""
+    thread, asked = Thread(door, "background"), list[dict[str, Any]]()
+    await thread.ask(f"in the background: {MAIL}")
+
+    async def is_asked() -> bool:
+        asked[:] = (await thread.ask())[-1]["outcome"].get("interrupts", ())
+        return bool(asked)
+
+    await until(is_asked)
+    assert "ann@example.com" in asked[0]["message"]
+    said = await thread.ask("what is 17 * 23")
+    assert said[-1]["outcome"] == {"type": "interrupt", "interrupts": asked}
+    assert (await thread.ask(resume=resolved(asked[0], approved=True)))[-1]["outcome"] == SUCCESS
+    jobs = {"conversationId": run_of(said)["conversationId"]}
+
+    async def is_done() -> bool:
+        answer = await door.post("/rpc/pawl.agent.v1.JobService/ListJobs", json=jobs)
+        return [job["state"] for job in answer.json()["jobs"]] == ["RUN_STATE_COMPLETED"]
+
+    await until(is_done)
+    assert notices(await thread.ask(resume=resolved(asked[0]))) == ["send_email was decided before, by me: approve."]
 
 
 async def test_a_page_that_reloads_or_leaves_in_mid_run_has_the_same_text(door: httpx2.AsyncClient) -> None:

@@ -303,7 +303,10 @@ def test_a_card_says_what_happens_without_a_decision() -> None:
     """HITL-4: which is a day away, unless somebody says otherwise."""
     call, now = gated(), datetime.now(UTC)
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
-    assert wording.call_lines(call, now)[-1] == "expires in 24 h; then the call does not run"
+    assert wording.call_lines(call, now)[-2:] == [
+        "expires in 24 h",
+        "If nobody decides in time, the call does not run.",
+    ]
 
 
 def test_only_who_says_so_grants_it() -> None:

@@ -182,7 +182,7 @@ WAITING: dict[str, Any] = {
     "tokenBudget": "100",
     "tokensNeeded": "7",
     "pendingCalls": [
-        call("call_1", "AWAITING_APPROVAL"),
+        call("call_1", "AWAITING_APPROVAL", deadlineTime="2026-05-02T00:00:00.5Z"),
         call("call_2", "ASKED", question={"question": "Which?\u202e", "options": ["a"]}),
         call("call_3", "OFFERED"),
     ],
@@ -197,24 +197,26 @@ def resume(**more: Any) -> list[agui_input.Resume]:
 
 
 def test_a_resume_that_answers_everything_is_decisions() -> None:
-    assert agui_input.interrupts(WAITING)[1]["message"] == "Which?<U+202E>", "what hides is marked"
-    said = agui_input.answers(resume(), WAITING, {})
+    approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
+    assert approval == "May tool run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, the call does not run."
+    assert question == "Which?<U+202E>", "what hides is marked"
+    said = agui_input.answers(resume(), WAITING, [], {})
     assert [each["kind"] for each in said.decisions] == ["DECISION_KIND_APPROVE", "DECISION_KIND_ANSWER"]
     assert said.decisions[0]["digest"] == "d1"
-    assert (said.tokens, said.stops, said.late) == (9, False, [])
+    assert (said.tokens, said.stops, said.late) == ({"run": 9}, [], [])
 
 
 def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None:
-    assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, {"call_9": {}}).late == ["call_9.d"]
+    assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {"call_9": {}}).late == ["call_9.d"]
     decision = {"userId": "bob", "kind": "DECISION_KIND_REJECT"}
     known = {"call_9": {"toolName": "pay", "state": "CALL_STATE_EXPIRED"}, "call_8": {"toolName": "pay"}}
     known["call_8"]["approval"] = {"decision": decision}  # type: ignore[assignment]  # JSON
     assert agui_input.settled("call_9.d", known) == "pay was settled before: expired."
     assert agui_input.settled("call_8.d", known) == "pay was decided before, by bob: reject."
     with pytest.raises(CallNotFound):
-        agui_input.answers(resume(**{"call_9.d": None}), WAITING, {})
+        agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {})
     with pytest.raises(DigestMismatch):
-        agui_input.answers(resume(**{"call_1.old": {"approved": True}}), WAITING, {})
+        agui_input.answers(resume(**{"call_1.old": {"approved": True}}), WAITING, [], {})
 
 
 def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_is_refused() -> None:
@@ -223,22 +225,22 @@ def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_i
         half = [*given_[:place], *given_[place + 1 :]]
         twice = agui_input.Resume(interrupt_id=given_[place].interrupt_id, status="cancelled")
         with pytest.raises(InvalidField, match=twice.interrupt_id.partition(".")[0]):
-            agui_input.answers(half, WAITING, {})
+            agui_input.answers(half, WAITING, [], {})
         for both in ([*given_, twice], [twice, *given_]):
             with pytest.raises(InvalidField, match="once"):
-                agui_input.answers(both, WAITING, {})
+                agui_input.answers(both, WAITING, [], {})
     with pytest.raises(InvalidField, match="tokens"):
-        agui_input.answers(resume(**{"budget.run.100": {"tokens": 2**63}}), WAITING, {})
+        agui_input.answers(resume(**{"budget.run.100": {"tokens": 2**63}}), WAITING, [], {})
     first, *rest = resume()
     with pytest.raises(InvalidField, match="is resolved or cancelled"):
-        agui_input.answers([agui_input.Resume(interrupt_id=first.interrupt_id, status="maybe"), *rest], WAITING, {})
+        agui_input.answers([agui_input.Resume(interrupt_id=first.interrupt_id, status="maybe"), *rest], WAITING, [], {})
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists))
 def test_any_payload_is_an_answer_or_refused(payload: Any) -> None:
     for name in [each["id"] for each in agui_input.interrupts(WAITING)]:
         with suppress(InvalidField):
-            agui_input.answers(resume(**{name: payload}), WAITING, {})
+            agui_input.answers(resume(**{name: payload}), WAITING, [], {})
 
 
 def test_a_run_that_waits_for_the_page_ends_as_each_generation_has_it() -> None:

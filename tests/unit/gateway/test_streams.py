@@ -200,6 +200,28 @@ async def test_a_reader_that_takes_nothing_is_cut_off(
                 await asyncio.sleep(0.01)
 
 
+async def test_a_connection_whose_other_end_is_gone_without_a_word_ends_within_40_seconds(listener: Listener) -> None:
+    """NOTE-1: as the system is told, of both what is idle and what was sent; no test drops packets."""
+    begun = asyncio.Event()
+
+    async def app(_: Any, receive: Any, __: Any) -> None:
+        begun.set()
+        await receive()
+        await receive()
+
+    async with listener.serve(app) as found:
+        with contextlib.closing(await asyncio.to_thread(reader, found.address, REQUEST, listener.trusting)):
+            await begun.wait()
+            (protocol,) = found._server.server_state.connections
+            accepted = protocol.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+            idle, interval, count, sent = (
+                accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
+            )
+            assert (idle + interval * count, sent) == (40, 40_000)
+
+
 @pytest.mark.parametrize("listener", ["https"], indirect=True)
 async def test_a_slow_reader_gets_the_whole_answer(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_TAKE_SECONDS", 1.0)

@@ -1,4 +1,4 @@
-"""A service with nothing in it, for tests of the launcher: it takes connections, says where, and stops.
+"""A service with nothing in it, for tests of the launcher: it answers 503, says where, and stops.
 
 It writes its environment next to its address file. STAND_IN asks for a fault: `usage` ends with exit code 2, `mute`
 never becomes ready, `stubborn` ignores SIGTERM, `broken` logs a module of tools that cannot be loaded.
@@ -6,10 +6,12 @@ never becomes ready, `stubborn` ignores SIGTERM, `broken` logs a module of tools
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -29,8 +31,14 @@ def main(address_file: Path, fault: str | None) -> None:
         draft = address_file.with_suffix(".draft")
         draft.write_text(json.dumps({"grpc": address, "http": address, "metrics": "127.0.0.1:9"}))
         draft.replace(address_file)
+    if certificate := os.environ.get("PAWL_TLS_CERTIFICATE_FILE"):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, os.environ["PAWL_TLS_KEY_FILE"])
+        server = context.wrap_socket(server, server_side=True)
     while True:
-        signal.pause()
+        with contextlib.suppress(OSError), server.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def test_an_event_that_concerns_the_user_is_told_with_its_reason_and_no_other() 
         draft = draft_notification(replace(change, output_text="So far"))
         assert draft is not None
         assert (draft.kind, draft.title[: len(title)]) == (kind, title)
+        assert ("If nobody decides in time" in draft.body) is (change.waits == BOTH)
         found = (draft.inbox, draft.run_id, draft.event_id, draft.create_time)
         assert found == (CHANGE.inbox, CHANGE.run_id, CHANGE.event_id, CHANGE.time)
     failed = draft_notification(of("failed", output_text="So far"))
@@ -143,6 +144,7 @@ ASKED = ApprovalAsked(
     conversation_id=ConversationId("conv_1"),
     tool_name="send_email",
     preview="An e-mail to bob",
+    expire_time=datetime(2026, 5, 2, tzinfo=UTC),
 )
 APPROVERS = [UserId("ann"), UserId("bob"), UserId("eve"), UserId("bob")]
 
@@ -152,9 +154,11 @@ def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversati
     drafts = draft_requests(ASKED, APPROVERS)
     assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
     assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
-    assert {(draft.title, draft.body) for draft in drafts} == {
-        ("send_email of ann awaits your approval", "An e-mail to bob")
-    }
+    body = "An e-mail to bob\n\nIf nobody decides by 2026-05-02 00:00 UTC, the call does not run."
+    assert {(draft.title, draft.body) for draft in drafts} == {("send_email of ann awaits your approval", body)}
+    (long,) = draft_requests(replace(ASKED, preview="ü" * 5000), APPROVERS[1:2])
+    assert len(long.body.encode()) <= BODY_BYTES_MAX
+    assert long.body.endswith(body[len("An e-mail to bob") :]), "what is cut is the preview"
     assert {(draft.run_id, draft.call_id, draft.conversation_id) for draft in drafts} == {("run_1", "call_1", "conv_1")}
     assert {shown(draft).conversation_id for draft in drafts} == {""}
     ids = [draft.notification_id for draft in drafts]
@@ -251,6 +255,7 @@ def asked(state: call_pb2.CallState.ValueType = call_pb2.CALL_STATE_AWAITING_APP
     call.approval.cause = "category SENSITIVE"
     call.approval.approvals.add(user_id="bob")
     call.approval.escalated = True
+    call.deadline_time.FromDatetime(datetime(2026, 5, 2, tzinfo=UTC))
     return message
 
 
@@ -260,6 +265,7 @@ def test_a_call_that_awaits_an_approval_is_read_whole() -> None:
     assert (found.event_id, found.store_id, found.run_id, found.call_id) == ("evt_1", "acme", "run_1", "call_1")
     assert (found.user_id, found.tool_name, found.preview) == ("ann", "send_email", "category SENSITIVE")
     assert (found.approved_by, found.escalated) == ({"bob"}, True)
+    assert found.expire_time == datetime(2026, 5, 2, tzinfo=UTC)
 
 
 def test_a_call_that_awaits_an_approval_no_more_is_read() -> None:

@@ -8,7 +8,7 @@ import { type Action, Actions } from "./actions";
 import { Json } from "./cards";
 import { pack, parse, unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
-import { attempt, go, isAbsent, may, query } from "./state";
+import { attempt, go, isAbsent, keep, kept, may, path, query } from "./state";
 import { visible } from "./visible";
 
 export interface Column<T> {
@@ -266,7 +266,12 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
 }
 
 export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; item: T; onSaved: () => void }): VNode {
-  const [text, setText] = useState<string>();
+  const where = `${path.value} ${editing.name}`;
+  const [text, show] = useState(() => kept(where) || undefined);
+  const setText = (to?: string): void => {
+    keep(where, to ?? "");
+    show(to);
+  };
   const [fault, setFault] = useState<{ message: string; field: string }>();
   const [told, setTold] = useState("");
   const area = useRef<HTMLTextAreaElement>(null);

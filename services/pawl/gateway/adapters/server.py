@@ -19,6 +19,8 @@ from pawl.chassis.tls import Tls, http_context
 _HEAD_SECONDS: Final = 10.0
 _HEAD_BYTES_MAX: Final = 32 * 1024
 _KEEP_ALIVE_SECONDS: Final = 30
+_SILENT_SECONDS: Final = 40
+"""The time after which a connection ends whose other end acknowledges neither data nor keep-alive probes."""
 _TAKE_SECONDS: Final = 30.0
 """The time after which a reader that takes nothing of its answer is cut off."""
 _BACKLOG: Final = 1024
@@ -82,6 +84,7 @@ class HttpServer:
             bound = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG, reuse_port=False)
         except OSError as error:
             raise StartError(f"cannot listen on {self._listen}: {error.strerror or error}") from None
+        _notice_silence(bound)
         self.address = join_address(host, bound.getsockname()[1])
         self._serving = asyncio.get_running_loop().create_task(self._server.serve([bound]), name="http.server")
         while not self._server.started:
@@ -102,6 +105,19 @@ class HttpServer:
             task.cancel()
         await asyncio.wait({self._serving}, timeout=self._drain_seconds)
         await tasks.end([self._serving])
+
+
+def _notice_silence(listening: socket.socket) -> None:
+    """Let the system end connections whose other end is gone without a word; those that are accepted inherit it."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),
+        ("TCP_KEEPINTVL", _SILENT_SECONDS // 8),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", _SILENT_SECONDS * 1000),  # For what was sent: Linux alone has it.
+    ):
+        if hasattr(socket, name):
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _in_parts(app: Any) -> Any:

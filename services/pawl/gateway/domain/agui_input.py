@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
-from pawl.chassis.visible import visible
+from pawl.chassis.visible import undecided, visible
 from pawl.errors import CallNotFound, DigestMismatch, InvalidField
 from pawl.gateway.domain.agui import Json, Names, arguments, decoded
 
@@ -285,7 +286,10 @@ def interrupts(run: Json) -> list[Json]:
 def _approval(call: Json) -> Json:
     asked = call.get("approval", {})
     shown = {"digest": asked.get("digest", ""), "arguments": arguments(call), "cause": asked.get("cause", "")}
+    shown |= {"agent": visible(call["agentName"])} if call.get("agentName") else {}
     message = visible(asked.get("preview", "")) or f"May {call.get('toolName', '')} run?"
+    until = [datetime.fromisoformat(call["deadlineTime"])] if call.get("deadlineTime") else []
+    message += f"\n\n{undecided(*until)}"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
 
 
@@ -322,42 +326,48 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The meaning of a resume: decisions about calls, tokens, or the end of the run."""
+    """The meaning of a resume: decisions about calls, tokens for runs, or the end of runs."""
 
     decisions: list[Json]
-    tokens: int
-    stops: bool
+    tokens: dict[str, int]
+    stops: list[str]
     late: list[str]
     """Interrupts that somebody else has settled."""
 
 
-def answers(resume: Sequence[Resume], run: Json, known: Mapping[str, Json]) -> Answers:
-    """Return what the answers to the interrupts of a run mean. `known` are the calls of the run.
+def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Mapping[str, Json]) -> Answers:
+    """Return what the answers to the interrupts of a thread mean: those of its open run and of its jobs.
+
+    Those of jobs may be left out: a job can ask at any time. `known` are the calls of all of these runs.
 
     Raises:
-        InvalidField: an interrupt is not answered, or not as its schema says.
+        InvalidField: an interrupt of the run is not answered, or one not as its schema says.
         CallNotFound: there never was such an interrupt.
         DigestMismatch: the call has changed since it was shown.
     """
-    asked = {each["id"]: each for each in interrupts(run)}
+    own = [each["id"] for each in interrupts(run)]
+    asked = {*own, *(each["id"] for job in jobs for each in interrupts(job))}
     given = {each.interrupt_id: each for each in resume}
     if len(given) < len(resume):
         raise InvalidField("A resume answers each interrupt once.", field="resume")
-    missing = [name for name in asked if name not in given and not _is_older(name, given)]
+    missing = [name for name in own if name not in given and not _is_older(name, given)]
     if missing:
         raise InvalidField(
             f"A resume answers every interrupt; not answered: {', '.join(missing)}"[:500], field="resume"
         )
-    pending = {call["callId"]: call for call in run.get("pendingCalls", ())}
+    pending = {call["callId"]: call for each in (run, *jobs) for call in each.get("pendingCalls", ())}
     decisions: list[Json] = []
-    tokens, stops, late = 0, False, list[str]()
+    tokens, stops, late = dict[str, int](), list[str](), list[str]()
     for name, each in given.items():
         call_id = name.partition(".")[0]
         if each.status not in {"resolved", "cancelled"}:
             raise InvalidField(f"The status of {name} is resolved or cancelled.", field="resume")
         if name in asked and call_id == "budget":
-            stops = stops or each.status == "cancelled"
-            tokens = 0 if each.status == "cancelled" else _tokens(each)
+            run_id = name.split(".")[1]
+            if each.status == "cancelled":
+                stops.append(run_id)
+            else:
+                tokens[run_id] = _tokens(each)
         elif name in asked:
             decisions.append(_decision(pending[call_id], each))
         elif call_id in pending:
@@ -365,7 +375,7 @@ def answers(resume: Sequence[Resume], run: Json, known: Mapping[str, Json]) -> A
         elif call_id in known or call_id == "budget":
             late.append(name)
         else:
-            raise CallNotFound(f"There is no interrupt {name[:200]} in this run.")
+            raise CallNotFound(f"There is no interrupt {name[:200]} in this thread.")
     return Answers(decisions, tokens, stops, late)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from pawl.chassis import logs, tasks
 from pawl.errors import (
-    CallNotFound,
     ConversationBusy,
     ConversationNotFound,
     Internal,
@@ -32,6 +31,7 @@ from pawl.gateway.http.streams import Event, Streams
 
 _AGENT: Final = "pawl.agent.v1.AgentService"
 _GET_CONVERSATION: Final = "pawl.agent.v1.ConversationService/GetConversation"
+_LIST_JOBS: Final = "pawl.agent.v1.JobService/ListJobs"
 _DEADLINE_SECONDS: Final = 15.0
 _LOOK_SECONDS: Final = 2.0
 """The time after which is looked whether a run that does a call of a waiting run wants something."""
@@ -119,19 +119,20 @@ class _Thread:
         if message is not None and not mine and await self._has(message):
             message = None
         run = next(iter(mine or runs), None)
-        if run is not None:
-            run = await self._run(run["runId"])
-            given = agui_input.tool_results(found, run.get("pendingCalls", ()))
-            if found.resume or given:
-                return await self._answer(run, given, message if not mine else None)
+        run = None if run is None else await self._run(run["runId"])
+        given = agui_input.tool_results(found, run.get("pendingCalls", ())) if run else []
+        if given or found.resume:
+            return await self._answer(run, given, message if not mine else None)
         if message is None or mine:
             return await self._reload(run)
         if run is not None and agui_input.outcome(found, run) is not None:
             raise ConversationBusy("The run of this thread waits for answers: send them with `resume`, or stop it.")
-        if found.resume:
-            raise CallNotFound("No run of this thread waits for anything.")
-        answer = await self._call("StartRun", agui_input.start(found, message))
-        return _Plan(answer["run"], is_new=True)
+        return _Plan(await self._start(message), is_new=True)
+
+    async def _start(self, message: Json) -> Json:
+        run: Json = (await self._call("StartRun", agui_input.start(self._found, message)))["run"]
+        self._conversation_id = run["conversationId"]
+        return run
 
     async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
         """Yield what is told, to where the run ends or waits for the front end or its user."""
@@ -139,7 +140,7 @@ class _Thread:
             yield event
         if not plan.run:
             yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
-            yield self._success()
+            yield await self._with_jobs(plan, self._success())
             return
         run_id, watch = plan.run["runId"], PUBLIC[WATCH_RUN]
         fold, attached = await self._fold(plan), plan.is_new
@@ -217,39 +218,60 @@ class _Thread:
         if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
             return None
         if state in agui.ENDED and plan.is_reload and fold.seq == last_seq:
-            return self._success()
+            return await self._with_jobs(plan, self._success())
         run = fold.run if state in agui.ENDED else await self._run(fold.run["runId"])
         if int(run["lastSeq"]) > fold.seq:
             return None
-        return agui_input.outcome(self._found, run, plan.done)
+        end = agui_input.outcome(self._found, run, plan.done)
+        is_asking = end is not None and end.get("outcome", {}).get("type") == "interrupt"
+        if end is not None and (is_asking or state == "RUN_STATE_COMPLETED"):
+            return await self._with_jobs(plan, end)
+        return end
 
-    async def _answer(self, run: Json, given: list[Json], message: Json | None) -> _Plan:
-        """Give a run what it waits for."""
-        found, plan = self._found, _Plan(run)
+    async def _with_jobs(self, plan: _Plan, end: Json) -> Json:
+        """Return the end of a run of AG-UI with what the jobs of the thread ask its user."""
+        jobs = await self._jobs()
+        asked = [each for job in jobs for each in agui_input.interrupts(job) if each["id"] not in plan.done]
+        if not asked:
+            return end
+        own = end.get("outcome", {}).get("interrupts", [])
+        return end | {"outcome": {"type": "interrupt", "interrupts": [*own, *asked]}}
+
+    async def _answer(self, run: Json | None, given: list[Json], message: Json | None) -> _Plan:
+        """Give the open run of the thread, and its jobs, what they wait for."""
+        found, plan = self._found, _Plan(run) if run else await self._reload(None)
         if found.resume:
-            calls = await self._calls(run)
-            said = agui_input.answers(found.resume, run, calls)
+            names, jobs = [each.interrupt_id for each in found.resume], await self._jobs()
+            runs = [plan.run, *jobs] if plan.run else jobs
+            calls = await self._known(runs, [name.partition(".")[0] for name in names])
+            said = agui_input.answers(found.resume, run or {}, jobs, calls)
             plan.notices += [{"interruptId": name, "message": agui_input.settled(name, calls)} for name in said.late]
             if said.decisions:
                 asked = {"requestId": found.id_of("decide", said.decisions), "decisions": said.decisions}
                 self._take(plan, (await self._call("DecideCalls", asked))["receipts"], given)
-            if said.tokens:
-                names = [each.interrupt_id for each in found.resume]
-                topped = {"requestId": found.id_of("tokens", names), "runId": run["runId"], "tokens": str(said.tokens)}
+            for run_id, tokens in said.tokens.items():
+                topped = {"requestId": found.id_of(f"tokens {run_id}", names), "runId": run_id, "tokens": str(tokens)}
                 await self._call("TopUpRun", topped)
-            if said.stops:
-                await self._try_cancel(run["runId"])
-        if given:
+            for run_id in said.stops:
+                await self._try_cancel(run_id)
+        if run and given:
             asked = {"requestId": found.id_of("results", given), "runId": run["runId"], "results": given}
             self._take(plan, (await self._call("SubmitToolResults", asked))["receipts"], [])
         if message is not None:
-            steering = {"requestId": found.id_of("steer", message), "conversationId": run["conversationId"]}
-            steering |= {"text": agui_input.text_of(message), "policy": "MESSAGE_POLICY_STEER"}
-            steering |= {"labels": agui_input.labels(found, message)}
-            followed = (await self._call("SendMessage", steering))["run"]
-            if followed["runId"] != run["runId"]:
-                plan.run = await self._run(followed["runId"])
+            plan.run, plan.is_new = await self._say(run, message)
+            plan.is_reload = False
         return plan
+
+    async def _say(self, run: Json | None, message: Json) -> tuple[Json, bool]:
+        """Send a message to the open run, or start one with it; return the run that has it, and whether it is new."""
+        found = self._found
+        if run is None:
+            return await self._start(message), True
+        steering = {"requestId": found.id_of("steer", message), "conversationId": run["conversationId"]}
+        steering |= {"text": agui_input.text_of(message), "policy": "MESSAGE_POLICY_STEER"}
+        steering |= {"labels": agui_input.labels(found, message)}
+        followed = (await self._call("SendMessage", steering))["run"]
+        return (run if followed["runId"] == run["runId"] else await self._run(followed["runId"])), False
 
     def _take(self, plan: _Plan, receipts: list[Json], more: list[Json]) -> None:
         """Note what became of answers; if none was taken and no more follow, that is an error."""
@@ -295,10 +317,8 @@ class _Thread:
         messages = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
         of_run = [place for place, each in enumerate(messages) if each.get("runId") == run_id]
         messages = messages[: of_run[0]] if of_run else messages
-        calls: dict[str, Json] = {}
-        for each in dict.fromkeys(each["runId"] for each in messages if each.get("callIds") and each.get("runId")):
-            for call in await self._pages("ListCalls", {"runId": each}, "calls"):
-                calls[call["callId"]] = call
+        of_calls = dict.fromkeys(each["runId"] for each in messages if each.get("callIds") and each.get("runId"))
+        calls = await self._calls(of_calls)
         given = [each for each in self._found.messages if each.get("role") in {"system", "developer"}]
         return [*given, *agui.with_calls(messages, calls, names, results)]
 
@@ -321,10 +341,23 @@ class _Thread:
         run: Json = (await self._call("GetRun", {"runId": run_id}))["run"]
         return run
 
-    async def _calls(self, run: Json) -> dict[str, Json]:
-        """Return the calls of a run and of those that do calls of it."""
+    async def _jobs(self) -> list[Json]:
+        """Return the jobs of the thread that wait, with what they wait for."""
+        asked = {"conversationId": self._conversation_id, "openOnly": True}
+        jobs = await self._pages(_LIST_JOBS, asked, "jobs") if self._conversation_id else []
+        return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
+
+    async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
+        """Return the calls of runs and of those that do calls of them; of the newest jobs too, if one is missing."""
+        calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
+        if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
+            newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())
+            calls |= await self._calls([job["jobId"] for job in newest])
+        return calls
+
+    async def _calls(self, run_ids: Iterable[str]) -> dict[str, Json]:
         calls: dict[str, Json] = {}
-        for run_id in (run["runId"], *run.get("childRunIds", ())):
+        for run_id in run_ids:
             for call in await self._pages("ListCalls", {"runId": run_id}, "calls"):
                 calls[call["callId"]] = call
         return calls
@@ -340,7 +373,7 @@ class _Thread:
         return found
 
     async def _call(self, method: str, asked: Json) -> Json:
-        found = PUBLIC[f"{_AGENT}/{method}"]
+        found = PUBLIC[method if "/" in method else f"{_AGENT}/{method}"]
         answer: Any = await self._services.call(
             found.name, found.read(asked), self._metadata, timeout_seconds=_DEADLINE_SECONDS
         )

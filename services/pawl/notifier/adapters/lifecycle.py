@@ -14,6 +14,7 @@ from typing import Final
 import nats.errors
 import nats.js.errors
 from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
@@ -190,8 +191,12 @@ def _time(subject: str, event: event_pb2.RunEvent, *ids: str) -> datetime:
         raise PoisonEvent("an id is missing or malformed")
     if subject.split(".")[2] != event.store_id:
         raise PoisonEvent("the event is on the subject of another store")
+    return _utc(event.time)
+
+
+def _utc(time: Timestamp) -> datetime:
     try:
-        return event.time.ToDatetime(tzinfo=UTC)
+        return time.ToDatetime(tzinfo=UTC)
     except ValueError:
         raise PoisonEvent("the time is out of range") from None
 
@@ -210,6 +215,7 @@ def _approval_asked(event: event_pb2.RunEvent, time: datetime) -> ApprovalAsked:
         preview=call.approval.preview or call.approval.cause,
         approved_by=frozenset(UserId(approval.user_id) for approval in call.approval.approvals),
         escalated=call.approval.escalated,
+        expire_time=_utc(call.deadline_time) if call.HasField("deadline_time") else None,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
-from pawl.chassis.visible import shortened, visible
+from pawl.chassis.visible import shortened, undecided, visible
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
 
 TITLE_BYTES_MAX: Final = 200
@@ -79,6 +79,7 @@ class ApprovalAsked:
     preview: str = ""
     approved_by: AbstractSet[UserId] = frozenset()
     escalated: bool = False
+    expire_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,9 @@ def draft_notification(change: RunChange) -> Draft | None:
             return _draft(change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time")
         case "run.waiting" if change.waits or not change.waits_for_nobody:
             waits = " and ".join(wait.value for wait in Wait if wait in change.waits) or "input"
-            return _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}")
+            draft = _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}")
+            asks = Wait.APPROVAL in change.waits
+            return replace(draft, body=_body(change.output_text, undecided())) if asks else draft
         case "run.needs_attention":
             return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change))
         case _:
@@ -220,7 +223,7 @@ def _request(asked: ApprovalAsked, user_id: UserId, kind: NotificationKind, titl
         call_id=asked.call_id,
         event_id=asked.event_id,
         title=_line(title),
-        body=_body(asked.preview),
+        body=_body(asked.preview, undecided(asked.expire_time or "in time")),
         create_time=asked.time,
     )
 
@@ -254,5 +257,7 @@ def _line(text: str) -> str:
     return shortened(visible(" ".join(storable(text).split())), TITLE_BYTES_MAX)
 
 
-def _body(text: str) -> str:
-    return shortened(visible(storable(text).strip()), BODY_BYTES_MAX)
+def _body(text: str, end: str = "") -> str:
+    """Return a text, cut so that a last sentence of ours is there whole."""
+    end = f"\n\n{end}" if end else ""
+    return (shortened(visible(storable(text).strip()), BODY_BYTES_MAX - len(end)) + end).lstrip()
