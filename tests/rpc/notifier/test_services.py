@@ -12,6 +12,7 @@ import pytest
 import requests
 import trustme
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_rules import read_rules
@@ -58,7 +59,16 @@ async def told(apprise: AppriseServices, url: str) -> Outcome:
         delivery_id=DeliveryId("dlv_1"), channel_id=channel_id, inbox=inbox, host="", is_failing=False
     )
     body = body_of_own(TEST, inbox, channel_id, now)
-    attempt = Attempt(candidate=candidate, url=url, secrets=[b"s"], type=TEST, body=body, tries=1, claim_until=now)
+    attempt = Attempt(
+        candidate=candidate,
+        url=url,
+        secrets=[b"s"],
+        type=TEST,
+        body=body,
+        tries=1,
+        claim_until=now,
+        saved_by=Principal(),
+    )
     outcome = await apprise.send(attempt)
     await apprise.rest(attempt)
     assert SECRET not in outcome.message
