@@ -10,7 +10,7 @@ from typing import Final
 
 PROTO: Final = Path(__file__).parents[1] / "proto"
 
-_REASON: Final = re.compile(r"\b[A-Z]+(?:_[A-Z]+)+\b|\b(?:OVERLOADED|UNAUTHENTICATED|CANCELLED|INTERNAL)\b")
+_REASON: Final = re.compile(r"\b[A-Z]+(?:_[A-Z]+)+\b|\b(?:OVERLOADED|UNAUTHENTICATED|CANCELLED|INTERNAL|UNREADABLE)\b")
 _VALUE: Final = re.compile(r"^  ERROR_REASON_([A-Z_]+) = ", re.MULTILINE)
 _METHOD: Final = re.compile(r"((?:  //[^\n]*\n)+)  rpc (\w+)\(")
 _SERVICE: Final = re.compile(r"^service (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)

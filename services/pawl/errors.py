@@ -16,7 +16,7 @@ a reason that comes from a peer back into the same class.
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, GrantNotOffered, DigestMismatch,
         IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
         AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen,
-        TriggerPaused
+        TriggerPaused, Unreadable
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, SlowConsumer
@@ -326,6 +326,10 @@ class ConversationErased(FailedPrecondition):
 
 class TriggerPaused(FailedPrecondition):
     """The trigger is paused and takes no events. Deliver it again later."""
+
+
+class Unreadable(FailedPrecondition):
+    """What is stored under that name cannot be read: it is damaged, or of a newer version. Delete it."""
 
 
 class OutOfRange(PawlError):

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pawl.chassis.auth import Principal, local_principal
+from pawl.chassis.credentials import KeyAuthenticator
 from pawl.chassis.roles import AGENT_LOOP
 
 
-class Anybody:
+class Anybody(KeyAuthenticator):
     """Takes everybody for the user whom the metadata name, who may also do what agent-loop may."""
 
     async def authenticate(

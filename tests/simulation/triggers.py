@@ -57,6 +57,12 @@ class MemoryTriggers:
         keys = [RunKey(store_id, fire.run_id) for fire in row.fires if fire.run_id]
         return row, {key.run_id: runs[key].state for key in keys if key in runs}, self._database.now()
 
+    async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
+        await self._database.reach(writes=True)
+        row = self._rows[key]
+        now, count = self._database.now(), row.refused_count + count
+        self._rows[key] = replace(row, refused_count=count, refused_time=now, refused_reason=reason)
+
     async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
         await self._database.reach()
         row = self._rows.get(TriggerKey(store_id, trigger_id))

@@ -20,6 +20,10 @@ from pawl.errors import PermissionDenied, Unauthenticated
 
 WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
 """The metadata that say who calls."""
+GATEWAY_KEY: Final = "pawl-gateway-key"
+"""The metadata with the service key of the gateway, beside the credential of the caller."""
+CLIENT_ADDRESS: Final = "pawl-client-address"
+"""The metadata with the address of the gateway's client, in the form of gRPC; they count beside GATEWAY_KEY only."""
 LOCAL_CREDENTIAL: Final = CredentialId("local")
 """The id of the local key."""
 _DECIDES_NOTHING: Final = (
@@ -166,6 +170,9 @@ class Authenticator(Protocol):
             InvalidId: the metadata name a store or user that cannot exist.
             Unavailable: who it is cannot be told now.
         """
+
+    def client_of(self, metadata: Mapping[str, str]) -> str:
+        """Return the address of the client for whom the gateway calls, in the form of gRPC; else an empty text."""
 
 
 def check_said_once(metadata: Iterable[tuple[str, str | bytes]]) -> None:

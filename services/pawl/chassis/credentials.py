@@ -12,6 +12,8 @@ import msgspec
 
 from pawl.chassis import logs
 from pawl.chassis.auth import (
+    CLIENT_ADDRESS,
+    GATEWAY_KEY,
     Authenticator,
     Credential,
     Principal,
@@ -40,6 +42,7 @@ _FILE: Final = "file-"
 """The beginning of the ids of keys that stand in a file."""
 _ROW: Final = "key_"
 """The same for keys that are rows."""
+_GATEWAY: Final = service_principal("gateway")
 _LOOK_SECONDS: Final = 1.0
 _GONE_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 60.0
@@ -253,6 +256,10 @@ class KeyAuthenticator:
         if self._issuers and (token := await self._token(self._issuers, key, may_look)):
             return principal_of(token, metadata)
         raise Unauthenticated(UNKNOWN) from self._why_not(digest)
+
+    def client_of(self, metadata: Mapping[str, str]) -> str:
+        service = self._services().get(digest_of(metadata.get(GATEWAY_KEY, "")))
+        return metadata.get(CLIENT_ADDRESS, "") if service == _GATEWAY else ""
 
     def _why_not(self, digest: bytes) -> LoginRefused:
         ended = self._rows.ended(digest) if self._rows else None

@@ -368,7 +368,8 @@ class Method:
 
     async def _login(self, call: _ActiveCall, context: Context, metadata: dict[str, str]) -> Principal:
         """Return who calls, and remember by which metadata; note a failure."""
-        source, failures = source_of(context.peer()), self.interceptor.failures
+        source = source_of(self.interceptor.authenticator.client_of(metadata) or context.peer())
+        failures = self.interceptor.failures
         call.shown = {name: metadata[name] for name in WHO_CALLS if name in metadata}
         try:
             auth.check_said_once(context.invocation_metadata() or ())

@@ -135,6 +135,9 @@ async def get(target: AsyncClient, console: Console, channel_id: ChannelId) -> N
     channel = (await target.notify_channels.GetChannel(pb.GetChannelRequest(channel_id=channel_id))).channel
     lines = dict(zip(("channel", "state", "kinds", "name", "url"), _row(channel), strict=True))
     lines["made"] = wording.time_text(channel.create_time)
+    if channel.credential_id:
+        delegate = wording.one_line(channel.delegate_user_id)
+        lines["saved by"] = f"{channel.credential_id} of {delegate}" if delegate else channel.credential_id
     if channel.after_seconds:
         lines["after"] = wording.seconds_text(channel.after_seconds)
     if channel.HasField("failing_since_time"):

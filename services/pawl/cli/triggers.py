@@ -167,6 +167,10 @@ async def show(target: AsyncClient, console: Console, name: Name) -> None:
     if trigger.HasField("unreachable_time"):
         since = wording.time_text(trigger.unreachable_time)
         lines.append(f"unreachable since {since}: {wording.one_line(trigger.unreachable_reason, 300)}")
+    if trigger.refused_count:
+        last = wording.time_text(trigger.refused_time)
+        reason = wording.one_line(trigger.refused_reason, 300)
+        lines.append(f"refused: {trigger.refused_count}, the last {last}: {reason}")
     lines += ["fires:", *(f"  {fire_text(fire)}" for fire in trigger.fires)]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
@@ -267,9 +271,10 @@ def _by(trigger: trigger_pb2.Trigger) -> str:
 
 
 def _state(trigger: trigger_pb2.Trigger) -> str:
+    refused = f", {trigger.refused_count} refused" if trigger.refused_count else ""
     if trigger.HasField("pause_time"):
-        return "paused"
-    return "unreachable" if trigger.HasField("unreachable_time") else "on"
+        return f"paused{refused}"
+    return "unreachable" if trigger.HasField("unreachable_time") else f"on{refused}"
 
 
 def _details(definition: trigger_pb2.TriggerDefinition) -> list[str]:

@@ -11,6 +11,7 @@ import grpc
 from starlette.types import ASGIApp
 
 from pawl.chassis.clock import Clock
+from pawl.chassis.credentials import service_key
 from pawl.chassis.http_server import Page
 from pawl.chassis.ids import IdSource, is_id
 from pawl.chassis.metrics import Metrics
@@ -40,7 +41,7 @@ def wire(
     ids: IdSource,
 ) -> ASGIApp:
     """Return the application that a server is to serve."""
-    services, counters = Services(channels), Counters(metrics)
+    services, counters = Services(channels, service_key(settings, clock)), Counters(metrics)
     seal = Seal(settings.gateway_seal_key.get_secret_value())
     session_seconds = settings.gateway_session_hours * 3600
     callers = Callers(seal, services, clock, session_seconds=session_seconds)

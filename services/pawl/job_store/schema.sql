@@ -606,6 +606,10 @@ CREATE TABLE triggers (
     unreachable_reason text NOT NULL DEFAULT '',
     unreachable_count integer NOT NULL DEFAULT 0,
     told_time timestamptz,
+    -- Refused webhooks (bad or old signature): their number and the last one. Written once a minute at most.
+    refused_count bigint NOT NULL DEFAULT 0,
+    refused_time timestamptz,
+    refused_reason text NOT NULL DEFAULT '',
     PRIMARY KEY (store_id, trigger_id),
     UNIQUE (store_id, user_id, name)
 );

@@ -158,6 +158,7 @@ def wire(
         )
         schedules = Schedules(upkeep.schedules, group_commit, ports.meter, upkeep.ids)
         triggers = Triggers(upkeep.triggers, group_commit, ports.meter, upkeep.ids)
+        loops["refusals"] = partial(sweeps.add_refusals, triggers, ports.clock)
         loops["erasing"] = erasing.run
         loops["relay"] = relay.run
         loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run

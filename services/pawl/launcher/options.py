@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ _OURS = pawl_variables("DATA AGENTS PORTS TOOL_ENVIRONMENT REPLICAS ADDRESS API_
 """The variables that no service reads."""
 _NEAR = 0.82
 """The likeness from which on a name is taken for a mistyped one of ours."""
+_KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|PAWL_(\w+_)?PORT=\w+://.*")
+"""The variables by which Kubernetes tells each container the addresses of services `pawl` and `pawl-...`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +70,10 @@ def read_options(
     (PAWL_DATABASE_OWNER_URL goes with the first),
     PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
 
-    Raises StartError with one sentence about the first mistake, such as a PAWL_ variable that is nearly one of ours.
+    Raises StartError with one sentence about the first mistake, such as a PAWL_ variable that is no setting.
     """
     for name, near in unknown_of(environment).items():
-        raise StartError(f"{name}: there is no such setting; did you mean {near}?")
+        raise StartError(f"{name}: there is no such setting{near and f'; did you mean {near}?'}")
     chosen = _pairs("PAWL_PORTS", environment.get("PAWL_PORTS", "").split(","), (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     chosen |= _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     services = [spec.name for stage in STAGES for spec in stage]
@@ -96,18 +99,28 @@ def read_options(
         local_key=_secret(environment, "PAWL_LOCAL_KEY"),
         scripted_model=not (environment.get("OPENAI_API_KEY") or environment.get("OPENAI_BASE_URL")),
         environment=dict(environment),
-        tool_environment=tuple(filter(None, map(str.strip, environment.get("PAWL_TOOL_ENVIRONMENT", "").split(",")))),
+        tool_environment=_of_tools(environment),
         agents=Path(folder) if (folder := environment.get("PAWL_AGENTS")) else None,
     )
 
 
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are nearly a setting, each with the name of that."""
+    """Return the variables that are no setting, each with the nearest one, if one is near.
+
+    Those that PAWL_TOOL_ENVIRONMENT names are of tools.
+    """
     ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS
-    known = {each for name in ours for each in (name, f"{name}_FILE")}
-    unknown = sorted(name for name in environment.keys() - known if name.startswith("PAWL_"))
-    near = {name: difflib.get_close_matches(name, known, 1, _NEAR) for name in unknown}
-    return {name: found[0] for name, found in near.items() if found}
+    known = {each for name in ours for each in (name, f"{name}_FILE")} | {*_of_tools(environment)}
+    unknown = sorted(
+        name
+        for name, value in environment.items()
+        if name.startswith("PAWL_") and name not in known and not _KUBERNETES.fullmatch(f"{name}={value}")
+    )
+    return {name: next(iter(difflib.get_close_matches(name, known, 1, _NEAR)), "") for name in unknown}
+
+
+def _of_tools(environment: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, environment.get("PAWL_TOOL_ENVIRONMENT", "").split(","))))
 
 
 def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, high: int) -> dict[str, int]:

@@ -44,7 +44,8 @@ _DATABASE = pawl_variables(
 )
 _NATS = pawl_variables("NATS_URL NATS_CA_FILE")
 _SERVICE_KEY = pawl_variables("SERVICE_KEY")
-_SERVICE_KEYS = pawl_variables("SERVICE_KEYS_FILE INTERNAL_LISTEN")
+_SERVICE_KEYS = pawl_variables("SERVICE_KEYS_FILE")
+_INTERNAL = _SERVICE_KEYS | pawl_variables("INTERNAL_LISTEN")
 # The URL of a proxy may hold a password, so it goes to the one process that calls the model server through it.
 _PROXIES = frozenset(
     ["http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"]
@@ -52,6 +53,7 @@ _PROXIES = frozenset(
 _READS = {
     "agent-loop": _NATS
     | _SERVICE_KEY
+    | _SERVICE_KEYS
     | _PROXIES
     | {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
     | pawl_variables(
@@ -65,7 +67,7 @@ _READS = {
     ),
     "job-store": _DATABASE
     | _NATS
-    | _SERVICE_KEYS
+    | _INTERNAL
     | pawl_variables(
         "CONVERSATION_QUEUE_MAX ACTIVE_RUNS_PER_STORE ACTIVE_RUNS_PER_USER ACTIVE_JOBS_PER_STORE"
         " QUEUED_RUNS_PER_STORE CRASHES_MAX"
@@ -75,14 +77,16 @@ _READS = {
     "notifier": _DATABASE
     | _NATS
     | _SERVICE_KEY
+    | _SERVICE_KEYS
     | pawl_variables("JOB_STORE_ADDRESS NOTIFICATIONS_KEEP_DAYS EGRESS_FILE SMTP_URL MAIL_FROM PUBLIC_URL"),
-    "gateway": pawl_variables(
+    "gateway": _SERVICE_KEY
+    | pawl_variables(
         "AGENT_LOOP_ADDRESS TOOL_REGISTRY_ADDRESS NOTIFIER_ADDRESS GATEWAY_HOSTS GATEWAY_ORIGINS GATEWAY_SEAL_KEY"
         " GATEWAY_SESSION_HOURS GATEWAY_WEBHOOK_KEYS_FILE GATEWAY_OIDC_FILE PUBLIC_URL"
     ),
     "tool-registry": _DATABASE
     | _SERVICE_KEY
-    | _SERVICE_KEYS
+    | _INTERNAL
     | pawl_variables(
         "JOB_STORE_ADDRESS TOOLS TOOL_THREADS_MAX TOOL_PROCESSES_MAX TOOL_SECRETS_FILE EGRESS_FILE MCP_PROGRAMS_FILE"
         " MCP_UNCONFINED PRIVATE_DIR EXECUTIONS_MAX EXECUTION_LEASE_SECONDS EXECUTION_RETENTION_DAYS"

@@ -205,7 +205,7 @@ class Suite:
 
     def _settle_service_keys(self, secrets: SecretFiles) -> None:
         """Make a key for each service, and the file by which the others know it."""
-        names = [spec.name for stage in self.options.stages for spec in stage if spec.role]
+        names = [spec.name for stage in self.options.stages for spec in stage]
         keys = {name: secrets.get(service_key_file(name)) for name in names}
         digests = {name: [hashlib.sha256(key.encode()).hexdigest()] for name, key in keys.items()}
         secrets.put(SERVICE_KEYS, msgspec.json.encode(digests).decode())

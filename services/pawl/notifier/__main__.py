@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from pawl.chassis.credentials import gone
 from pawl.chassis.egress import GuardedEgress, read_egress_file
 from pawl.chassis.erasures import ErasureWork
 from pawl.chassis.key_sync import KeySyncClient
@@ -53,6 +54,7 @@ async def main(stop: asyncio.Event) -> None:
             clock=service.clock,
             ids=service.ids,
             keep_days=settings.notifications_keep_days,
+            key_is_gone=gone(settings, service.clock, lambda: service.key_rows),
         )
         await notifications_bus.hear(bus, parts.subscriptions.wake)
         await notifications_bus.hear_viewers(bus, queue.note_viewers)

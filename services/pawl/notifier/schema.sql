@@ -83,6 +83,9 @@ CREATE TABLE webhooks (
     -- When the confirmation code was created, and wrong attempts since.
     code_time timestamptz,
     code_tries integer NOT NULL DEFAULT 0,
+    -- The credential that saved the channel last, and the user of the delegate that acted; empty for none.
+    credential_id text NOT NULL,
+    delegate_user_id text NOT NULL,
     PRIMARY KEY (webhook_id)
 );
 CREATE UNIQUE INDEX webhooks_by_request ON webhooks (store_id, user_id, request_id) WHERE request_id <> '';

@@ -6,6 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.egress_requests import Egress
 from pawl.chassis.ids import IdSource
@@ -66,6 +67,7 @@ def wire(
     clock: Clock,
     ids: IdSource,
     keep_days: float,
+    key_is_gone: Callable[[Principal], bool],
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     chance: Callable[[], float] = random.random,
 ) -> Notifier:
@@ -77,7 +79,7 @@ def wire(
         publication.wake()
         deliveries.wake()
 
-    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new, chance=chance)
+    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new, key_is_gone=key_is_gone, chance=chance)
     of_users = Channels(channels, egress, clock, ids, sends_email=sends_email, on_due=deliveries.wake)
     return Notifier(
         intake=Intake(store, counters, on_new=on_new),

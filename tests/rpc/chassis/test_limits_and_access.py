@@ -14,7 +14,15 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.chassis import login_failures
-from pawl.chassis.auth import Authenticator, Credential, Principal, service_principal, user_principal
+from pawl.chassis.auth import (
+    CLIENT_ADDRESS,
+    GATEWAY_KEY,
+    Authenticator,
+    Credential,
+    Principal,
+    service_principal,
+    user_principal,
+)
 from pawl.chassis.credentials import ApiKey, FileCredential, KeyAuthenticator
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.key_rows import digest_of
@@ -370,15 +378,38 @@ async def test_no_call_fails_while_the_key_of_a_service_changes(serve: Serve, se
         assert await since == ["wait"]
 
 
+class Failing(KeyAuthenticator):
+    """Knows no caller, but one service, and notes whether it might look for each."""
+
+    def __init__(self, looks: list[bool], service: str = "gateway") -> None:
+        super().__init__(services=lambda: {digest_of(SERVICE_KEY): service_principal(service)})
+        self._looks = looks
+
+    async def authenticate(self, *_: Any, may_look: Callable[[], bool] = lambda: True, **__: Any) -> Principal:
+        self._looks.append(may_look())
+        raise Unauthenticated("no")
+
+
+@pytest.mark.parametrize(
+    ("service", "key", "has_own_rate"),
+    [("gateway", SERVICE_KEY, True), ("agent-loop", SERVICE_KEY, False), ("gateway", "another", False)],
+)
+async def test_only_the_gateway_names_the_client_whose_login_failed(
+    serve: Serve, service: str, key: str, *, has_own_rate: bool
+) -> None:
+    looks = list[bool]()
+    async with echoing(serve(authenticator=Failing(looks, service))) as stub:
+        for number in range(100):
+            client = ((GATEWAY_KEY, key), (CLIENT_ADDRESS, f"ipv4:192.0.2.{number}:1"))
+            with pytest.raises(Unauthenticated), translating():
+                await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}") + client)
+    assert looks[-1] is has_own_rate
+
+
 async def test_too_many_failures_cause_no_look_and_few_lines(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
     looks, many = list[bool](), 200
 
-    class Failing:
-        async def authenticate(self, *_: object, may_look: Callable[[], bool], **__: object) -> Principal:
-            looks.append(may_look())
-            raise Unauthenticated("no")
-
-    async with echoing(serve(authenticator=Failing())) as stub:
+    async with echoing(serve(authenticator=Failing(looks))) as stub:
         for number in range(many):
             with pytest.raises(Unauthenticated), translating():
                 await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}"))
@@ -394,11 +425,11 @@ async def test_only_so_many_wait_for_a_look_and_those_who_are_known_are_let_in(
     monkeypatch.setattr(login_failures, "LOOKING_MAX", 3)
     asked, answered, many = asyncio.Semaphore(0), asyncio.Event(), 100
 
-    class Slow:
+    class Slow(KeyAuthenticator):
         """Knows bob, and looks long for anybody else."""
 
         async def authenticate(
-            self, metadata: Mapping[str, str], *, may_look: Callable[[], bool], **_: object
+            self, metadata: Mapping[str, str], *, may_look: Callable[[], bool] = lambda: True, **_: Any
         ) -> Principal:
             if metadata.get("authorization") == f"Bearer {BOB}":
                 return user_principal(ACME, UserId("bob"), frozenset())

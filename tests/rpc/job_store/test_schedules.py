@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound
+from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound, Unreadable
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
@@ -398,6 +398,10 @@ async def test_a_schedule_that_cannot_be_read_holds_up_no_other(timer: Timer, re
     assert (shown.definition.time_zone, list(shown.next_times)) == ("Europe/Xanadu", [])
     listed = await timer.stub.ListSchedules(pb.ListSchedulesRequest(store_id="acme", user_id="ann"))
     assert [each.definition.name for each in listed.schedules] == ["good", "moved"]
+    for call in (timer.get("broken"), timer.pause("broken")):
+        with pytest.raises(Unreadable, match="'broken' cannot be read: delete it"):
+            await call
+    await timer.delete("broken")
     await timer.pause("moved")
     with pytest.raises(InvalidField, match="Xanadu"):
         await timer.pause("moved", paused=False)

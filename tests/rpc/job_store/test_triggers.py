@@ -205,12 +205,21 @@ async def test_only_who_knows_the_secret_fires_and_only_in_time(hook: Hook, repl
         ({"authorization": f"Bearer {hook.secret}", "webhook-id": "msg_1"}, b"{}"),
         ({}, b"{}"),
     ]
+    version = "SELECT xmin::text FROM job_store.triggers"
+    versions = [await replica.database.fetchval(version)]
     for headers, body in wrong:
         with pytest.raises(BadSignature):
             await hook.check(headers, body)
+        versions.append(await replica.database.fetchval(version))
+    assert len(set(versions)) == 2, "an attacker causes one write a minute"
+    assert (await hook.get()).refused_count == 1
+    await replica.database.execute("UPDATE job_store.triggers SET refused_time = refused_time - interval '1 minute'")
     for ago in (301.0, -302.0):
         with pytest.raises(WebhookTooOld):
             await hook.check(hook.signed(ago=ago))
+    trigger = await hook.get()
+    assert (trigger.refused_count, trigger.refused_reason.split(":")[0]) == (len(wrong) + 1, "WEBHOOK_TOO_OLD")
+    assert trigger.HasField("refused_time")
     assert (await hook.check(hook.signed(ago=290))).event_id
     with pytest.raises(TriggerNotFound) as none:
         await hook.check(good, trigger_id="trg_none")

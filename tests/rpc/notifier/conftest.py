@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,7 +114,9 @@ class Silent:
     async def tell(self, events: Sequence[ChannelEvent]) -> None: ...
 
 
-def wired(database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None) -> Notifier:
+def wired(
+    database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None, gone_keys: Collection[str] = ()
+) -> Notifier:
     """A replica, whose loops do not run yet."""
     ids = IdSource(SystemClock())
     return wire(
@@ -133,6 +135,7 @@ def wired(database: Database, egress: GuardedEgress, mail_server: SmtpServer | N
         counters=PrometheusCounters(Metrics("notifier")),
         clock=SystemClock(),
         keep_days=30,
+        key_is_gone=lambda principal: principal.credential_id in gone_keys,
         heartbeat_seconds=HEARTBEAT_SECONDS,
     )
 
@@ -144,11 +147,17 @@ def mail_server() -> SmtpServer | None:
 
 
 @pytest.fixture
+def gone_keys() -> set[str]:
+    """The ids of credentials that are not in force any more."""
+    return set()
+
+
+@pytest.fixture
 async def notifier(
-    database: Database, egress: GuardedEgress, mail_server: SmtpServer | None
+    database: Database, egress: GuardedEgress, mail_server: SmtpServer | None, gone_keys: set[str]
 ) -> AsyncIterator[Notifier]:
     """A notifier that looks for what is new."""
-    notifier = wired(database, egress, mail_server)
+    notifier = wired(database, egress, mail_server, gone_keys)
     running = [asyncio.create_task(each.run()) for each in (notifier.subscriptions, notifier.deliveries)]
     yield notifier
     await end(running)

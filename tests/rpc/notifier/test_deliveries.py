@@ -18,6 +18,7 @@ from pawl.chassis.tasks import end
 from pawl.errors import DependencyUnavailable
 from pawl.notifier.adapters import webhook_sender
 from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.domain.channel import KEY_GONE
 from pawl.notifier.domain.delivery import LOST
 from pawl.notifier.domain.notification import Draft
 from pawl.notify.v1 import channel_pb2 as pb
@@ -129,6 +130,22 @@ async def test_what_is_gone_is_disabled_and_its_user_is_told(
     assert len(await desk.deliveries(gone)) == 1, "it is told nothing more"
     changed = await desk.change(gone, enabled=True, url=f"http://127.0.0.1:{receiver.port}/new")
     assert (changed.enabled, changed.disable_reason) == (True, "")
+
+
+async def test_a_channel_is_disabled_before_it_tells_anything_once_its_key_is_gone(
+    desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, gone_keys: set[str]
+) -> None:
+    channel_id, _ = await desk.hook()
+    gone_keys.add((await desk.channel(channel_id)).credential_id)
+    await store.add([draft("a")])
+    assert (await desk.delivery(channel_id, tries=1)).state == DEAD
+    channel = await desk.channel(channel_id)
+    assert (channel.enabled, channel.disable_reason, receiver.asked) == (False, KEY_GONE, [])
+    assert (await desk.inbox())[0].channel_id == channel_id
+    gone_keys.clear()
+    await desk.change(channel_id, enabled=True)
+    await store.add([draft("b")])
+    await until(lambda: len(receiver.asked) == 1)
 
 
 async def test_a_receiver_that_hangs_holds_up_nobody_else(

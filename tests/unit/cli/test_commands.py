@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import nullcontext
 from datetime import UTC
 from functools import cached_property
 from importlib.metadata import version
@@ -18,18 +19,18 @@ from typer.testing import CliRunner
 from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
 from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
+from pawl.cli import agents
 from pawl.cli.__main__ import app, flags_first
 from pawl.cli.command import time_of
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient, StartError
 from pawl.client.target import Target
-from pawl.errors import (
-    InvalidField,
-)
+from pawl.errors import InvalidField, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2, trigger_pb2
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.identity.v1 import key_pb2
 from pawl.launcher.endpoints import write_endpoints
+from pawl.launcher.options import SuiteOptions
 from pawl.launcher.secrets import SecretFiles
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import preference_pb2
@@ -431,3 +432,30 @@ def test_a_command_asks_the_suite_for_what_was_typed_and_shows_the_answer(
         assert sent is None or sent == suite.asked[-1], command
     file.write_text("title: clerk\n")
     assert "an agent is a mapping with a `name`" in invoke("apply", "--file", str(file))[1]
+
+
+async def test_the_agents_folder_is_applied_again_until_its_tools_are_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tries = iter(["refused", "warned", "saved"])
+
+    async def changes(_target: object, definitions: list[AgentDefinition]) -> AsyncIterator[str]:
+        assert [each.name for each in definitions] == ["clerk"]
+        if (now := next(tries)) == "refused":
+            raise ToolNotFound("There is no tool 'late'.")
+        yield "clerk: version 1" if now == "warned" else "clerk: version 2"
+        if now == "warned":
+            yield "  warning: late_* matches no tool now"
+
+    monkeypatch.setattr(agents, "changes", changes)
+    monkeypatch.setattr(agents, "AsyncClient", lambda **_: nullcontext())
+    monkeypatch.setattr(agents, "_AGAIN_SECONDS", (0.0,) * 9)
+    (tmp_path / "clerk.yaml").write_text("name: clerk\n")
+    await agents.apply_folder(SuiteOptions(data=tmp_path, agents=tmp_path))
+    told = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in told] == [
+        "There is no tool ",
+        "clerk: version 1",
+        "  warning: late_* matches no tool now",
+        "clerk: version 2",
+    ]

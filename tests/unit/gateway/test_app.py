@@ -42,18 +42,20 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 class Channel:
     """A channel to services of which only WhoAmI answers, UnsubscribeChannel, and webhooks if `webhooks` is a list.
 
-    It notes how long calls may take.
+    It notes how long calls may take, and the metadata of the last one.
     """
 
     def __init__(self) -> None:
         self.timeouts: list[float] = []
+        self.metadata: dict[str, str] = {}
         self.webhooks: list[DeliverWebhookRequest] | None = None
         self.who = WhoAmIResponse()
         self.links = {"good": True, "bad": False}
 
     def unary_unary(self, name: str, **_: object) -> Any:
-        async def call(request: Any, *_: object, timeout: float = 0.0, **__: object) -> object:
+        async def call(request: Any, *_: object, timeout: float = 0.0, metadata: Any = (), **__: object) -> object:
             self.timeouts.append(timeout)
+            self.metadata = dict(metadata)
             if name.endswith("/DeliverWebhook") and self.webhooks is not None:
                 self.webhooks.append(request)
                 return DeliverWebhookResponse()
@@ -123,6 +125,13 @@ async def test_who_waits_for_a_run_is_not_cut_off_before() -> None:
         headers = BEARER | ({} if header is None else {"connect-timeout-ms": header})
         await door.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
         assert door.channel.timeouts == [seconds]
+
+
+async def test_services_learn_the_address_of_a_client_from_the_gateway_alone() -> None:
+    door, lie = Door(service_key=SecretStr("of the gateway")), {"pawl-client-address": "ipv4:192.0.2.1:1"}
+    await door.ask("POST", WHO, json={}, headers=BEARER | lie)
+    shown = {"pawl-gateway-key": "of the gateway", "pawl-client-address": "ipv4:127.0.0.1:123"}
+    assert door.channel.metadata == {"authorization": "Bearer key"} | shown
 
 
 def reason(answer: httpx2.Response) -> str:

@@ -14,8 +14,6 @@ from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.roles import ROLES, ROLES_OF_A_STORE, Role
 from pawl.errors import InvalidField, InvalidId, KeyNotFound, PawlError, PermissionDenied, TooLarge
 from pawl.job_store.domain.keys import (
-    KEPT_KEYS_MAX,
-    KEYS_MAX,
     MAKERS_MAX,
     Governor,
     Key,
@@ -197,9 +195,13 @@ def test_a_key_comes_from_so_many_users() -> None:
         key_of(governor, "one_more")
 
 
-def test_a_store_has_a_limit_of_keys() -> None:
-    check_new(ORDINARY, KEYS_MAX - 1, KEPT_KEYS_MAX - 1)
+@pytest.mark.parametrize(("makers", "keys_max", "kept_max"), [((), 1000, 10_000), (("ops",), 900, 9000)])
+def test_a_store_has_a_limit_of_keys_with_room_left_for_the_deployment(
+    makers: tuple[str, ...], keys_max: int, kept_max: int
+) -> None:
+    key = with_fields(ORDINARY, maker_user_ids=frozenset(makers))
+    check_new(key, keys_max - 1, kept_max - 1)
     with pytest.raises(InvalidField, match="revoke one first"):
-        check_new(ORDINARY, KEYS_MAX, KEYS_MAX)
+        check_new(key, keys_max, keys_max)
     with pytest.raises(TooLarge, match="90 days after its end: make fewer keys"):
-        check_new(ORDINARY, 0, KEPT_KEYS_MAX)
+        check_new(key, 0, kept_max)

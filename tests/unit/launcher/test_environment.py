@@ -21,13 +21,12 @@ SECRETS: Mapping[str, frozenset[str]] = {
     "HTTPS_PROXY": frozenset({"agent-loop"}),
     "PAWL_SMTP_URL": frozenset({"notifier", "tool-registry"}),
     "PAWL_TOOL_SECRETS_FILE": frozenset({"tool-registry"}),
-    "PAWL_SERVICE_KEY_FILE": frozenset({"agent-loop", "tool-registry", "notifier"}),
+    "PAWL_SERVICE_KEY_FILE": frozenset({"agent-loop", "tool-registry", "notifier", "gateway"}),
     "PAWL_DATABASE_URL_FILE": frozenset({"job-store", "tool-registry", "notifier"}),
     "PAWL_DATABASE_OWNER_URL_FILE": frozenset({"job-store", "tool-registry", "notifier"}),
     "PAWL_NATS_URL_FILE": frozenset({"job-store", "agent-loop", "notifier"}),
     "AWS_SECRET_ACCESS_KEY": frozenset(),
     "PAWL_API_KEY": frozenset(),
-    "PAWL_OF_SOMEBODY": frozenset(),
     "BILLING_URL": frozenset({"tool-registry"}),
 }
 PLAIN = {"PATH": "/bin", "LC_ALL": "C", "PAWL_LOG_LEVEL": "debug", "PAWL_TOOL_ENVIRONMENT": "BILLING_URL, ABSENT"}

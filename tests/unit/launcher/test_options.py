@@ -59,14 +59,31 @@ MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
     ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, not '0'"),
     ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: give either"),
     ({"PAWL_EGRES_FILE": "x"}, [], [], "PAWL_EGRES_FILE: there is no such setting; did you mean PAWL_EGRESS_FILE?"),
+    ({"PAWL_OF_NOBODY": "x"}, [], [], "PAWL_OF_NOBODY: there is no such setting"),
+    ({"PAWL_PORT": "7600"}, [], [], "PAWL_PORT: there is no such setting; did you mean PAWL_PORTS?"),
     ({"PAWL_NATS_URL_FILE": "/absent"}, [], [], "PAWL_NATS_URL_FILE: cannot read /absent: No such file"),
 ]
 
 
-def test_every_setting_and_what_resembles_none_is_taken() -> None:
+KUBERNETES = {
+    f"PAWL_{name}": value
+    for service in ("", "AGENT_LOOP_")
+    for name, value in {
+        f"{service}SERVICE_HOST": "10.0.0.1",
+        f"{service}SERVICE_PORT": "7600",
+        f"{service}SERVICE_PORT_GRPC": "7600",
+        f"{service}PORT": "tcp://10.0.0.1:7600",
+        f"{service}PORT_7600_TCP": "tcp://10.0.0.1:7600",
+        f"{service}PORT_7600_TCP_ADDR": "10.0.0.1",
+    }.items()
+}
+
+
+def test_settings_variables_of_tools_and_those_of_kubernetes_are_taken() -> None:
     names = re.findall(r"^#(PAWL_\w+)=", (Path(__file__).parents[3] / ".env.example").read_text(), re.MULTILINE)
     assert len(names) > 100
-    assert unknown_of(dict.fromkeys([*names, "PAWL_OF_SOMEBODY", "HOME"], "")) == {}
+    of_tools = {"PAWL_TOOL_ENVIRONMENT": "PAWL_OF_A_TOOL", "PAWL_OF_A_TOOL": "x"}
+    assert unknown_of(dict.fromkeys([*names, "HOME"], "") | KUBERNETES | of_tools) == {}
 
 
 def test_a_mistake_is_one_sentence() -> None:

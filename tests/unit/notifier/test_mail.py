@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.visible import visible
 from pawl.errors import InvalidField
@@ -58,7 +59,16 @@ def attempt(body: str, kind: str = "run.completed", delivery_id: str = "dlv_1") 
         delivery_id=DeliveryId(delivery_id), channel_id=ChannelId("mail_1"), inbox=INBOX, host="", is_failing=False
     )
     url = "mailto:ann@example.org"
-    return Attempt(candidate=candidate, url=url, secrets=[b"s"], type=kind, body=body, tries=1, claim_until=NOW)
+    return Attempt(
+        candidate=candidate,
+        url=url,
+        secrets=[b"s"],
+        type=kind,
+        body=body,
+        tries=1,
+        claim_until=NOW,
+        saved_by=Principal(),
+    )
 
 
 def read(data: bytes) -> EmailMessage:

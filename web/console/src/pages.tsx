@@ -372,6 +372,7 @@ const triggers: Resource<TriggerJson> = {
     { name: "Id", of: ({ triggerId }) => triggerId },
     { name: "State", of: (each) => (each.unreachableTime ? `unreachable: ${visible(each.unreachableReason ?? "")}` : paused(each)) },
     { name: "Failures", of: ({ failures }) => failures || "" },
+    { name: "Refused", of: ({ refusedCount, refusedReason }) => refusedCount && `${refusedCount}: ${cut(refusedReason)}` },
     { name: "Asks", of: ({ definition }) => cut(definition?.text) },
   ],
   make: {

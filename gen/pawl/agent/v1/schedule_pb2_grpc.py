@@ -117,7 +117,7 @@ class ScheduleServiceServicer(object):
         lasts. What is due and was not fired yet is fired as the schedule is then,
         unless it is due at other times from now on. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, and as CreateSchedule.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +126,7 @@ class ScheduleServiceServicer(object):
     def GetSchedule(self, request, context):
         """Reads a schedule with its next and its last fires. Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,7 +146,7 @@ class ScheduleServiceServicer(object):
         for then. A fire that waits is given up. Idempotent: again only the note
         changes.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,7 +156,7 @@ class ScheduleServiceServicer(object):
         """Resumes a schedule that was paused, or has paused itself. One that goes on gets
         the rights of the credential. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,7 +168,7 @@ class ScheduleServiceServicer(object):
         Idempotent by `request_id`: it starts no second run, and the fire is the same
         as long as it is among the last twenty.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,7 +182,7 @@ class ScheduleServiceServicer(object):
         if the answer is lost, ask again with the same `request_id`, which starts
         no second run of a due time.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (`end_time`),
         TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -54,12 +54,12 @@ class ScheduleServiceStub:
     lasts. What is due and was not fired yet is fired as the schedule is then,
     unless it is due at other times from now on. Idempotent.
 
-    Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, and as CreateSchedule.
     """
     GetSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.GetScheduleRequest, _schedule_pb2.GetScheduleResponse]
     """Reads a schedule with its next and its last fires. Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
     """
     ListSchedules: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.ListSchedulesRequest, _schedule_pb2.ListSchedulesResponse]
     """Lists the schedules of the caller, by name. Read-only.
@@ -71,13 +71,13 @@ class ScheduleServiceStub:
     for then. A fire that waits is given up. Idempotent: again only the note
     changes.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.ResumeScheduleRequest, _schedule_pb2.ResumeScheduleResponse]
     """Resumes a schedule that was paused, or has paused itself. One that goes on gets
     the rights of the credential. Idempotent.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
     """
     TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]
     """Fires a schedule now, also one that is paused or at its end. The fire is
@@ -85,7 +85,7 @@ class ScheduleServiceStub:
     Idempotent by `request_id`: it starts no second run, and the fire is the same
     as long as it is among the last twenty.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, REQUEST_ID_REUSED.
     """
     BackfillSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]
     """Fires a schedule for the due times of the past that lie in a range, as it is
@@ -95,7 +95,7 @@ class ScheduleServiceStub:
     if the answer is lost, ask again with the same `request_id`, which starts
     no second run of a due time.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (`end_time`),
     TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
     """
     DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]
@@ -130,12 +130,12 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     lasts. What is due and was not fired yet is fired as the schedule is then,
     unless it is due at other times from now on. Idempotent.
 
-    Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, and as CreateSchedule.
     """
     GetSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.GetScheduleRequest, _schedule_pb2.GetScheduleResponse]  # type: ignore[assignment]
     """Reads a schedule with its next and its last fires. Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
     """
     ListSchedules: _aio.UnaryUnaryMultiCallable[_schedule_pb2.ListSchedulesRequest, _schedule_pb2.ListSchedulesResponse]  # type: ignore[assignment]
     """Lists the schedules of the caller, by name. Read-only.
@@ -147,13 +147,13 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     for then. A fire that waits is given up. Idempotent: again only the note
     changes.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.ResumeScheduleRequest, _schedule_pb2.ResumeScheduleResponse]  # type: ignore[assignment]
     """Resumes a schedule that was paused, or has paused itself. One that goes on gets
     the rights of the credential. Idempotent.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
     """
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
     """Fires a schedule now, also one that is paused or at its end. The fire is
@@ -161,7 +161,7 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     Idempotent by `request_id`: it starts no second run, and the fire is the same
     as long as it is among the last twenty.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, REQUEST_ID_REUSED.
     """
     BackfillSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]  # type: ignore[assignment]
     """Fires a schedule for the due times of the past that lie in a range, as it is
@@ -171,7 +171,7 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     if the answer is lost, ask again with the same `request_id`, which starts
     no second run of a due time.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (`end_time`),
     TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
     """
     DeleteSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
@@ -215,7 +215,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         lasts. What is due and was not fired yet is fired as the schedule is then,
         unless it is due at other times from now on. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, and as CreateSchedule.
         """
 
     @_abc_1.abstractmethod
@@ -226,7 +226,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_schedule_pb2.GetScheduleResponse, _abc.Awaitable[_schedule_pb2.GetScheduleResponse]]:
         """Reads a schedule with its next and its last fires. Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
         """
 
     @_abc_1.abstractmethod
@@ -250,7 +250,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         for then. A fire that waits is given up. Idempotent: again only the note
         changes.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
         """
 
     @_abc_1.abstractmethod
@@ -262,7 +262,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         """Resumes a schedule that was paused, or has paused itself. One that goes on gets
         the rights of the credential. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
         """
 
     @_abc_1.abstractmethod
@@ -276,7 +276,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent by `request_id`: it starts no second run, and the fire is the same
         as long as it is among the last twenty.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod
@@ -292,7 +292,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         if the answer is lost, ask again with the same `request_id`, which starts
         no second run of a due time.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (`end_time`),
         TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
         """
 

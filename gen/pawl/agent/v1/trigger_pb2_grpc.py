@@ -116,7 +116,7 @@ class TriggerServiceServicer(object):
         for events that come from now on, and of another mailbox such mails fire.
         Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,7 +125,7 @@ class TriggerServiceServicer(object):
     def GetTrigger(self, request, context):
         """Reads a trigger with its last fires. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,7 +144,7 @@ class TriggerServiceServicer(object):
         """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
         goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,7 +154,7 @@ class TriggerServiceServicer(object):
         """Resumes a trigger that was paused, or has paused itself. One with a mailbox
         needs the role admin. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,7 +176,7 @@ class TriggerServiceServicer(object):
 
         Not idempotent: if the answer was lost, call it again.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD (it has no webhook).
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,12 +55,12 @@ class TriggerServiceStub:
     for events that come from now on, and of another mailbox such mails fire.
     Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
     """
     GetTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.GetTriggerRequest, _trigger_pb2.GetTriggerResponse]
     """Reads a trigger with its last fires. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
     """
     ListTriggers: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.ListTriggersRequest, _trigger_pb2.ListTriggersResponse]
     """Lists the triggers of the caller, by name. Read-only.
@@ -71,13 +71,13 @@ class TriggerServiceStub:
     """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
     goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]
     """Resumes a trigger that was paused, or has paused itself. One with a mailbox
     needs the role admin. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
     """
     DeleteTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]
     """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
@@ -91,7 +91,7 @@ class TriggerServiceStub:
 
     Not idempotent: if the answer was lost, call it again.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD (it has no webhook).
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
     """
     DeliverWebhook: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverWebhookRequest, _trigger_pb2.DeliverWebhookResponse]
     """Delivers a webhook as it came in: for whoever takes requests from outside, with
@@ -136,12 +136,12 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     for events that come from now on, and of another mailbox such mails fire.
     Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
     """
     GetTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.GetTriggerRequest, _trigger_pb2.GetTriggerResponse]  # type: ignore[assignment]
     """Reads a trigger with its last fires. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
     """
     ListTriggers: _aio.UnaryUnaryMultiCallable[_trigger_pb2.ListTriggersRequest, _trigger_pb2.ListTriggersResponse]  # type: ignore[assignment]
     """Lists the triggers of the caller, by name. Read-only.
@@ -152,13 +152,13 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
     goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]  # type: ignore[assignment]
     """Resumes a trigger that was paused, or has paused itself. One with a mailbox
     needs the role admin. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
     """
     DeleteTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]  # type: ignore[assignment]
     """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
@@ -172,7 +172,7 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
 
     Not idempotent: if the answer was lost, call it again.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD (it has no webhook).
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
     """
     DeliverWebhook: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverWebhookRequest, _trigger_pb2.DeliverWebhookResponse]  # type: ignore[assignment]
     """Delivers a webhook as it came in: for whoever takes requests from outside, with
@@ -226,7 +226,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         for events that come from now on, and of another mailbox such mails fire.
         Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
         """
 
     @_abc_1.abstractmethod
@@ -237,7 +237,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trigger_pb2.GetTriggerResponse, _abc.Awaitable[_trigger_pb2.GetTriggerResponse]]:
         """Reads a trigger with its last fires. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
         """
 
     @_abc_1.abstractmethod
@@ -260,7 +260,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
         goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
         """
 
     @_abc_1.abstractmethod
@@ -272,7 +272,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Resumes a trigger that was paused, or has paused itself. One with a mailbox
         needs the role admin. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
@@ -298,7 +298,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Not idempotent: if the answer was lost, call it again.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD (it has no webhook).
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
         """
 
     @_abc_1.abstractmethod

@@ -197,6 +197,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The trigger is paused and takes no events; deliver it again
     later.
     """
+    ERROR_REASON_UNREADABLE: _ErrorReason.ValueType  # 73
+    """FAILED_PRECONDITION. What is stored under that name cannot be read: it is
+    damaged, or a newer version wrote it. It can be deleted.
+    """
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
     """OUT_OF_RANGE. An attach or list position beyond the end of the log;
     metadata `last_seq` says where the log ends.
@@ -441,6 +445,10 @@ run of its own.
 ERROR_REASON_TRIGGER_PAUSED: ErrorReason.ValueType  # 71
 """FAILED_PRECONDITION. The trigger is paused and takes no events; deliver it again
 later.
+"""
+ERROR_REASON_UNREADABLE: ErrorReason.ValueType  # 73
+"""FAILED_PRECONDITION. What is stored under that name cannot be read: it is
+damaged, or a newer version wrote it. It can be deleted.
 """
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
 """OUT_OF_RANGE. An attach or list position beyond the end of the log;

@@ -291,6 +291,9 @@ class Trigger(_message.Message):
     FIRES_FIELD_NUMBER: _builtins.int
     UNREACHABLE_TIME_FIELD_NUMBER: _builtins.int
     UNREACHABLE_REASON_FIELD_NUMBER: _builtins.int
+    REFUSED_COUNT_FIELD_NUMBER: _builtins.int
+    REFUSED_TIME_FIELD_NUMBER: _builtins.int
+    REFUSED_REASON_FIELD_NUMBER: _builtins.int
     trigger_id: _builtins.str
     """Its id, by which webhooks are delivered; a trigger made later under the same
     name does not have it.
@@ -305,6 +308,12 @@ class Trigger(_message.Message):
     """So many fires in a row were refused, or their runs have failed, up to now."""
     unreachable_reason: _builtins.str
     """Why its mailbox cannot be read."""
+    refused_count: _builtins.int
+    """How many webhooks had no good signature or key, or an old one. Kept up to date
+    within about a minute.
+    """
+    refused_reason: _builtins.str
+    """Why it was refused: `BAD_SIGNATURE: ...` or `WEBHOOK_TOO_OLD: ...`."""
     @_builtins.property
     def definition(self) -> Global___TriggerDefinition:
         """What it does, and which events fire it."""
@@ -327,6 +336,10 @@ class Trigger(_message.Message):
         after 20 tries.
         """
 
+    @_builtins.property
+    def refused_time(self) -> _timestamp_pb2.Timestamp:
+        """When the last of them was counted; absent if there was none."""
+
     def __init__(
         self,
         *,
@@ -340,10 +353,13 @@ class Trigger(_message.Message):
         fires: _abc.Iterable[_schedule_pb2.ScheduleFire] | None = ...,
         unreachable_time: _timestamp_pb2.Timestamp | None = ...,
         unreachable_reason: _builtins.str = ...,
+        refused_count: _builtins.int = ...,
+        refused_time: _timestamp_pb2.Timestamp | None = ...,
+        refused_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "pause_time", b"pause_time", "unreachable_time", b"unreachable_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "pause_time", b"pause_time", "refused_time", b"refused_time", "unreachable_time", b"unreachable_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "failures", b"failures", "fires", b"fires", "pause_note", b"pause_note", "pause_time", b"pause_time", "self_paused", b"self_paused", "trigger_id", b"trigger_id", "unreachable_reason", b"unreachable_reason", "unreachable_time", b"unreachable_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "failures", b"failures", "fires", b"fires", "pause_note", b"pause_note", "pause_time", b"pause_time", "refused_count", b"refused_count", "refused_reason", b"refused_reason", "refused_time", b"refused_time", "self_paused", b"self_paused", "trigger_id", b"trigger_id", "unreachable_reason", b"unreachable_reason", "unreachable_time", b"unreachable_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,7 +91,7 @@ class ScheduleLedgerServiceServicer(object):
     def PutSchedule(self, request, context):
         """Makes a schedule, or changes one. Idempotent.
 
-        Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`),
+        Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
         INVALID_FIELD, TOO_LARGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -102,7 +102,7 @@ class ScheduleLedgerServiceServicer(object):
         """Reads a schedule with its fires, and its due times in a range of the past.
         Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
         100 due times in the range).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -121,7 +121,7 @@ class ScheduleLedgerServiceServicer(object):
     def PauseSchedule(self, request, context):
         """Pauses a schedule, or resumes it. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

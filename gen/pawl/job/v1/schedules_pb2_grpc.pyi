@@ -43,14 +43,14 @@ class ScheduleLedgerServiceStub:
     PutSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.PutScheduleRequest, _schedules_pb2.PutScheduleResponse]
     """Makes a schedule, or changes one. Idempotent.
 
-    Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`),
+    Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
     INVALID_FIELD, TOO_LARGE.
     """
     GetSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.GetScheduleRequest, _schedules_pb2.GetScheduleResponse]
     """Reads a schedule with its fires, and its due times in a range of the past.
     Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
     100 due times in the range).
     """
     ListSchedules: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.ListSchedulesRequest, _schedules_pb2.ListSchedulesResponse]
@@ -61,7 +61,7 @@ class ScheduleLedgerServiceStub:
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.PauseScheduleRequest, _schedules_pb2.PauseScheduleResponse]
     """Pauses a schedule, or resumes it. Idempotent.
 
-    Errors: SCHEDULE_NOT_FOUND.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
     """
     DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.DeleteScheduleRequest, _schedules_pb2.DeleteScheduleResponse]
     """Deletes a schedule with its fires.
@@ -96,14 +96,14 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     PutSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.PutScheduleRequest, _schedules_pb2.PutScheduleResponse]  # type: ignore[assignment]
     """Makes a schedule, or changes one. Idempotent.
 
-    Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`),
+    Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
     INVALID_FIELD, TOO_LARGE.
     """
     GetSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.GetScheduleRequest, _schedules_pb2.GetScheduleResponse]  # type: ignore[assignment]
     """Reads a schedule with its fires, and its due times in a range of the past.
     Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
     100 due times in the range).
     """
     ListSchedules: _aio.UnaryUnaryMultiCallable[_schedules_pb2.ListSchedulesRequest, _schedules_pb2.ListSchedulesResponse]  # type: ignore[assignment]
@@ -114,7 +114,7 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.PauseScheduleRequest, _schedules_pb2.PauseScheduleResponse]  # type: ignore[assignment]
     """Pauses a schedule, or resumes it. Idempotent.
 
-    Errors: SCHEDULE_NOT_FOUND.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
     """
     DeleteSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.DeleteScheduleRequest, _schedules_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
     """Deletes a schedule with its fires.
@@ -152,7 +152,7 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_schedules_pb2.PutScheduleResponse, _abc.Awaitable[_schedules_pb2.PutScheduleResponse]]:
         """Makes a schedule, or changes one. Idempotent.
 
-        Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`),
+        Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
         INVALID_FIELD, TOO_LARGE.
         """
 
@@ -165,7 +165,7 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads a schedule with its fires, and its due times in a range of the past.
         Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
         100 due times in the range).
         """
 
@@ -188,7 +188,7 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_schedules_pb2.PauseScheduleResponse, _abc.Awaitable[_schedules_pb2.PauseScheduleResponse]]:
         """Pauses a schedule, or resumes it. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
         """
 
     @_abc_1.abstractmethod

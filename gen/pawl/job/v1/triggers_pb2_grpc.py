@@ -111,7 +111,7 @@ class TriggerLedgerServiceServicer(object):
     def PutTrigger(self, request, context):
         """Makes a trigger, or changes one. Idempotent.
 
-        Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), INVALID_FIELD,
+        Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
         TOO_LARGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -121,7 +121,7 @@ class TriggerLedgerServiceServicer(object):
     def GetTrigger(self, request, context):
         """Reads a trigger with its fires. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,7 +140,7 @@ class TriggerLedgerServiceServicer(object):
         """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
         Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,7 +158,7 @@ class TriggerLedgerServiceServicer(object):
     def RotateTriggerSecret(self, request, context):
         """Gives a trigger another secret.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_FIELD (it has no webhook).
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,7 +167,7 @@ class TriggerLedgerServiceServicer(object):
     def CheckWebhook(self, request, context):
         """Checks whether the sender of a webhook may fire a trigger. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,13 +43,13 @@ class TriggerLedgerServiceStub:
     PutTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.PutTriggerRequest, _triggers_pb2.PutTriggerResponse]
     """Makes a trigger, or changes one. Idempotent.
 
-    Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), INVALID_FIELD,
+    Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
     TOO_LARGE.
     """
     GetTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.GetTriggerRequest, _triggers_pb2.GetTriggerResponse]
     """Reads a trigger with its fires. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
     """
     ListTriggers: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ListTriggersRequest, _triggers_pb2.ListTriggersResponse]
     """Lists the triggers of a user, by name. Read-only.
@@ -60,7 +60,7 @@ class TriggerLedgerServiceStub:
     """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
     Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
     """
     DeleteTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.DeleteTriggerRequest, _triggers_pb2.DeleteTriggerResponse]
     """Deletes a trigger with its fires and what waits.
@@ -70,12 +70,12 @@ class TriggerLedgerServiceStub:
     RotateTriggerSecret: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.RotateTriggerSecretRequest, _triggers_pb2.RotateTriggerSecretResponse]
     """Gives a trigger another secret.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_FIELD (it has no webhook).
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
     """
     CheckWebhook: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]
     """Checks whether the sender of a webhook may fire a trigger. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
     """
     ClaimEvents: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ClaimEventsRequest, _triggers_pb2.ClaimEventsResponse]
     """Claims events that have waited: for ten seconds no other caller gets them.
@@ -117,13 +117,13 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     PutTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.PutTriggerRequest, _triggers_pb2.PutTriggerResponse]  # type: ignore[assignment]
     """Makes a trigger, or changes one. Idempotent.
 
-    Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), INVALID_FIELD,
+    Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
     TOO_LARGE.
     """
     GetTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.GetTriggerRequest, _triggers_pb2.GetTriggerResponse]  # type: ignore[assignment]
     """Reads a trigger with its fires. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
     """
     ListTriggers: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ListTriggersRequest, _triggers_pb2.ListTriggersResponse]  # type: ignore[assignment]
     """Lists the triggers of a user, by name. Read-only.
@@ -134,7 +134,7 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
     Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
     """
     DeleteTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.DeleteTriggerRequest, _triggers_pb2.DeleteTriggerResponse]  # type: ignore[assignment]
     """Deletes a trigger with its fires and what waits.
@@ -144,12 +144,12 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     RotateTriggerSecret: _aio.UnaryUnaryMultiCallable[_triggers_pb2.RotateTriggerSecretRequest, _triggers_pb2.RotateTriggerSecretResponse]  # type: ignore[assignment]
     """Gives a trigger another secret.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_FIELD (it has no webhook).
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
     """
     CheckWebhook: _aio.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]  # type: ignore[assignment]
     """Checks whether the sender of a webhook may fire a trigger. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
     """
     ClaimEvents: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ClaimEventsRequest, _triggers_pb2.ClaimEventsResponse]  # type: ignore[assignment]
     """Claims events that have waited: for ten seconds no other caller gets them.
@@ -194,7 +194,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_triggers_pb2.PutTriggerResponse, _abc.Awaitable[_triggers_pb2.PutTriggerResponse]]:
         """Makes a trigger, or changes one. Idempotent.
 
-        Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), INVALID_FIELD,
+        Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
         TOO_LARGE.
         """
 
@@ -206,7 +206,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_triggers_pb2.GetTriggerResponse, _abc.Awaitable[_triggers_pb2.GetTriggerResponse]]:
         """Reads a trigger with its fires. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
         """
 
     @_abc_1.abstractmethod
@@ -229,7 +229,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
         Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
@@ -251,7 +251,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_triggers_pb2.RotateTriggerSecretResponse, _abc.Awaitable[_triggers_pb2.RotateTriggerSecretResponse]]:
         """Gives a trigger another secret.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_FIELD (it has no webhook).
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
         """
 
     @_abc_1.abstractmethod
@@ -262,7 +262,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_triggers_pb2.CheckWebhookResponse, _abc.Awaitable[_triggers_pb2.CheckWebhookResponse]]:
         """Checks whether the sender of a webhook may fire a trigger. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
         """
 
     @_abc_1.abstractmethod

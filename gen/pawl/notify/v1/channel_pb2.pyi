@@ -73,6 +73,8 @@ class Channel(_message.Message):
     FAILING_SINCE_TIME_FIELD_NUMBER: _builtins.int
     AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     CONFIRM_TIME_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
     """Its id, given by the service."""
     name: _builtins.str
@@ -92,6 +94,12 @@ class Channel(_message.Message):
     """How many seconds after a notification it is told, at most a day. What its user
     has read by then, a run that they have seen since, and a need of
     a run or a call that is over, is SKIPPED. 0 tells everything at once. Absent means 600 for e-mail, else 0.
+    """
+    credential_id: _builtins.str
+    """The credential that created or changed it last. Given by the service."""
+    delegate_user_id: _builtins.str
+    """The user of the delegate that did so for the channel's user; empty if the user
+    did. Given by the service.
     """
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
@@ -128,10 +136,12 @@ class Channel(_message.Message):
         failing_since_time: _timestamp_pb2.Timestamp | None = ...,
         after_seconds: _builtins.int | None = ...,
         confirm_time: _timestamp_pb2.Timestamp | None = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds", "after_seconds", b"after_seconds", "confirm_time", b"confirm_time", "create_time", b"create_time", "failing_since_time", b"failing_since_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds", "after_seconds", b"after_seconds", "channel_id", b"channel_id", "confirm_time", b"confirm_time", "create_time", b"create_time", "disable_reason", b"disable_reason", "enabled", b"enabled", "failing_since_time", b"failing_since_time", "kinds", b"kinds", "name", b"name", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds", "after_seconds", b"after_seconds", "channel_id", b"channel_id", "confirm_time", b"confirm_time", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "disable_reason", b"disable_reason", "enabled", b"enabled", "failing_since_time", b"failing_since_time", "kinds", b"kinds", "name", b"name", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_seconds: _TypeAlias = _typing.Literal["after_seconds"]  # noqa: Y015
     _WhichOneofArgType__after_seconds: _TypeAlias = _typing.Literal["_after_seconds", b"_after_seconds"]  # noqa: Y015

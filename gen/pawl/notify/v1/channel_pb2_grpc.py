@@ -60,8 +60,10 @@ class ChannelServiceStub(object):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
-    removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
+    next delivery once the API key that saved the channel last was revoked or has
+    expired, or the delegate's key may not act for users any more: saved with another
+    key it continues. Erasing a conversation removes what deliveries hold of it.
     """
 
     def __init__(self, channel):
@@ -172,13 +174,15 @@ class ChannelServiceServicer(object):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
-    removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
+    next delivery once the API key that saved the channel last was revoked or has
+    expired, or the delegate's key may not act for users any more: saved with another
+    key it continues. Erasing a conversation removes what deliveries hold of it.
     """
 
     def CreateChannel(self, request, context):
-        """Makes a channel. It does not end with the credential that made it. A user has
-        at most 10. A webhook is enabled, and its secret told, once. To an e-mail
+        """Makes a channel. A user has at most 10. A webhook is enabled, and its secret
+        told, once. To an e-mail
         address a code is sent, as by SendChannelCode.
 
         Idempotent by request id: the same request again returns the channel without
@@ -442,8 +446,10 @@ class ChannelService(object):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
-    removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
+    next delivery once the API key that saved the channel last was revoked or has
+    expired, or the delegate's key may not act for users any more: saved with another
+    key it continues. Erasing a conversation removes what deliveries hold of it.
     """
 
     @staticmethod

@@ -61,8 +61,10 @@ class ChannelServiceStub:
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
-    removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
+    next delivery once the API key that saved the channel last was revoked or has
+    expired, or the delegate's key may not act for users any more: saved with another
+    key it continues. Erasing a conversation removes what deliveries hold of it.
     """
 
     @_typing.overload
@@ -70,8 +72,8 @@ class ChannelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ChannelServiceAsyncStub: ...
     CreateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]
-    """Makes a channel. It does not end with the credential that made it. A user has
-    at most 10. A webhook is enabled, and its secret told, once. To an e-mail
+    """Makes a channel. A user has at most 10. A webhook is enabled, and its secret
+    told, once. To an e-mail
     address a code is sent, as by SendChannelCode.
 
     Idempotent by request id: the same request again returns the channel without
@@ -209,14 +211,16 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
-    removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
+    next delivery once the API key that saved the channel last was revoked or has
+    expired, or the delegate's key may not act for users any more: saved with another
+    key it continues. Erasing a conversation removes what deliveries hold of it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]  # type: ignore[assignment]
-    """Makes a channel. It does not end with the credential that made it. A user has
-    at most 10. A webhook is enabled, and its secret told, once. To an e-mail
+    """Makes a channel. A user has at most 10. A webhook is enabled, and its secret
+    told, once. To an e-mail
     address a code is sent, as by SendChannelCode.
 
     Idempotent by request id: the same request again returns the channel without
@@ -353,8 +357,10 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
-    removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
+    next delivery once the API key that saved the channel last was revoked or has
+    expired, or the delegate's key may not act for users any more: saved with another
+    key it continues. Erasing a conversation removes what deliveries hold of it.
     """
 
     @_abc_1.abstractmethod
@@ -363,8 +369,8 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.CreateChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.CreateChannelResponse, _abc.Awaitable[_channel_pb2.CreateChannelResponse]]:
-        """Makes a channel. It does not end with the credential that made it. A user has
-        at most 10. A webhook is enabled, and its secret told, once. To an e-mail
+        """Makes a channel. A user has at most 10. A webhook is enabled, and its secret
+        told, once. To an e-mail
         address a code is sent, as by SendChannelCode.
 
         Idempotent by request id: the same request again returns the channel without

@@ -38,7 +38,9 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     NOTIFICATION_KIND_RUN_FAILED: _NotificationKind.ValueType  # 2
     """A run failed."""
     NOTIFICATION_KIND_RUN_CANCELLED: _NotificationKind.ValueType  # 3
-    """A run was cancelled."""
+    """A run was cancelled. One that a newer message or fire replaced (SUPERSEDED) gives
+    no notification.
+    """
     NOTIFICATION_KIND_RUN_EXPIRED: _NotificationKind.ValueType  # 4
     """A run expired while it waited."""
     NOTIFICATION_KIND_INPUT_NEEDED: _NotificationKind.ValueType  # 5
@@ -71,7 +73,9 @@ NOTIFICATION_KIND_RUN_COMPLETED: NotificationKind.ValueType  # 1
 NOTIFICATION_KIND_RUN_FAILED: NotificationKind.ValueType  # 2
 """A run failed."""
 NOTIFICATION_KIND_RUN_CANCELLED: NotificationKind.ValueType  # 3
-"""A run was cancelled."""
+"""A run was cancelled. One that a newer message or fire replaced (SUPERSEDED) gives
+no notification.
+"""
 NOTIFICATION_KIND_RUN_EXPIRED: NotificationKind.ValueType  # 4
 """A run expired while it waited."""
 NOTIFICATION_KIND_INPUT_NEEDED: NotificationKind.ValueType  # 5

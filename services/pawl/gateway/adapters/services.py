@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -22,6 +23,7 @@ from pawl.agent.v1 import (
     schedule_pb2,
     trigger_pb2,
 )
+from pawl.chassis.auth import CLIENT_ADDRESS, GATEWAY_KEY
 from pawl.chassis.ids import is_id
 from pawl.chassis.roles import CALLERS, READERS
 from pawl.errors import InvalidField, MethodNotFound, PawlError
@@ -50,6 +52,8 @@ COMPLETE_CALL: Final = "pawl.tool.v1.CompletionService/CompleteCall"
 WHO_AM_I: Final = "pawl.agent.v1.AgentService/WhoAmI"
 GET_RUN: Final = "pawl.agent.v1.AgentService/GetRun"
 WATCH_RUN: Final = "pawl.agent.v1.AgentService/WatchRun"
+CLIENT: Final[ContextVar[str]] = ContextVar("pawl_client", default="")
+"""The address of the client whose request this task serves, in the form of gRPC."""
 _DEADLINE_SECONDS: Final = 10.0
 
 
@@ -119,9 +123,10 @@ def find(name: str, *, streams: bool) -> Method:
 
 
 class Services:
-    """Calls public methods, each as whoever it is called for."""
+    """Calls public methods, each as whoever it is called for. With `service_key`, failed logins are the client's."""
 
-    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel], service_key: Callable[[], str] | None = None) -> None:
+        self._service_key = service_key
         self._calls = {name: _callable(channels[method.peer], method) for name, method in _DESCRIBED.items()}
 
     async def call(self, name: str, request: Message, metadata: Metadata, *, timeout_seconds: float) -> Any:
@@ -130,11 +135,11 @@ class Services:
         Raises:
             PawlError: what the service says, or DependencyUnavailable.
         """
-        return await self._calls[name](request, metadata=metadata, timeout=timeout_seconds)
+        return await self._calls[name](request, metadata=(*metadata, *self._client()), timeout=timeout_seconds)
 
     async def watch(self, name: str, request: Message, metadata: Metadata) -> AsyncGenerator[Any, None]:
         """Yield the messages of a stream; raises as `call`. Consume it inside `contextlib.aclosing`, which ends it."""
-        call = self._calls[name](request, metadata=metadata)
+        call = self._calls[name](request, metadata=(*metadata, *self._client()))
         try:
             async for message in call:
                 yield message
@@ -142,6 +147,11 @@ class Services:
         finally:
             # gRPC keeps a stream open of which nobody wants the rest.
             call.cancel()
+
+    def _client(self) -> Metadata:
+        if self._service_key is None:
+            return ()
+        return (GATEWAY_KEY, self._service_key()), (CLIENT_ADDRESS, CLIENT.get())
 
 
 class Stores:

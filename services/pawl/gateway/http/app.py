@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pawl.chassis import logs
 from pawl.chassis.http_server import Page
 from pawl.chassis.ids import IdSource
+from pawl.chassis.settings import join_address
 from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
 from pawl.gateway.adapters.metrics import Counters
-from pawl.gateway.adapters.services import Services, find, write
+from pawl.gateway.adapters.services import CLIENT, Services, find, write
 from pawl.gateway.domain import door
 from pawl.gateway.http.agui import AgUi
 from pawl.gateway.http.answers import answer, read_json, refusal
@@ -187,6 +188,7 @@ class _Door:
             await send(message)
 
         request = Request(scope)
+        CLIENT.set(_peer(request))
         try:
             door.check_host(request.headers.get("host", ""), self._hosts)
             door.check_frame(request.headers)
@@ -201,3 +203,10 @@ class _Door:
             self._counters.requests.labels(route, str(status)).inc()
             if route not in _STREAMS:
                 self._counters.seconds.labels(route).observe(time.monotonic() - began)
+
+
+def _peer(request: Request) -> str:
+    """Return the address that a request comes from, in the form of gRPC; empty if it is not known."""
+    if (client := request.client) is None:
+        return ""
+    return f"{'ipv6' if ':' in client.host else 'ipv4'}:{join_address(client.host, client.port)}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from asyncpg import Record
 
 from pawl.chassis.database import Database, DatabaseAdapter, affected
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.rows import read_each
+from pawl.errors import Unreadable
 from pawl.job_store.adapters.columns import Columns, joined
 from pawl.job_store.domain.schedules import StarterT
 from pawl.job_store.domain.states import RunState
@@ -30,7 +31,12 @@ FROM unnest($2::text[]) AS k (run_id)
 class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     """The rows of one table by their users and names."""
 
-    def __init__(self, database: Database, columns: Columns[StarterT], read: Callable[[Record], StarterT]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        columns: Columns[StarterT],
+        read: Callable[[Record | Mapping[str, Any]], StarterT],
+    ) -> None:
         super().__init__(database)
         table = columns.table
         self._columns = columns
@@ -52,7 +58,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id, user_id, self._columns.table)
             record = await connection.fetchrow(f"{self._get} FOR UPDATE", store_id, user_id, name)
-            row = None if record is None else self._read(record)
+            row = None if record is None else self._readable(record)
             (counted,) = await connection.fetch(self._now_and_count, store_id, user_id)
             changed = change(row, counted["count"], counted["now"])
             if row is None or changed is not row:
@@ -68,11 +74,22 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         record = await self._database.fetchrow(self._get, store_id, user_id, name)
         if record is None:
             return None
-        row = self._read(record)
+        row = self._readable(record)
         # One more, for the time.
         found = await self._database.fetch(_STATES, store_id, [fire.run_id for fire in row.fires if fire.run_id] + [""])
         states = {each["run_id"]: RunState(each["state"]) for each in found if each["state"] is not None}
         return row, states, found[0]["now"]
+
+    def _readable(self, record: Record | Mapping[str, Any]) -> StarterT:
+        """Return the row of a record.
+
+        Raises:
+            Unreadable: it has none.
+        """
+        found = read_each(self._columns.table, [record], self._read, itemgetter("name"))
+        if not found:
+            raise Unreadable(f"{record['name']!r} cannot be read: delete it, or use the version that saved it")
+        return found[0]
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[StarterT]:
         records = await self._database.fetch(self._list, store_id, user_id)

@@ -351,10 +351,10 @@ TRIGGERS: Final[Columns[TriggerRow]] = Columns(
     [
         *_starter("trigger_id"),
         *_same("bytea", "secret"),
-        *_same("timestamptz", "claim_at", "unreachable_time"),
-        *_same("bigint", "uid_validity", "last_uid"),
+        *_same("timestamptz", "claim_at", "unreachable_time", "refused_time"),
+        *_same("bigint", "uid_validity", "last_uid", "refused_count"),
         *_same("integer", "unreachable_count"),
-        *_same("text", "unreachable_reason"),
+        *_same("text", "unreachable_reason", "refused_reason"),
         Column("former_secrets", "bytea", lambda row: _pack(row.former_secrets)),
     ],
     key_length=2,

@@ -25,6 +25,11 @@ _OF_ID: Final = f"""
 SELECT {tables.TRIGGERS.names}, clock_timestamp() AS now FROM job_store.triggers
 WHERE store_id = $1 AND trigger_id = $2
 """
+_ADD_REFUSALS: Final = """
+UPDATE job_store.triggers
+SET refused_count = refused_count + $3, refused_time = clock_timestamp(), refused_reason = $4
+WHERE store_id = $1 AND trigger_id = $2
+"""
 # What waits for the run before it is looked after again soon; others are kept from other callers as long as a claim
 # lasts. So is what waits while its trigger is paused.
 _CLAIM: Final = f"""
@@ -84,7 +89,10 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
             return None
         fields = dict(record)
         now = fields.pop("now")
-        return tables.trigger(fields), now
+        return self._readable(fields), now
+
+    async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
+        await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
     async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
         lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)

@@ -12,8 +12,9 @@ from pawl.chassis.clock import Clock
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Meter, Outbox, Retention, SearchIndex
 from pawl.job_store.app.reading import DueTimes
+from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain.attention import Silence
-from pawl.job_store.domain.triggers import EVENTS_SECONDS
+from pawl.job_store.domain.triggers import EVENTS_SECONDS, REFUSALS_TIME
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
@@ -177,6 +178,13 @@ async def collect_stats(stats: LedgerStats, meter: Meter, clock: Clock) -> None:
         meter.ledger_counted(await stats.count())
         pause = (clock.monotonic() - began) * _STATS_PAUSE_TIMES
         await clock.sleep(min(max(_STATS_SECONDS, pause), _STATS_SECONDS_MAX))
+
+
+async def add_refusals(triggers: Triggers, clock: Clock) -> None:
+    """Add to triggers the webhooks that were refused, every minute."""
+    while True:
+        await clock.sleep(REFUSALS_TIME.total_seconds())
+        await triggers.add_refusals()
 
 
 async def take_in_texts(index: SearchIndex, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final, Protocol, TypeAlias
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
-from pawl.errors import PawlError, TriggerNotFound, TriggerPaused
+from pawl.errors import PawlError, PermissionDenied, TriggerNotFound, TriggerPaused
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.ports import Meter
@@ -19,7 +19,14 @@ from pawl.job_store.domain import triggers, webhooks
 from pawl.job_store.domain.deliver import Deliver, Delivered
 from pawl.job_store.domain.schedules import Owner
 from pawl.job_store.domain.states import RunState
-from pawl.job_store.domain.triggers import LaneRow, MailPlace, TriggerDefinition, TriggerKey, TriggerRow
+from pawl.job_store.domain.triggers import (
+    REFUSALS_TIME,
+    LaneRow,
+    MailPlace,
+    TriggerDefinition,
+    TriggerKey,
+    TriggerRow,
+)
 
 SECRET_BYTES: Final = 32
 
@@ -65,6 +72,9 @@ class TriggerRepository(Protocol):
     async def wait_seconds(self) -> float | None:
         """Return after how many seconds the next event can be claimed; None if there is none."""
 
+    async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
+        """Count deliveries that were refused up to now, the last one for that reason."""
+
     async def claim_mailboxes(self, *, mailboxes_max: int, busy_stores: Sequence[StoreId]) -> Sequence[TriggerRow]:
         """Claim a trigger of each store whose mailbox is to be read, the longest due, and none of these stores."""
 
@@ -89,6 +99,8 @@ class Triggers:
         self._meter = meter
         self._ids = ids
         self._random_bytes = random_bytes
+        self._refusals: dict[TriggerKey, tuple[int, str]] = {}
+        self._adding: set[TriggerKey] = set()
         self.list = repository.list
 
     async def put(
@@ -191,13 +203,38 @@ class Triggers:
                 raise TriggerNotFound
             row, now = found
             authentication = found[0].definition.webhook.authentication
-            event_id = webhooks.event_id_of(authentication, headers, body, row.secrets(now), now)
+            try:
+                event_id = webhooks.event_id_of(authentication, headers, body, row.secrets(now), now)
+            except PermissionDenied as refused:
+                await self._count_refusal(row, f"{refused.reason}: {refused.message}", now)
+                raise
             if row.pause_time is not None:
                 raise TriggerPaused
         except PawlError as refused:
             self._meter.webhook_refused(refused)
             raise
         return row, event_id
+
+    async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
+        """Count a refusal: in the row if that has none of the last minute, else here."""
+        count, _ = self._refusals.get(row.key, (0, ""))
+        self._refusals[row.key] = (count + 1, reason)
+        if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:
+            await self._add_refusals(row.key)
+
+    async def add_refusals(self) -> None:
+        """Add to the rows what was counted here."""
+        for key in list(self._refusals):
+            await self._add_refusals(key)
+
+    async def _add_refusals(self, key: TriggerKey) -> None:
+        if key in self._adding:
+            return
+        self._adding.add(key)
+        try:
+            await self._repository.add_refusals(key, *self._refusals.pop(key))
+        finally:
+            self._adding.discard(key)
 
     async def claim(self, events_max: int) -> tuple[Sequence[ClaimedEvent], float]:
         """Claim events that have waited; return them, and after how many seconds there may be more."""

@@ -19,6 +19,8 @@ KEYS_MAX: Final = 1000
 """Most keys of a store that are neither revoked nor expired."""
 KEPT_KEYS_MAX: Final = 10_000
 """Most keys of a store with those that have ended and are still kept."""
+RESERVED: Final = 0.1
+"""The part of both that operators leave to the deployment."""
 MAKERS_MAX: Final = 7
 """Most users that a key comes from."""
 NAME_LENGTH_MAX: Final = 200
@@ -135,11 +137,15 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
-    if live_keys >= KEYS_MAX:
-        raise InvalidField(f"a store has at most {KEYS_MAX} keys: revoke one first", field="key")
-    if kept_keys >= KEPT_KEYS_MAX:
+    # What the deployment makes comes from no user.
+    live_max, kept_max = (
+        round(most * (1 - RESERVED)) if key.maker_user_ids else most for most in (KEYS_MAX, KEPT_KEYS_MAX)
+    )
+    if live_keys >= live_max:
+        raise InvalidField(f"a store has {live_max} keys, which is the most: revoke one first", field="key")
+    if kept_keys >= kept_max:
         raise TooLarge(
-            f"{KEPT_KEYS_MAX} keys of this store are kept, each for 90 days after its end: make fewer keys that last"
+            f"{kept_max} keys of this store are kept, each for 90 days after its end: make fewer keys that last"
             " longer, or give short-lived callers tokens of an identity provider"
         )
 

@@ -35,6 +35,8 @@ POLL_SECONDS_RANGE: Final = range(15, 3601)
 POLL_TIME_MAX: Final = timedelta(hours=1)
 UNREACHABLE_MAX: Final = 20
 """After so many tries in a row a trigger pauses whose mailbox cannot be read."""
+REFUSALS_TIME: Final = timedelta(minutes=1)
+"""The time between two writes of deliveries that were refused."""
 REASON_CHARACTERS_MAX: Final = 300
 HOST_CHARACTERS_MAX: Final = 253
 SECRET_CHARACTERS_MAX: Final = 64
@@ -149,6 +151,10 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
     unreachable_reason: str = ""
     unreachable_count: int = 0
     """Tries in a row in which its mailbox could not be read."""
+    refused_count: int = 0
+    """Webhooks without a good signature or key."""
+    refused_time: datetime | None = None
+    refused_reason: str = ""
 
     @property
     def key(self) -> TriggerKey:

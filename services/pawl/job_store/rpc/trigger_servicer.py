@@ -182,6 +182,9 @@ def _message(row: TriggerRow, states: Mapping[RunId, RunState] | None = None) ->
         failures=row.failures,
         unreachable_time=None if row.unreachable_time is None else timestamp(row.unreachable_time),
         unreachable_reason=row.unreachable_reason,
+        refused_count=row.refused_count,
+        refused_time=None if row.refused_time is None else timestamp(row.refused_time),
+        refused_reason=row.refused_reason,
         fires=[fire_message(fire, states) for fire in row.fires] if states is not None else (),
     )
 

@@ -11,7 +11,7 @@ from typing import Final
 import asyncpg
 
 from pawl.chassis.database import Connection, DatabaseAdapter
-from pawl.chassis.ids import StoreId
+from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import ChannelNotFound, DeliveryNotFound, InvalidField, RequestIdReused
 from pawl.notifier.adapters.postgres import ADD, added_columns, inbox_of
 from pawl.notifier.app.ports import NewChannel, NewCode
@@ -49,13 +49,15 @@ _LIST: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND user_id 
 _FIND: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3"
 _CREATE: Final = """
 INSERT INTO notifier.webhooks (
-    webhook_id, store_id, user_id, request_id, request_hash, name, url, host, kinds, secret, create_time, after_seconds
-) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+    webhook_id, store_id, user_id, request_id, request_hash, name, url, host, kinds, secret, create_time, after_seconds,
+    credential_id, delegate_user_id
+) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 RETURNING *
 """
 _UPDATE: Final = """
 UPDATE notifier.webhooks SET
     name = $4, url = $5, host = $6, kinds = $7, enabled = $8, after_seconds = $9,
+    credential_id = $10, delegate_user_id = $11,
     confirm_time = CASE WHEN $5 = url THEN confirm_time END,
     disable_reason = CASE WHEN $8 OR enabled THEN '' ELSE disable_reason END,
     failing_since = CASE WHEN $8 AND NOT enabled OR $5 <> url THEN NULL ELSE failing_since END
@@ -221,6 +223,8 @@ class PostgresChannels(DatabaseAdapter):
                 new.secret,
                 channel.create_time,
                 channel.after_seconds,
+                channel.credential_id,
+                channel.delegate_user_id,
             )
             if new.code is not None:
                 made = await _send_code(connection, inbox, channel.url, new.code)
@@ -240,7 +244,8 @@ class PostgresChannels(DatabaseAdapter):
             before = channel_of(_there(await connection.fetchrow(LOCK, *key)))
             channel, host = change(before)
             said = (channel.name, channel.url, host, list(channel.kinds), channel.enabled, channel.after_seconds)
-            row = _there(await connection.fetchrow(_UPDATE, *key, *said))
+            by = (channel.credential_id, channel.delegate_user_id)
+            row = _there(await connection.fetchrow(_UPDATE, *key, *said, *by))
             if channel.kind is ChannelKind.EMAIL and channel.url != before.url:
                 row = await _send_code(connection, inbox, channel.url, code)
             if not channel.enabled:
@@ -390,6 +395,8 @@ def channel_of(row: asyncpg.Record) -> Channel:
         create_time=row["create_time"],
         failing_since_time=row["failing_since"],
         confirm_time=row["confirm_time"],
+        credential_id=CredentialId(row["credential_id"]),
+        delegate_user_id=UserId(row["delegate_user_id"]),
     )
 
 

@@ -10,8 +10,9 @@ from typing import Final
 
 import asyncpg
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.database import Connection, DatabaseAdapter
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import CredentialId, RunId, UserId
 from pawl.chassis.rows import read_each
 from pawl.notifier.adapters.channels import (
     CHANGED,
@@ -92,7 +93,7 @@ SELECT
         WHERE (v.store_id, v.user_id, v.run_id) = (n.store_id, n.user_id, n.run_id)
         AND v.seen_time > n.create_time
     ) AS is_watched,
-    w.url, w.after_seconds, w.enabled, w.secret, ARRAY(
+    w.url, w.after_seconds, w.enabled, w.credential_id, w.delegate_user_id, w.secret, ARRAY(
         SELECT former FROM unnest(w.former_secrets, w.former_times) AS each (former, until) WHERE until > now()
     ) AS former_secrets,
     p.kinds, p.quiet, EXISTS (
@@ -259,7 +260,8 @@ async def _settle_failure(connection: Connection, attempt: Attempt, outcome: Out
     row = await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id)
     if row is None:
         return None
-    is_test, is_former = attempt.type in {TEST, CODE}, attempt.url != row["url"]
+    is_test = attempt.type in {TEST, CODE}
+    is_former = (attempt.url, attempt.saved_by.credential_id) != (row["url"], row["credential_id"])
     now: datetime = await connection.fetchval(NOW)
     verdict = judge(
         outcome,
@@ -335,5 +337,11 @@ def _attempt(candidate: Candidate, row: asyncpg.Record, claim_until: datetime) -
         body=row["body"],
         tries=row["tries"] + 1,
         claim_until=claim_until,
+        saved_by=Principal(
+            store_id=candidate.inbox.store_id,
+            user_id=candidate.inbox.user_id,
+            credential_id=CredentialId(row["credential_id"]),
+            delegate_user_id=UserId(row["delegate_user_id"]),
+        ),
         is_lost=row["claimed"],
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.egress_requests import Egress
 from pawl.chassis.egress_rules import EgressRefused, read_target
@@ -60,14 +61,14 @@ class Channels:
         self._on_due = on_due
         self._random_bytes = random_bytes
 
-    async def create(self, inbox: Inbox, asked: Channel, request_id: str) -> tuple[Channel, bytes]:
+    async def create(self, caller: Principal, asked: Channel, request_id: str) -> tuple[Channel, bytes]:
         """Make a channel, once for a request id; returns the secret of a webhook too, which is empty if it was there.
 
         Raises:
             InvalidField: it has no meaning, its URL is not allowed, or there are too many channels, or codes.
             RequestIdReused: the request made another channel.
         """
-        asked = checked(asked)
+        inbox, asked = Inbox.of(caller), _saved_by(caller, checked(asked))
         host = self._host(inbox, asked)
         is_webhook = asked.kind is ChannelKind.WEBHOOK
         channel = replace(
@@ -92,16 +93,17 @@ class Channels:
         self._on_due()
         return kept, secret if is_webhook and kept.channel_id == channel.channel_id else b""
 
-    async def update(self, inbox: Inbox, change: ChannelChange) -> Channel:
+    async def update(self, caller: Principal, change: ChannelChange) -> Channel:
         """Change what a user says of a channel.
 
         Raises:
             ChannelNotFound: the user has none of that id.
             InvalidField: it has no meaning, or its URL is not allowed; that of one that is not enabled may stay.
         """
+        inbox = Inbox.of(caller)
 
         def changed(before: Channel) -> tuple[Channel, str]:
-            asked = checked(change.of(before))
+            asked = _saved_by(caller, checked(change.of(before)))
             if asked.kind is not before.kind:
                 raise InvalidField(f"a channel stays of its kind ({before.kind}): make another one", field="url")
             if asked.kind is ChannelKind.EMAIL:
@@ -212,3 +214,7 @@ class Channels:
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now(), UTC)
+
+
+def _saved_by(caller: Principal, channel: Channel) -> Channel:
+    return replace(channel, credential_id=caller.credential_id, delegate_user_id=caller.delegate_user_id)

@@ -9,13 +9,14 @@ from contextlib import suppress
 from typing import Final
 
 from pawl.chassis import logs
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.retry import Retry
 from pawl.chassis.tasks import end, within
 from pawl.errors import Unavailable
 from pawl.notifier.app.ports import ChannelSender, Counters, DeliveryQueue
 from pawl.notifier.domain.channel import ChannelKind, kind_of
-from pawl.notifier.domain.delivery import LOST, TRIES_MAX_AT_ONCE, Attempt, choose
+from pawl.notifier.domain.delivery import LOST, NOT_SENT, TRIES_MAX_AT_ONCE, Attempt, Outcome, choose
 
 CLAIM_SECONDS: Final = 30.0
 """The time that a claim holds: longer than a try and writing down what came of it."""
@@ -44,6 +45,7 @@ class Deliveries:
         clock: Clock,
         *,
         on_notice: Callable[[], None],
+        key_is_gone: Callable[[Principal], bool],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._queue = queue
@@ -51,6 +53,7 @@ class Deliveries:
         self._counters = counters
         self._clock = clock
         self._on_notice = on_notice
+        self._key_is_gone = key_is_gone
         self._chance = chance
         self._due = asyncio.Event()
         self._at_work: dict[asyncio.Task[None], Attempt] = {}
@@ -115,7 +118,7 @@ class Deliveries:
     async def _try(self, attempt: Attempt) -> None:
         delivery_id = attempt.candidate.delivery_id
         try:
-            outcome = LOST if attempt.is_lost else await self._senders[kind_of(attempt.url)].send(attempt)
+            outcome = await self._outcome(attempt)
             verdict = await Retry(self._clock, chance=self._chance).until_answered(
                 lambda: self._queue.settle(attempt, outcome, chance=self._chance()), seconds_max=_SETTLE_SECONDS
             )
@@ -131,3 +134,10 @@ class Deliveries:
         if verdict.disable_reason:
             _log.info("channel.disabled", channel=attempt.candidate.channel_id, reason=verdict.disable_reason)
             self._on_notice()
+
+    async def _outcome(self, attempt: Attempt) -> Outcome:
+        if attempt.is_lost:
+            return LOST
+        if self._key_is_gone(attempt.saved_by):
+            return NOT_SENT
+        return await self._senders[kind_of(attempt.url)].send(attempt)

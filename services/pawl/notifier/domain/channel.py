@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, NewType
 
-from pawl.chassis.ids import StoreId, is_id
+from pawl.chassis.ids import CredentialId, StoreId, UserId, is_id
 from pawl.errors import InvalidField
 from pawl.notifier.domain.notification import NotificationKind, NotificationKinds
 
@@ -34,6 +34,7 @@ CODE_LASTS: Final = timedelta(hours=1)
 CODES_MAX_A_DAY: Final = {"address": 3, "user": 10, "store": 100}
 """Codes that are sent in 24 hours to one address, whoever asks, for one user, and for one store."""
 UNCONFIRMED: Final = "its address is not confirmed"
+KEY_GONE: Final = "the API key that saved it last is gone: enable it with another one"
 UNSUBSCRIBED: Final = "somebody unsubscribed by the link in one of its e-mails"
 
 # No quotes, no comments, no routes: whatever could be read in two ways.
@@ -79,7 +80,8 @@ def channel_of_token(token: str) -> ChannelId | None:
 class Channel:
     """A place where a user is told, so long after the inbox. Without `kinds` it is told everything.
 
-    Without `after_seconds` they are those of its kind; one that is kept has them.
+    Without `after_seconds` they are those of its kind; one that is kept has them. `credential_id` is the credential
+    that saved it last, `delegate_user_id` the user of the delegate that did so for its user.
     """
 
     channel_id: ChannelId
@@ -92,6 +94,8 @@ class Channel:
     create_time: datetime | None = None
     failing_since_time: datetime | None = None
     confirm_time: datetime | None = None
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
     @property
     def kind(self) -> ChannelKind:

@@ -13,8 +13,9 @@ from typing import Final, NewType, TypeVar
 
 import msgspec
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
-from pawl.notifier.domain.channel import UNCONFIRMED, Channel, ChannelId
+from pawl.notifier.domain.channel import KEY_GONE, UNCONFIRMED, Channel, ChannelId
 from pawl.notifier.domain.link import link_to
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
 from pawl.notifier.domain.preferences import Preferences, quiet_until
@@ -131,6 +132,8 @@ class Attempt:
     """Tries so far, this one included."""
     claim_until: datetime
     """The end of the claim, which stands for it: who claims it later has another."""
+    saved_by: Principal
+    """Its user, with the credential that saved the channel last."""
     is_lost: bool = False
     """True if another claim of it is over, and nobody wrote what came of that: it is this try, which is not sent."""
 
@@ -170,6 +173,8 @@ class Outcome:
         return "" if self.is_success else self.error or f"the receiver answered {self.status}"
 
 
+NOT_SENT: Final = Outcome(error=KEY_GONE, is_receivers=False)
+"""The outcome of a try for a channel whose API key is gone: its channel is disabled."""
 LOST: Final = Outcome(error="the notifier ended while it was tried, or could not write what came of it")
 """The outcome of a try that was lost: it counts, so that one which nobody survives is given up in the end."""
 
@@ -189,6 +194,8 @@ def judge(
     """Return what becomes of a delivery after a try. `chance` is from 0 to 1 and moves the next one."""
     if outcome.is_success:
         return Verdict(state=DeliveryState.DELIVERED)
+    if outcome == NOT_SENT:
+        return Verdict(state=DeliveryState.DEAD, disable_reason=KEY_GONE)
     if outcome.is_final:
         return _given_up(is_test=is_test, failing_since=failing_since, now=now)
     if outcome.is_gone:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, Self
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 
 EventId = NewType("EventId", str)
@@ -40,6 +41,11 @@ class Inbox:
 
     store_id: StoreId
     user_id: UserId
+
+    @classmethod
+    def of(cls, caller: Principal) -> Self:
+        """Return the inbox of a caller."""
+        return cls(store_id=caller.store_id, user_id=caller.user_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

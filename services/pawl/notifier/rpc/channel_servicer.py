@@ -40,7 +40,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
     async def CreateChannel(self, request: pb.CreateChannelRequest, context: Context) -> pb.CreateChannelResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
-        channel, secret = await self._channels.create(caller_inbox(), _CHANNEL.read(request.channel), request_id)
+        channel, secret = await self._channels.create(require_user(), _CHANNEL.read(request.channel), request_id)
         return pb.CreateChannelResponse(channel=_CHANNEL.fields(channel), secret=_text(secret))
 
     async def GetChannel(self, request: pb.GetChannelRequest, context: Context) -> pb.GetChannelResponse:
@@ -52,7 +52,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
     async def UpdateChannel(self, request: pb.UpdateChannelRequest, context: Context) -> pb.UpdateChannelResponse:
         _id(request.channel_id)
-        channel = await self._channels.update(caller_inbox(), _CHANGE.read(request))
+        channel = await self._channels.update(require_user(), _CHANGE.read(request))
         return pb.UpdateChannelResponse(channel=_CHANNEL.fields(channel))
 
     async def DeleteChannel(self, request: pb.DeleteChannelRequest, context: Context) -> pb.DeleteChannelResponse:

@@ -37,8 +37,7 @@ _TOKEN: Final = re.compile(r"(all|unread)-([0-9]{1,18})")
 
 def caller_inbox() -> Inbox:
     """Return whose inbox the caller's is."""
-    caller = require_user()
-    return Inbox(store_id=caller.store_id, user_id=caller.user_id)
+    return Inbox.of(require_user())
 
 
 def page_size(requested: int) -> int:
