@@ -182,6 +182,9 @@ CREATE TABLE runs (
     topped_up_tokens bigint NOT NULL DEFAULT 0,
     silent boolean NOT NULL DEFAULT false,  -- a job that sends no notices, not even at its end
     series_grant bytea,
+    -- The run whose token budget also counts this run's tokens (empty for none), and what its whole tree has used.
+    budget_run_id text COLLATE "C" NOT NULL DEFAULT '',
+    shared_tokens_used bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, store_id)
 ) WITH (fillfactor = 80);
 -- Used slots, and the runs of each user that wait for one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace as replace_fields
@@ -19,7 +20,7 @@ from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece
+from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece, UsageReport
 from pawl.agent_loop.domain.run import (
     ENDED,
     Job,
@@ -30,6 +31,7 @@ from pawl.agent_loop.domain.run import (
     RunOptions,
     RunState,
     StopCause,
+    TokenBudgetPolicy,
 )
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
@@ -327,13 +329,31 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
     )
 
 
-async def test_agents_of_jobs_and_their_run_share_its_budget() -> None:
-    """LOOP-12: each job gets half of what is left."""
-    hires = [background("hire", n=number) for number in range(3)]
-    story = Story(calls(*hires), says("Begun."))
-    story.say("do it", RunOptions(limits=Limits(total_tokens_max=10_015)))
-    await story.until(lambda: len(story.jobs) == len(hires))
-    assert [job.options.limits.total_tokens_max for job in story.jobs] == [5000, 2500, 1250], "an answer uses 15"
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_run_its_jobs_agents_and_turns_together_use_no_more_than_its_budget(seed: int) -> None:
+    """LOOP-12: whatever they start, the budget is passed by the last call of those that call at once."""
+    story, draw, at_once = Story(seconds=5.0), random.Random(seed), [0]
+    model, budget = story.world.model, draw.randint(1500, 5000)
+
+    def reply(_: ModelRequest) -> Script:
+        at_once.append(model.streaming + 1)
+        hires = [f'hire {{"task":"n{n}"}}' for n in range(2)]
+        series = [background("hire", task=f"b{n}", _interval=7, _stopAfter=3) for n in range(2)]
+        wanted = draw.sample(
+            [*hires, *series, background("work"), 'look {"n":1}'], draw.randint(len(model.requests) < 6, 3)
+        )
+        script = calls(*wanted) if wanted else says("Done.")
+        usage = UsageReport(input_tokens=200, output_tokens=100)
+        return [draw.random(), *(usage if isinstance(piece, UsageReport) else piece for piece in script)]
+
+    model.reply = reply
+    limits = Limits(total_tokens_max=budget, agent_depth_max=2)
+    key = story.say("do it", RunOptions(limits=limits, token_budget_policy=TokenBudgetPolicy.FAIL))
+    await story.until(lambda: all(run.state in ENDED for run in story.runs), look_seconds=30.0)
+    used = 300 * len(model.requests)
+    assert used < budget + 300 * max(at_once)
+    assert used > budget - 300, "nothing is left for nobody"
+    assert story.world.ledger.row(key).shared_tokens_used == used
 
 
 async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:

@@ -1544,6 +1544,7 @@ class Run(_message.Message):
     ATTENTION_FIELD_NUMBER: _builtins.int
     CRASH_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
@@ -1609,6 +1610,10 @@ class Run(_message.Message):
     token_budget: _builtins.int
     """Tokens that the run may use: its total_tokens_max and all top-ups; 0 if it
     has no budget.
+    """
+    budget_run_id: _builtins.str
+    """The run whose token budget counts what this one uses, beside `token_budget`:
+    that at the top of its tree. Empty if that is this run, or has no budget.
     """
     queue_position: _builtins.int
     """Place among the runs that wait for their turn in the conversation, from 1; 0
@@ -1814,6 +1819,7 @@ class Run(_message.Message):
         attention: Global___Attention | None = ...,
         crash_count: _builtins.int = ...,
         token_budget: _builtins.int = ...,
+        budget_run_id: _builtins.str = ...,
         queue_position: _builtins.int = ...,
         waiting: _waiting_pb2.Waiting | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
@@ -1835,7 +1841,7 @@ class Run(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "grant", b"grant", "job", b"job", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "grant", b"grant", "job", b"job", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "grant", b"grant", "job", b"job", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

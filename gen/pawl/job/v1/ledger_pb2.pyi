@@ -982,6 +982,8 @@ class CommitRunRequest(_message.Message):
     ENTERED_NOTICES_FIELD_NUMBER: _builtins.int
     TELLS_ITERATION_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
+    TOKENS_USED_FIELD_NUMBER: _builtins.int
+    BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -1029,6 +1031,12 @@ class CommitRunRequest(_message.Message):
     """
     missed_iterations: _builtins.int
     """With `output_text`: Run.missed_iterations."""
+    tokens_used: _builtins.int
+    """With `usage`: tokens by which the run's own model calls have raised it, less
+    than 0 where an estimate was too high. They count in the shared budget.
+    """
+    budget_run_id: _builtins.str
+    """Run.budget_run_id."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
         """Events of the owner, in order: round_started, round_retrying,
@@ -1125,10 +1133,12 @@ class CommitRunRequest(_message.Message):
         entered_notices: _abc.Iterable[Global___EnteredNotice] | None = ...,
         tells_iteration: _builtins.int = ...,
         missed_iterations: _builtins.int = ...,
+        tokens_used: _builtins.int = ...,
+        budget_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -1267,6 +1277,7 @@ class CommitRunResponse(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     COMMANDS_PENDING_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    SHARED_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
     first_seq: _builtins.int
     """Seq of the first event of this commit; 0 if it had none."""
     last_seq: _builtins.int
@@ -1275,6 +1286,8 @@ class CommitRunResponse(_message.Message):
     """True if unconsumed commands are there, or, of a step with messages, notices of
     jobs: read them.
     """
+    shared_tokens_left: _builtins.int
+    """Tokens that are left of the budget which the run draws on; absent without one."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """The commit's time, from the database."""
@@ -1286,12 +1299,15 @@ class CommitRunResponse(_message.Message):
         last_seq: _builtins.int = ...,
         commands_pending: _builtins.bool = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
+        shared_tokens_left: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands_pending", b"commands_pending", "first_seq", b"first_seq", "last_seq", b"last_seq", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "commands_pending", b"commands_pending", "first_seq", b"first_seq", "last_seq", b"last_seq", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
+    _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_tokens_left) -> _WhichOneofReturnType__shared_tokens_left | None: ...
 
 Global___CommitRunResponse: _TypeAlias = CommitRunResponse  # noqa: Y015
 

@@ -172,16 +172,17 @@ class Drive:
             if isinstance(work, StartModel):
                 self._shown = Shown()
             if work is not ahead:
-                self._tasks.begin(work, plan.state)
+                self._tasks.begin(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
         return await self._rest(plan.rest, began - now)
 
     def _model_call_ahead(self, plan: Plan) -> StartModel | None:
         """Return the model call of a plan that may begin while the step that announces it is being written.
 
         None of it is used before that is durable, and all but its cost is forgotten if the step is refused. So it
-        begins only where nothing is known that speaks against the step: no command, and no refusal just before.
+        begins only where nothing is known that speaks against the step: no command, no refusal just before, and no
+        budget, of which the answer to the step says how much is left.
         """
-        if self._base.commands or self._woken or self._handing_over or self._refusals:
+        if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
         calls = (work for work in plan.work if isinstance(work, StartModel) and not work.delay_seconds)
         return next(calls, None)
@@ -212,8 +213,7 @@ class Drive:
     async def _show_output(self) -> None:
         if self._outbox:
             after = self._counting_output(replace(self._base, active_seconds=self._active_seconds()))
-            shown = Step(events=tuple(self._outbox), usage=after.run.usage, active_seconds=after.active_seconds)
-            await self._commit(shown, after)
+            await self._commit(step.between(self._base, after, self._outbox), after)
         else:
             await self._wait(self._plan_again_at)
 
@@ -316,7 +316,7 @@ class Drive:
         self._set_time(answer.time)
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
         if is_kept and may_have_been_held(self._base, after):
-            self._base = _state_of(await self._load())
+            self._base = step.with_shared_budget(_state_of(await self._load()), answer)
         else:
             self._base = step.committed(after, answer)
         if answer.commands_pending:

@@ -42,7 +42,13 @@ def tokens(state: State) -> int:
 def left(state: State) -> int | None:
     """Return how many tokens may still be used, 0 if none; None if there is no budget."""
     budget = tokens(state)
-    return max(0, budget - state.run.usage.total_tokens) if budget else None
+    return max(0, budget - used(state)) if budget else None
+
+
+def used(state: State) -> int:
+    """Return how many tokens of its budget the run has used, and others of those that are for both."""
+    own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
+    return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
 
 
 def is_used_up(state: State) -> bool:
@@ -60,7 +66,7 @@ def ends_run(state: State) -> bool:
 def _is_beyond_top_ups(state: State) -> bool:
     ceiling = state.run.options.limits.topped_up_tokens_max
     needed_tokens = max(1, _needed_by_open_call(state))
-    return bool(ceiling) and state.run.usage.total_tokens + needed_tokens > max(ceiling, tokens(state))
+    return bool(ceiling) and used(state) + needed_tokens > max(ceiling, tokens(state))
 
 
 def _needed_by_open_call(state: State) -> int:

@@ -60,6 +60,8 @@ def apply_command(state: State, command: Command, now: float) -> State:
             return _resolved(state, resolution, now)
         case TopUp() as top_up:
             added = state.loop.tokens_added + top_up.tokens
+            if state.shared_tokens_max is not None:
+                state = replace(state, shared_tokens_max=state.shared_tokens_max + top_up.tokens)
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
         case Pause() as pause:
             return program.of(state.run).paused(state, command.time, resumes=pause.resumes)

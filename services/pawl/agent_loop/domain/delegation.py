@@ -101,7 +101,8 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
         result = settle.error(_REASONS.get(command.state, "AGENT_FAILED"), _why(command))
         call = settle.settled(call, CallState.FAILED, result, now, note)
     run = replace(state.run, usage=state.run.usage + command.usage)
-    return replace(state.with_calls([call]), run=run)
+    loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + command.usage.total_tokens)
+    return replace(state.with_calls([call]), run=run, loop=loop)
 
 
 def _delegation(state: State, call: Call) -> Delegation:

@@ -303,13 +303,10 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
     )
     options, tokens = run.options, budget.left(state)
     if job.delegates and tokens is not None:
-        # The two never use more together than the run had left.
-        share = tokens // 2
-        if not share:
-            return state.with_calls([_refused(call, BUDGET_EXHAUSTED, "Too few tokens are left for an agent.", now)])
-        limits = replace(options.limits, total_tokens_max=share, topped_up_tokens_max=share)
+        if not tokens:
+            return state.with_calls([_refused(call, BUDGET_EXHAUSTED, "No tokens are left for an agent.", now)])
+        limits = replace(options.limits, total_tokens_max=tokens, topped_up_tokens_max=tokens)
         options = replace(options, limits=limits)
-        state = replace(state, loop=replace(state.loop, tokens_added=state.loop.tokens_added - share))
     begun = Delegation(
         call_id=call.call_id,
         run_id=run_id,

@@ -142,7 +142,9 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     summarised_round: int = 0
     """The last round before which history was summarised."""
     tokens_added: int = 0
-    """The tokens that top-ups have added to the budget, less those that agents of its jobs were given."""
+    """The tokens that top-ups have added to the budget."""
+    agents_tokens: int = 0
+    """The tokens in the usage of the run that the runs which did its calls have used."""
     top_up_deadline_time: float | None = None
     """Until when the run waits for a top-up; None if it does not."""
     misfits: int = 0

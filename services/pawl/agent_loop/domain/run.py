@@ -358,6 +358,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState = RunState.QUEUED
     waits: tuple[WaitKind, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
+    budget_run_id: RunId = RunId("")
+    """The run whose token budget counts what this one uses, beside its own; empty if there is none."""
     tools: tuple[PinnedTool, ...] = ()
     round: int = 0
     last_seq: int = 0

@@ -73,6 +73,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     quota_end_time: float | None = None
     """The end of the day of which the agent has used up the tokens, as it was found here; never written."""
 
+    shared_tokens_max: int | None = None
+    """Its `own_tokens` with which the budget would be used up that it draws on, by the last commit; None if unknown."""
+
+    @property
+    def own_tokens(self) -> int:
+        """The tokens of its own model calls."""
+        return self.run.usage.total_tokens - self.loop.agents_tokens
+
     @property
     def model(self) -> str:
         """The model that the run is driven by now: its own, or the fallback that took its place."""

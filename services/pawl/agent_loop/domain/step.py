@@ -26,7 +26,7 @@ from pawl.agent_loop.domain.run import (
     WaitKind,
 )
 from pawl.agent_loop.domain.state import State
-from pawl.chassis.ids import CallId, CommandId
+from pawl.chassis.ids import CallId, CommandId, RunId
 
 T = TypeVar("T")
 
@@ -61,6 +61,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None
     tokens_needed: int = 0
     """Goes with `usage`."""
+    tokens_used: int = 0
+    """Goes with `usage`: the tokens of its own model calls since the last step."""
+    budget_run_id: RunId = RunId("")
     output_text: str | None = None
     output_json: bytes = b""
     """Of the `output_text`, and only with it."""
@@ -86,7 +89,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def changes_nothing(self) -> bool:
         """True if there is nothing that must become durable."""
-        return replace(self, active_seconds=None) == Step()
+        return replace(self, active_seconds=None, budget_run_id=RunId("")) == Step()
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +99,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int
     commands_pending: bool
     time: float
+    shared_tokens_left: int | None = None
 
 
 def size_bytes(entry: Call | Command) -> int:
@@ -144,6 +148,8 @@ def between(
         round=_changed(old.round, new.round),
         usage=new.usage if changes_usage else None,
         tokens_needed=new.tokens_needed if changes_usage else 0,
+        tokens_used=after.own_tokens - base.own_tokens,
+        budget_run_id=new.budget_run_id,
         output_text=new.output_text if changes_output else None,
         output_json=new.output_json if changes_output else b"",
         missed_iterations=new.missed_iterations if changes_output else 0,
@@ -173,7 +179,14 @@ def committed(after: State, answer: Committed) -> State:
         last += not message.number
         messages.append(message if message.number else replace(message, number=last))
     run = replace(after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds)
-    return replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), entered=(), tells_iteration=0)
+    written = replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), entered=())
+    return with_shared_budget(replace(written, tells_iteration=0), answer)
+
+
+def with_shared_budget(state: State, answer: Committed) -> State:
+    """Return the state with what is left of the budget that the run draws on."""
+    left = answer.shared_tokens_left
+    return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
 
 
 def _kept(base: State, after: State) -> int:

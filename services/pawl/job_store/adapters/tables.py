@@ -137,7 +137,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
     "job_store.runs",
     [
         *_fixed("text", "store_id", "run_id", "conversation_id", "user_id", "parent_run_id", "parent_call_id"),
-        *_fixed("text", "credential_id", "delegate_user_id", "agent_name", "reports_to"),
+        *_fixed("text", "credential_id", "delegate_user_id", "agent_name", "reports_to", "budget_run_id"),
         *_fixed("integer", "generation"),
         Column("labels", "text", _labels, fixed=True),
         *_same("text", "worker_id"),
@@ -146,6 +146,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
         *_same("integer", "trimmed_rounds", "trimmed_failures", "mark_round"),
         *_same("bigint", "trimmed_log_seq", "mark_seq"),
         *_same("bigint", "epoch", "last_seq", "token_budget", "topped_up_tokens", "steer_bytes_waiting"),
+        *_same("bigint", "shared_tokens_used"),
         *_fixed("bigint", "token_ceiling"),
         *_same("double precision", "active_seconds"),
         *_fixed("timestamptz", "create_time"),

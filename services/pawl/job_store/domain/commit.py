@@ -9,7 +9,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, CommandId, RunKey
+from pawl.chassis.ids import CallKey, CommandId, RunId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
 from pawl.job_store.domain import calls, delegation, grants, inbox, jobs, log, run_table, stop, titles, trimming
 from pawl.job_store.domain.calls import CallChange
@@ -59,6 +59,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     stop_cause: StopCause | None = None
     round: int | None = None
     usage: bytes | None = None
+    tokens_used: int = 0
+    """The tokens of its own model calls that are new."""
+    budget_run_id: RunId = RunId("")
+    """That of the run."""
     output: bytes | None = None
     active_seconds: float | None = None
     tools: bytes | None = None
@@ -90,8 +94,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if change.child_run_id and change.state is CallState.CANCELLED
         )
         told = (RunKey(store_id, each.run_id) for each in self.entered)
+        shared = (RunKey(store_id, self.budget_run_id),) if self.budget_run_id else ()
         return RowKeys(
-            runs=(self.run, *begun, *given_up, *told),
+            runs=(self.run, *shared, *begun, *given_up, *told),
             conversations_of=(self.run,) if self.messages or any(each.is_job for each in self.delegations) else (),
             ends=(self.run, *given_up) if may_end or self.tells_iteration else given_up,
             calls_of=(self.run,) if may_end else (),
@@ -140,6 +145,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         steps += [event for event in self.events if event.type == ROUND_STARTED]
         run, trim = trimming.after_round(before, self._with_figures(run, unit.now), unit.iterations_kept)
         unit.trims.add([] if trim is None else [trim])
+        run, shared_tokens_left = self._spend(unit, run)
         unread = unit.inbox(run)
         ends = self.state is not None and self.state.is_terminal
         if not ends:
@@ -160,6 +166,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             # Its conversation is looked at when a message is added, which is early enough for the next model call.
             commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_news(unit, run))),
             time=unit.now,
+            shared_tokens_left=shared_tokens_left,
         )
         run = unit.put_run(replace(run, last_commit=last))
         if self.tells_iteration and run.reports_to and not ends:
@@ -261,6 +268,16 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             progress_time=now if self._settles() else run.progress_time,
             **{name: value for name, value in figures if value is not None},
         )
+
+    def _spend(self, unit: UnitOfWork, run: RunRow) -> tuple[RunRow, int | None]:
+        """Count what is used in the budget that the run draws on; return the run, and what is left of that budget."""
+        top = unit.runs.get(RunKey(run.store_id, run.budget_run_id)) if run.budget_run_id else run
+        if top is None or not top.token_budget:
+            return run, None
+        top = replace(top, shared_tokens_used=top.shared_tokens_used + self.tokens_used)
+        if run.budget_run_id:
+            unit.put_run(top)
+        return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
         """Return whether the run has got somewhere. A step alone does not say so: its workers may die after it."""

@@ -193,6 +193,7 @@ class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int
     commands_pending: bool
     time: datetime
+    shared_tokens_left: int | None = None
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +221,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     is the first message of a run that has not had its turn yet. `crashes` counts
     the workers that died with the run since it last made progress; `attention` goes
     with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if it has no budget; `token_ceiling` is
-    what they can raise it to, 0 if anything, and `topped_up_tokens` what they have added.
+    what they can raise it to, 0 if anything, and `topped_up_tokens` what they have added. Beside its
+    own budget it draws on that of `budget_run_id`, the run at the top of its tree; empty if that is itself, or has
+    none. `shared_tokens_used` counts there what all of them have used.
     `parent_run_id` and `parent_call_id` name the call that it does; empty unless it does one. `steers_waiting` messages
     have entered it that do not stand in its conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts`
     is how many receipts it has of commands that changed nothing. `credential_id` started it, or the run above it, for
@@ -256,6 +259,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     token_budget: int
     token_ceiling: int
     topped_up_tokens: int = 0
+    budget_run_id: RunId = RunId("")
+    shared_tokens_used: int = 0
     last_commit: LastCommit | None = None
     queued_message: bytes | None
     options: bytes
@@ -298,6 +303,16 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def is_turn(self) -> bool:
         """True if notices of jobs have begun it, and no message."""
         return self.generation > 0 and not self.reports_to
+
+    @property
+    def budget_of_tree(self) -> RunId:
+        """The run on whose budget the runs draw that this one leads to; empty if that has none."""
+        return self.budget_run_id or (self.run_id if self.token_budget else RunId(""))
+
+    @property
+    def shared_tokens_left(self) -> int:
+        """What the tree of this run, which is at its top, may still use."""
+        return max(0, self.token_budget - self.shared_tokens_used)
 
     @property
     def key(self) -> RunKey:

@@ -179,6 +179,8 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
         round=_int32(request.round, "round") if has("round") else None,
         usage=_usage(request) if has("usage") else None,
+        tokens_used=request.tokens_used,
+        budget_run_id=RunId(check_id(request.budget_run_id, "budget_run_id", optional=True)),
         output=_output(request) if has("output_text") else None,
         active_seconds=request.active_seconds if has("active_seconds") else None,
         tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
