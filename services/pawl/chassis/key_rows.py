@@ -15,8 +15,7 @@ import msgspec
 from pawl.chassis import logs, tasks
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
-from pawl.chassis.login_failures import FailureReport, FailureSums
-from pawl.errors import DependencyUnavailable, InvalidArgument, PawlError, TooLarge
+from pawl.errors import DependencyUnavailable, PawlError
 
 SECRET_BYTES: Final = 32
 USES_MAX: Final = 1000
@@ -103,12 +102,10 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 class KeySource(Protocol):
     """The keys that there are."""
 
-    async def sync_keys(
-        self, after_change: int, used_key_ids: Sequence[str], reports: Sequence[FailureReport] = ()
-    ) -> KeyChanges:
-        """Return the keys that have changed since a change, 0 for all; note which were used, and keep the reports.
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+        """Return the keys that have changed since a change, 0 for all; note which were used.
 
-        A report that was kept before is not kept again. A `last_change` before `after_change` says that the keys
+        A `last_change` before `after_change` says that the keys
         are those of an older database.
 
         Raises:
@@ -122,14 +119,12 @@ class KeyRows:
     A key that is not in it is looked for at once before it is refused: so a new
     one is known at once everywhere. All who wait for that share one look, and
     there is one each half second at most. Without news for 60 s no key is taken,
-    since any may have been revoked. Failed logins are reported on the way; reports
-    that are refused are dropped.
+    since any may have been revoked.
     """
 
-    def __init__(self, source: KeySource, clock: Clock, failure_sums: FailureSums | None = None) -> None:
+    def __init__(self, source: KeySource, clock: Clock) -> None:
         self._source = source
         self._clock = clock
-        self._failure_sums = failure_sums
         self._by_digest: dict[bytes, KeyGrant] = {}
         self._ended: dict[bytes, KeyGrant] = {}
         self._last_change = 0
@@ -221,19 +216,9 @@ class KeyRows:
         # After a long silence the database may be another one, an older copy for example.
         is_anew = self._is_stale
         used = self._uses_to_report(began_at)
-        sums = self._failure_sums
-        reports = () if sums is None else sums.reports()
         after_change = 0 if is_anew else self._last_change
         try:
-            try:
-                await self._read(after_change, used, reports)
-            except (InvalidArgument, TooLarge) as error:
-                if sums is None or not reports:
-                    raise
-                # It would be refused again and again, and without keys nobody gets in.
-                _log.warning("keys.reports_refused", reports=len(reports), reason=error.message)
-                sums.taken()
-                await self._read(after_change, used, ())
+            await self._read(after_change, used)
         except PawlError as error:
             if not self._is_failing:
                 _log.warning("keys.not_synced", reason=error.message)
@@ -243,20 +228,18 @@ class KeyRows:
             _log.info("keys.synced_again")
         self._is_failing = False
         self._fresh_at = began_at
-        if sums is not None:
-            sums.taken()
         self._used.difference_update(used)
         self._reported.update(dict.fromkeys(used, began_at))
         return True
 
-    async def _read(self, after_change: int, used: Sequence[str], reports: Sequence[FailureReport]) -> None:
+    async def _read(self, after_change: int, used: Sequence[str]) -> None:
         """Bring the snapshot up to date; it changes when all is read."""
         is_anew = after_change == 0
         found: list[KeyGrant] = []
         has_more = True
         while has_more:
-            changes = await self._source.sync_keys(after_change, used, reports)
-            used = reports = ()
+            changes = await self._source.sync_keys(after_change, used)
+            used = ()
             if changes.last_change < after_change:
                 after_change, is_anew, found = 0, True, []
             else:

@@ -8,10 +8,8 @@ from typing import Final
 import grpc
 
 from pawl.chassis.key_rows import KeyChanges, KeyGrant
-from pawl.chassis.login_failures import FailureKind, FailureReport
 from pawl.chassis.rpc_client import translating
 from pawl.chassis.translate import Translator
-from pawl.errors import InvalidField
 from pawl.identity.v1 import key_sync_pb2 as pb
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
 
@@ -19,12 +17,6 @@ _DEADLINE_SECONDS: Final = 3.0
 _WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
 _WIRE.struct(KeyGrant, pb.KeyGrant)
 CHANGES: Final = _WIRE.struct(KeyChanges, pb.SyncKeysResponse)
-# A process of a newer version must get its keys, though it counts what nobody here has a name for.
-REPORTS: Final = Translator(
-    lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field),
-    defaults={FailureKind: FailureKind.UNKNOWN},
-    newer_is_default=True,
-).struct(FailureReport, pb.FailureReport, field="failure_reports")
 
 
 class KeySyncClient:
@@ -33,11 +25,7 @@ class KeySyncClient:
     def __init__(self, job_store: grpc.aio.Channel) -> None:
         self._stub = KeySyncServiceStub(job_store)
 
-    async def sync_keys(
-        self, after_change: int, used_key_ids: Sequence[str], reports: Sequence[FailureReport] = ()
-    ) -> KeyChanges:
-        request = pb.SyncKeysRequest(
-            after_change=after_change, used_key_ids=used_key_ids, failure_reports=map(REPORTS.write, reports)
-        )
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+        request = pb.SyncKeysRequest(after_change=after_change, used_key_ids=used_key_ids)
         with translating():
             return CHANGES.read(await self._stub.SyncKeys(request, timeout=_DEADLINE_SECONDS))

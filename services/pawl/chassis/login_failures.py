@@ -1,23 +1,20 @@
-"""Failed logins: counted by kind, told in the log, summed for job-store, and free of cost beyond a rate.
+"""Failed logins: a counter by kind, a log line, and a rate limit.
 
-A login that succeeds never asks here: what holds too many failures off is only the look for a credential
-that is not known, a line in the log for each of them, and a row of job-store for each sum.
+Logins that succeed never come here. The limit bounds what a failed login may cost: a look-up of an unknown
+credential, and a log line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
-import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final
 from urllib.parse import unquote
 
-import msgspec
 from prometheus_client import Counter
 
 from pawl.chassis import logs
@@ -33,10 +30,6 @@ LOOKING_MAX: Final = 1000
 """The callers at once, of whom nothing is known yet, that wait until others were asked about them."""
 
 NO_KEY: Final = KeyId("")
-REPORTS_MAX: Final = 64
-"""Most reports of failed logins that one call hands over, and most sums that a process has at a time."""
-
-_REPORTED: Final = (float(REPORTS_MAX), 0.1)
 _OF_SOURCE: Final = (30.0, 0.5)
 _OF_KEY: Final = (5.0, 0.1)
 _REPORT_SECONDS: Final = 60.0
@@ -61,14 +54,6 @@ class FailureKind(StrEnum):
     CERTIFICATE = "certificate"
 
 
-_NAMED_MAX: Final = REPORTS_MAX - len(FailureKind)
-# The rest is for keys that have ended, so that nobody hides the use of one behind many guesses.
-_GUESSES_MAX: Final = 40
-
-
-_Name: TypeAlias = tuple[FailureKind, str, KeyId]
-
-
 class LoginRefused(Exception):
     """The cause of an Unauthenticated that callers are not told; `key_id` is of a key that has ended."""
 
@@ -76,24 +61,6 @@ class LoginRefused(Exception):
         super().__init__(kind.value)
         self.kind = kind
         self.key_id = key_id
-
-
-class FailureSum(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of failed logins of one kind from one source, which is empty for several."""
-
-    kind: FailureKind
-    source: str
-    count: int
-    first_time: datetime
-    last_time: datetime
-
-
-class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Failed logins that are handed over; the same id again is the same report. `key_id` is of a key that has ended."""
-
-    report_id: str
-    key_id: KeyId
-    sum: FailureSum
 
 
 def kind_of(metadata: Metadata) -> FailureKind:
@@ -167,76 +134,12 @@ class Rate:
         return left
 
 
-class FailureSums:
-    """The failed logins of a process by kind, source and key, until they are handed over to job-store.
-
-    However many fail, it has at most 64 sums, beside as many reports that nobody has taken yet, and gives 64
-    reports at once and then one every ten seconds. What has no sum of its own is summed up by kind. None is
-    lost, unless job-store refuses it, and none counts twice: reports stay the same until they are taken.
-    """
-
-    def __init__(self, clock: Clock, new_id: Callable[[], str] = lambda: f"rep_{secrets.token_hex(16)}") -> None:
-        self._clock = clock
-        self._new_id = new_id
-        self._rate = Rate(*_REPORTED, clock)
-        self._open: dict[_Name, FailureSum] = {}
-        # Counted as they come and go, so that the time of a failure does not tell whether its key has been one.
-        self._named = 0
-        self._guesses = 0
-        self._reports: tuple[FailureReport, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self._open) + len(self._reports)
-
-    def add(self, kind: FailureKind, source: str, key_id: KeyId = NO_KEY) -> None:
-        """Count a login that failed."""
-        name = (kind, source, key_id) if self._has_room(kind, source, key_id) else (kind, "", NO_KEY)
-        now = datetime.fromtimestamp(self._clock.now(), UTC)
-        found = self._open.get(name)
-        if found is None:
-            self._count(name, 1)
-        self._open[name] = FailureSum(
-            kind=kind,
-            source=name[1],
-            count=found.count + 1 if found else 1,
-            first_time=min(found.first_time, now) if found else now,
-            last_time=max(found.last_time, now) if found else now,
-        )
-
-    def reports(self) -> Sequence[FailureReport]:
-        """Return what is to be handed over now, the oldest first: the same until it is `taken`."""
-        if not self._reports:
-            due = [name for name in self._open if self._rate.spend("")]
-            self._reports = tuple(
-                FailureReport(report_id=self._new_id(), key_id=name[2], sum=self._open.pop(name)) for name in due
-            )
-            for name in due:
-                self._count(name, -1)
-        return self._reports
-
-    def taken(self) -> None:
-        """Forget what was handed over."""
-        self._reports = ()
-
-    def _has_room(self, kind: FailureKind, source: str, key_id: KeyId) -> bool:
-        if (kind, source, key_id) in self._open:
-            return True
-        return self._named < _NAMED_MAX and (bool(key_id) or self._guesses < _GUESSES_MAX)
-
-    def _count(self, name: _Name, more: int) -> None:
-        _, source, key_id = name
-        if source or key_id:
-            self._named += more
-            self._guesses += 0 if key_id else more
-
-
 class LoginFailures:
-    """The failed logins of one server; those of all servers of a process have one `sums`."""
+    """The failed logins of one server."""
 
-    def __init__(self, counter: Counter, clock: Clock, sums: FailureSums | None = None) -> None:
+    def __init__(self, counter: Counter, clock: Clock) -> None:
         self._counter = counter
         self._clock = clock
-        self._sums = sums
         self._sources = Rate(*_OF_SOURCE, clock)
         self._keys = Rate(*_OF_KEY, clock)
         self._unchecked = Rate(*_OF_SOURCE, clock)
@@ -274,8 +177,6 @@ class LoginFailures:
             if isinstance(cause, LoginRefused):
                 kind, key_id = cause.kind, cause.key_id
         self._counter.labels(kind.value).inc()
-        if self._sums is not None:
-            self._sums.add(kind, source, key_id)
         # One program with an old key, which tries again and again, holds up nothing else from its address.
         if (not key or self._keys.spend(key)) and self._sources.spend(source):
             known = {"key_id": key_id} if key_id else {}

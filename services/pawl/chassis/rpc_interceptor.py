@@ -29,7 +29,7 @@ from pawl.chassis import auth, logs, status, tls
 from pawl.chassis.auth import WHO_CALLS, Authenticator, Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource, is_id
-from pawl.chassis.login_failures import FailureSums, LoginFailures, source_of
+from pawl.chassis.login_failures import LoginFailures, source_of
 from pawl.chassis.metrics import RpcMetrics
 from pawl.chassis.roles import ANYBODY
 from pawl.chassis.rpc_kinds import Behaviour, Context, read_raw
@@ -108,11 +108,10 @@ class Interceptor(grpc.aio.ServerInterceptor):
         access: dict[str, Access],
         callers: Mapping[str, frozenset[str]],
         certified_services: bool = False,
-        failure_sums: FailureSums | None = None,
     ) -> None:
         self.authenticator = authenticator
         self.certified_services = certified_services
-        self.failures = LoginFailures(metrics.login_failures, SystemClock(), failure_sums)
+        self.failures = LoginFailures(metrics.login_failures, SystemClock())
         self.callers = callers
         self.ids = ids
         self.metrics = metrics

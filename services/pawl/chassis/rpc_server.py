@@ -13,7 +13,6 @@ from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
 from pawl.chassis import logs, rpc_health, rpc_reflection, tasks
 from pawl.chassis.auth import KEY_LENGTH_MAX, Authenticator
 from pawl.chassis.ids import IdSource
-from pawl.chassis.login_failures import FailureSums
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.roles import CALLERS
 from pawl.chassis.rpc_batch_server import BatchServicer
@@ -50,8 +49,6 @@ class RpcServer:
 
     Every `callers_seconds` it looks again who calls: the calls of a credential that
     has expired, was revoked or stands for less by now end with UNAUTHENTICATED.
-
-    Logins that fail are added to `failure_sums`.
     """
 
     protocol = "grpc"
@@ -68,7 +65,6 @@ class RpcServer:
         tls: Tls | None = None,
         internal_listen: str | None = None,
         callers_seconds: float = 2.0,
-        failure_sums: FailureSums | None = None,
     ) -> None:
         self._listen = listen
         self._internal_listen = internal_listen
@@ -90,7 +86,6 @@ class RpcServer:
             access=self._access,
             callers=self._callers,
             certified_services=_is_checking(tls),
-            failure_sums=failure_sums,
         )
         self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits))
         self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)

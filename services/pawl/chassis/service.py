@@ -38,7 +38,6 @@ from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.ids import IdSource
 from pawl.chassis.key_rows import KeyRows, KeySource
 from pawl.chassis.lifecycle import Background
-from pawl.chassis.login_failures import FailureSums
 from pawl.chassis.metrics import CONTENT_TYPE, Metrics
 from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
 from pawl.chassis.rpc_limits import Limits
@@ -215,13 +214,12 @@ class Service:
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
         """Return the server that the settings describe; add the servicers, then `serve` it.
 
-        Callers may show `keys` beside those of the settings; their source is told of logins that fail.
+        Callers may show `keys` beside those of the settings.
         """
         issuers = read_issuers(self._settings, self.clock)
         if issuers:
             self.background.start("issuers", issuers.run)
-        failure_sums = FailureSums(self.clock) if keys else None
-        rows = self.key_rows = KeyRows(keys, self.clock, failure_sums) if keys else None
+        rows = self.key_rows = KeyRows(keys, self.clock) if keys else None
         if rows:
             self.background.start("keys", rows.run)
         return RpcServer(
@@ -240,7 +238,6 @@ class Service:
             drain_seconds=self._settings.drain_seconds,
             tls=self._tls,
             internal_listen=self._settings.internal_listen,
-            failure_sums=failure_sums,
         )
 
     @property

@@ -40,7 +40,6 @@ class EventKind(StrEnum):
     KEY_CREATED = "key-created"
     KEY_REVOKED = "key-revoked"
     KEY_BOOTSTRAPPED = "key-bootstrapped"
-    LOGINS_FAILED = "logins-failed"
 
 
 @app.command()
@@ -126,7 +125,7 @@ async def events(
     count: Annotated[int, typer.Option("--count", "-n", help="At most so many, the newest.", min=1)] = 50,
     json: Json = False,
 ) -> None:
-    """List who made and revoked keys, and which logins failed, the newest last."""
+    """List who made and revoked keys, the newest last."""
     request = key_pb2.ListKeyEventsRequest(key_id=key, store_id=in_store)
     if kind is not None:
         request.kind = key_pb2.KeyEventKind.Value(f"KEY_EVENT_KIND_{kind.name}")
@@ -140,7 +139,7 @@ async def events(
         for event in found:
             console.print(wording.document_line(event), markup=False, soft_wrap=True)
     elif found:
-        headings = ("event", "time", "what", "store", "key", "user", "roles", "by", "name, or the logins")
+        headings = ("event", "time", "what", "store", "key", "user", "roles", "by", "name")
         show_table(console, headings, list(map(_event_row, found)))
     else:
         print("There are no such events.", file=sys.stderr)
@@ -196,11 +195,5 @@ def _event_row(event: key_pb2.KeyEvent) -> tuple[str, ...]:
         wording.clean(event.user_id),
         ", ".join(event.roles) or ("none" if event.key_id else ""),
         f"{wording.clean(by)} ({event.by_credential_id})" if by else "",
-        _logins(event) if event.HasField("failures") else wording.one_line(event.key_name, 80),
+        wording.one_line(event.key_name, 80),
     )
-
-
-def _logins(event: key_pb2.KeyEvent) -> str:
-    failures = event.failures
-    kind = wording.value_name(key_pb2.LoginFailureKind, failures.kind)
-    return f"{failures.count} {kind} at {event.service} from {wording.clean(failures.source) or 'several addresses'}"

@@ -395,13 +395,13 @@ CREATE UNIQUE INDEX api_keys_by_request ON api_keys (create_credential_id, creat
 CREATE INDEX api_keys_ended ON api_keys (LEAST(revoke_time, expire_time));
 CREATE INDEX api_keys_of_store ON api_keys (store_id, key_id);
 
--- Events of API keys, and sums of failed logins. Append-only: only the function below removes old rows, so that a role
+-- Events of API keys. Append-only: only the function below removes old rows, so that a role
 -- with SELECT and INSERT cannot.
 CREATE TABLE key_events (
     event_id bigint GENERATED ALWAYS AS IDENTITY,
     "time" timestamptz NOT NULL,
     kind text NOT NULL,
-    store_id text NOT NULL,  -- empty for keys of the deployment, and where the key is unknown
+    store_id text NOT NULL,  -- empty for keys of the deployment
     key_id text NOT NULL,  -- this and the next columns: as the key was at the time
     key_name text NOT NULL,
     user_id text NOT NULL,
@@ -410,34 +410,21 @@ CREATE TABLE key_events (
     by_user_id text NOT NULL,
     by_delegate_user_id text NOT NULL,
     by_credential_id text NOT NULL,
-    service text NOT NULL,
-    report_id text NOT NULL,  -- this and the next columns: for failed logins only; empty otherwise
-    failure_kind text,
-    source text,
-    failure_count bigint,
-    first_time timestamptz,
-    last_time timestamptz,
     PRIMARY KEY (event_id)
 );
-CREATE UNIQUE INDEX key_events_by_report ON key_events (report_id) WHERE report_id <> '';
 CREATE INDEX key_events_by_time ON key_events ("time");
-CREATE INDEX key_events_of_key ON key_events (key_id, event_id) WHERE key_id <> '';
+CREATE INDEX key_events_of_key ON key_events (key_id, event_id);
 CREATE INDEX key_events_of_kind ON key_events (kind, event_id);
 CREATE INDEX key_events_of_store ON key_events (store_id, event_id);
 
--- Removes at most `rows_max` events older than 90 days, and as many failed logins beyond the newest 100,000. Returns
--- how many. Runs with the rights of the table's owner, whoever calls.
+-- Removes at most `rows_max` events older than 90 days, and returns how many. Runs with the rights of the table's owner,
+-- whoever calls.
 CREATE FUNCTION remove_old_key_events(rows_max integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH gone AS (
         DELETE FROM job_store.key_events WHERE event_id IN (
-            (SELECT event_id FROM job_store.key_events WHERE "time" < now() - interval '90 days'
-            ORDER BY "time" LIMIT rows_max)
-            UNION
-            (SELECT event_id FROM job_store.key_events WHERE kind = 'LOGINS_FAILED' AND event_id <= (
-                SELECT event_id FROM job_store.key_events WHERE kind = 'LOGINS_FAILED'
-                ORDER BY event_id DESC OFFSET 100000 LIMIT 1
-            ) ORDER BY event_id LIMIT rows_max)
+            SELECT event_id FROM job_store.key_events WHERE "time" < now() - interval '90 days'
+            ORDER BY "time" LIMIT rows_max
         ) RETURNING event_id
     )
     SELECT count(*) FROM gone

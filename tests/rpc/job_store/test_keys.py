@@ -20,7 +20,6 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.key_rows import KeyRows, digest_of, is_secret
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import Background
-from pawl.chassis.login_failures import FailureSums
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
@@ -81,8 +80,7 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
         )
         await stack.enter_async_context(parts.group_commit)
         assert parts.keys is not None
-        sums = FailureSums(clock)
-        rows = KeyRows(parts.keys, clock, sums)
+        rows = KeyRows(parts.keys, clock)
         background = await stack.enter_async_context(Background())
         background.start("keys", rows.run)
         services = {digest_of(SERVICE_KEY): service_principal("agent-loop")}
@@ -91,7 +89,6 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
             authenticator=KeyAuthenticator(rows=rows, services=lambda: services, local_key=LOCAL_KEY),
             ids=IdSource(clock),
             metrics=metrics,
-            failure_sums=sums,
         )
         parts.add_to(server)
         await stack.enter_async_context(server)
@@ -320,10 +317,10 @@ async def test_keys_and_events_that_ended_long_ago_are_forgotten(world: World, m
     assert await retention.remove_key_events(rows_max=10) == 3
 
 
-async def test_nothing_to_report_writes_nothing(world: World) -> None:
+async def test_a_sync_without_uses_writes_nothing(world: World) -> None:
     """What every process asks every two seconds costs one read. Now and then PostgreSQL writes for its own reasons."""
     positions = set[str]()
     for _ in range(10):
-        await world.keys.sync_keys(0, (), ())
+        await world.keys.sync_keys(0, ())
         positions.add(await world.database.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
     assert len(positions) < 10

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from structlog.testing import capture_logs
 
 from pawl.chassis.auth import principal_of, user_principal
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator, gone
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
-from pawl.chassis.login_failures import FailureKind, FailureReport, FailureSums, LoginRefused
+from pawl.chassis.login_failures import FailureKind, LoginRefused
 from pawl.chassis.settings import ServiceSettings
-from pawl.errors import DependencyUnavailable, InvalidField, Unauthenticated
+from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
 
 SECRETS = [secret_of(bytes([number]) * 32) for number in range(8)]
@@ -44,25 +43,15 @@ class Source:
         self.changes: list[KeyGrant] = []
         self.syncs: list[int] = []
         self.used: list[Sequence[str]] = []
-        self.reports: list[FailureReport] = []
         self.is_down = False
-        self.loses_answers = False
-        self.refuses_reports = False
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def sync_keys(
-        self, after_change: int, used_key_ids: Sequence[str], reports: Sequence[FailureReport] = ()
-    ) -> KeyChanges:
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
         self.syncs.append(after_change)
         changes = list(self.changes)
         await self.gate.wait()
         if self.is_down:
-            raise DependencyUnavailable
-        if reports and self.refuses_reports:
-            raise InvalidField("failure_reports: none of ours", field="failure_reports")
-        self.reports += reports
-        if self.loses_answers:
             raise DependencyUnavailable
         if used_key_ids:
             self.used.append(sorted(used_key_ids))
@@ -77,13 +66,8 @@ def source() -> Source:
 
 
 @pytest.fixture
-def sums(clock: ManualClock) -> FailureSums:
-    return FailureSums(clock)
-
-
-@pytest.fixture
-async def rows(source: Source, clock: ManualClock, sums: FailureSums) -> AsyncIterator[KeyRows]:
-    rows = KeyRows(source, clock, sums)
+async def rows(source: Source, clock: ManualClock) -> AsyncIterator[KeyRows]:
+    rows = KeyRows(source, clock)
     task = asyncio.ensure_future(rows.run())
     await clock.advance(0)
     yield rows
@@ -255,38 +239,3 @@ async def test_revoked_expired_and_unknown_keys_get_one_answer(
     assert found == user_principal(
         StoreId("acme"), UserId("ann"), frozenset({"member"}), credential_id=CredentialId("key_0")
     )
-
-
-async def test_failed_logins_are_reported_once_also_after_an_outage(
-    rows: KeyRows, source: Source, clock: ManualClock, sums: FailureSums
-) -> None:
-    source.is_down = True
-    sums.add(FailureKind.UNKNOWN, "10.0.0.1")
-    await clock.advance(10)
-    assert source.reports == []
-    source.is_down, source.loses_answers = False, True
-    await clock.advance(4)
-    source.loses_answers = False
-    await clock.advance(4)
-    assert len(source.reports) > 1
-    assert {report.report_id for report in source.reports} == {source.reports[0].report_id}
-    assert source.reports[0].sum.count == 1
-    assert len(sums) == 0
-
-
-async def test_a_report_that_is_refused_is_dropped_and_keys_go_on(
-    rows: KeyRows, source: Source, clock: ManualClock, sums: FailureSums
-) -> None:
-    """It would be refused with each sync, for good."""
-    source.refuses_reports = True
-    source.changes = [grant(0)]
-    sums.add(FailureKind.UNKNOWN, "10.0.0.1")
-    with capture_logs() as lines:
-        await clock.advance(4)
-    assert await rows.find(SECRETS[0]) == grant(0)
-    assert (source.reports, len(sums)) == ([], 0)
-    assert [line["event"] for line in lines] == ["keys.reports_refused"]
-    source.refuses_reports = False
-    sums.add(FailureKind.UNKNOWN, "10.0.0.1")
-    await clock.advance(20)
-    assert [report.sum.count for report in source.reports] == [1]

@@ -27,88 +27,26 @@ class _KeyEventKind:
 class _KeyEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyEventKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     KEY_EVENT_KIND_UNSPECIFIED: _KeyEventKind.ValueType  # 0
-    """A newer version wrote it, and the one that answers has no name for it. In a
-    filter: any.
-    """
+    """In a filter: any."""
     KEY_EVENT_KIND_KEY_CREATED: _KeyEventKind.ValueType  # 1
     """A key was made."""
     KEY_EVENT_KIND_KEY_REVOKED: _KeyEventKind.ValueType  # 2
     """A key was revoked."""
     KEY_EVENT_KIND_KEY_BOOTSTRAPPED: _KeyEventKind.ValueType  # 3
     """Somebody with access to the database made the first key of the deployment."""
-    KEY_EVENT_KIND_LOGINS_FAILED: _KeyEventKind.ValueType  # 4
-    """Logins failed at a service, for one reason and from one source: see
-    FailureSum.
-    """
 
 class KeyEventKind(_KeyEventKind, metaclass=_KeyEventKindEnumTypeWrapper):
     """KeyEventKind is what an event tells."""
 
 KEY_EVENT_KIND_UNSPECIFIED: KeyEventKind.ValueType  # 0
-"""A newer version wrote it, and the one that answers has no name for it. In a
-filter: any.
-"""
+"""In a filter: any."""
 KEY_EVENT_KIND_KEY_CREATED: KeyEventKind.ValueType  # 1
 """A key was made."""
 KEY_EVENT_KIND_KEY_REVOKED: KeyEventKind.ValueType  # 2
 """A key was revoked."""
 KEY_EVENT_KIND_KEY_BOOTSTRAPPED: KeyEventKind.ValueType  # 3
 """Somebody with access to the database made the first key of the deployment."""
-KEY_EVENT_KIND_LOGINS_FAILED: KeyEventKind.ValueType  # 4
-"""Logins failed at a service, for one reason and from one source: see
-FailureSum.
-"""
 Global___KeyEventKind: _TypeAlias = KeyEventKind  # noqa: Y015
-
-class _LoginFailureKind:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _LoginFailureKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoginFailureKind.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    LOGIN_FAILURE_KIND_UNSPECIFIED: _LoginFailureKind.ValueType  # 0
-    """Never sent."""
-    LOGIN_FAILURE_KIND_ABSENT: _LoginFailureKind.ValueType  # 1
-    """There was no credential."""
-    LOGIN_FAILURE_KIND_REPEATED: _LoginFailureKind.ValueType  # 2
-    """There were two, or two users or stores were named."""
-    LOGIN_FAILURE_KIND_MALFORMED: _LoginFailureKind.ValueType  # 3
-    """It was not `Bearer <key>`, or too long."""
-    LOGIN_FAILURE_KIND_UNKNOWN: _LoginFailureKind.ValueType  # 4
-    """Nobody knows it."""
-    LOGIN_FAILURE_KIND_EXPIRED: _LoginFailureKind.ValueType  # 5
-    """The key has expired."""
-    LOGIN_FAILURE_KIND_REVOKED: _LoginFailureKind.ValueType  # 6
-    """The key was revoked."""
-    LOGIN_FAILURE_KIND_TOKEN: _LoginFailureKind.ValueType  # 7
-    """It was a token that does not count; the log of the service says why."""
-    LOGIN_FAILURE_KIND_CERTIFICATE: _LoginFailureKind.ValueType  # 8
-    """It was the key of a service without the certificate of that service."""
-
-class LoginFailureKind(_LoginFailureKind, metaclass=_LoginFailureKindEnumTypeWrapper):
-    """LoginFailureKind is why a login failed. The caller is not told: every key that
-    is not accepted gets the same answer.
-    """
-
-LOGIN_FAILURE_KIND_UNSPECIFIED: LoginFailureKind.ValueType  # 0
-"""Never sent."""
-LOGIN_FAILURE_KIND_ABSENT: LoginFailureKind.ValueType  # 1
-"""There was no credential."""
-LOGIN_FAILURE_KIND_REPEATED: LoginFailureKind.ValueType  # 2
-"""There were two, or two users or stores were named."""
-LOGIN_FAILURE_KIND_MALFORMED: LoginFailureKind.ValueType  # 3
-"""It was not `Bearer <key>`, or too long."""
-LOGIN_FAILURE_KIND_UNKNOWN: LoginFailureKind.ValueType  # 4
-"""Nobody knows it."""
-LOGIN_FAILURE_KIND_EXPIRED: LoginFailureKind.ValueType  # 5
-"""The key has expired."""
-LOGIN_FAILURE_KIND_REVOKED: LoginFailureKind.ValueType  # 6
-"""The key was revoked."""
-LOGIN_FAILURE_KIND_TOKEN: LoginFailureKind.ValueType  # 7
-"""It was a token that does not count; the log of the service says why."""
-LOGIN_FAILURE_KIND_CERTIFICATE: LoginFailureKind.ValueType  # 8
-"""It was the key of a service without the certificate of that service."""
-Global___LoginFailureKind: _TypeAlias = LoginFailureKind  # noqa: Y015
 
 @_typing.final
 class Key(_message.Message):
@@ -382,54 +320,9 @@ class RevokeKeyResponse(_message.Message):
 Global___RevokeKeyResponse: _TypeAlias = RevokeKeyResponse  # noqa: Y015
 
 @_typing.final
-class FailureSum(_message.Message):
-    """FailureSum is a number of failed logins of one kind at one process."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KIND_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    FIRST_TIME_FIELD_NUMBER: _builtins.int
-    LAST_TIME_FIELD_NUMBER: _builtins.int
-    kind: Global___LoginFailureKind.ValueType
-    """Why they failed."""
-    source: _builtins.str
-    """The address that they came from, of IPv6 the network (/64); `unix` for a
-    socket of the machine. Empty for several: a process tells at most 56
-    sources and keys apart at a time, and sums up the others by kind.
-    """
-    count: _builtins.int
-    """How many."""
-    @_builtins.property
-    def first_time(self) -> _timestamp_pb2.Timestamp:
-        """When the first one was."""
-
-    @_builtins.property
-    def last_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last one was."""
-
-    def __init__(
-        self,
-        *,
-        kind: Global___LoginFailureKind.ValueType = ...,
-        source: _builtins.str = ...,
-        count: _builtins.int = ...,
-        first_time: _timestamp_pb2.Timestamp | None = ...,
-        last_time: _timestamp_pb2.Timestamp | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_time", b"first_time", "kind", b"kind", "last_time", b"last_time", "source", b"source"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FailureSum: _TypeAlias = FailureSum  # noqa: Y015
-
-@_typing.final
 class KeyEvent(_message.Message):
-    """KeyEvent is something that happened to a key, or logins that failed. It never
-    has a secret or the digest of one.
+    """KeyEvent is something that happened to a key. It never has a secret or the digest
+    of one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -446,27 +339,21 @@ class KeyEvent(_message.Message):
     BY_USER_ID_FIELD_NUMBER: _builtins.int
     BY_DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     BY_CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
-    SERVICE_FIELD_NUMBER: _builtins.int
-    FAILURES_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     """Later ones have greater ids; there may be gaps."""
     kind: Global___KeyEventKind.ValueType
     """What happened."""
     store_id: _builtins.str
-    """Store of the key; empty for those of the deployment, and where logins
-    failed with what is no key.
-    """
+    """Store of the key; empty for those of the deployment."""
     key_id: _builtins.str
-    """The key. LOGINS_FAILED: the one that has expired or was revoked; empty for
-    all others.
-    """
+    """The key."""
     key_name: _builtins.str
     """Its name."""
     user_id: _builtins.str
     """Whom it stands for."""
     by_store_id: _builtins.str
-    """Store of who did it; empty for the deployment, and for KEY_BOOTSTRAPPED and
-    LOGINS_FAILED, as are those below.
+    """Store of who did it; empty for the deployment. Empty for KEY_BOOTSTRAPPED, as
+    are those below.
     """
     by_user_id: _builtins.str
     """User who did it."""
@@ -474,19 +361,13 @@ class KeyEvent(_message.Message):
     """User of the delegate that acted for `by_user_id`; empty for none."""
     by_credential_id: _builtins.str
     """The credential with which it was done."""
-    service: _builtins.str
-    """LOGINS_FAILED: the service that was called."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it happened. LOGINS_FAILED: when it was written."""
+        """When it happened."""
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its roles."""
-
-    @_builtins.property
-    def failures(self) -> Global___FailureSum:
-        """LOGINS_FAILED: why, from where, how many and when."""
 
     def __init__(
         self,
@@ -503,12 +384,10 @@ class KeyEvent(_message.Message):
         by_user_id: _builtins.str = ...,
         by_delegate_user_id: _builtins.str = ...,
         by_credential_id: _builtins.str = ...,
-        service: _builtins.str = ...,
-        failures: Global___FailureSum | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_credential_id", b"by_credential_id", "by_delegate_user_id", b"by_delegate_user_id", "by_store_id", b"by_store_id", "by_user_id", b"by_user_id", "event_id", b"event_id", "failures", b"failures", "key_id", b"key_id", "key_name", b"key_name", "kind", b"kind", "roles", b"roles", "service", b"service", "store_id", b"store_id", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_credential_id", b"by_credential_id", "by_delegate_user_id", b"by_delegate_user_id", "by_store_id", b"by_store_id", "by_user_id", b"by_user_id", "event_id", b"event_id", "key_id", b"key_id", "key_name", b"key_name", "kind", b"kind", "roles", b"roles", "store_id", b"store_id", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

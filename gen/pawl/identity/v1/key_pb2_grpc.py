@@ -112,11 +112,10 @@ class KeyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListKeyEvents(self, request, context):
-        """Lists what happened to keys, and logins that failed, newest first: an
-        operator sees the events of its store, the deployment all of them. Read-only.
+        """Lists what happened to keys, newest first: an operator sees the events of its store, the deployment all of them. Read-only.
 
         Events of keys are written in the transaction that changes the key, and are
-        never changed. They are kept for 90 days, of failed logins the last 100000.
+        never changed. They are kept for 90 days.
 
         Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """

@@ -68,11 +68,10 @@ class KeyServiceStub:
     Errors: KEY_NOT_FOUND, PERMISSION_DENIED.
     """
     ListKeyEvents: _grpc.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]
-    """Lists what happened to keys, and logins that failed, newest first: an
-    operator sees the events of its store, the deployment all of them. Read-only.
+    """Lists what happened to keys, newest first: an operator sees the events of its store, the deployment all of them. Read-only.
 
     Events of keys are written in the transaction that changes the key, and are
-    never changed. They are kept for 90 days, of failed logins the last 100000.
+    never changed. They are kept for 90 days.
 
     Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
@@ -117,11 +116,10 @@ class KeyServiceAsyncStub(KeyServiceStub):
     Errors: KEY_NOT_FOUND, PERMISSION_DENIED.
     """
     ListKeyEvents: _aio.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]  # type: ignore[assignment]
-    """Lists what happened to keys, and logins that failed, newest first: an
-    operator sees the events of its store, the deployment all of them. Read-only.
+    """Lists what happened to keys, newest first: an operator sees the events of its store, the deployment all of them. Read-only.
 
     Events of keys are written in the transaction that changes the key, and are
-    never changed. They are kept for 90 days, of failed logins the last 100000.
+    never changed. They are kept for 90 days.
 
     Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
@@ -187,11 +185,10 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_pb2.ListKeyEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_pb2.ListKeyEventsResponse, _abc.Awaitable[_key_pb2.ListKeyEventsResponse]]:
-        """Lists what happened to keys, and logins that failed, newest first: an
-        operator sees the events of its store, the deployment all of them. Read-only.
+        """Lists what happened to keys, newest first: an operator sees the events of its store, the deployment all of them. Read-only.
 
         Events of keys are written in the transaction that changes the key, and are
-        never changed. They are kept for 90 days, of failed logins the last 100000.
+        never changed. They are kept for 90 days.
 
         Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """

@@ -23,24 +23,21 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
-from pawl.identity.v1 import key_pb2 as pawl_dot_identity_dot_v1_dot_key__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpawl/identity/v1/key_sync.proto\x12\x10pawl.identity.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apawl/identity/v1/key.proto\"\xd4\x01\n\x08KeyGrant\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12\r\n\x05roles\x18\x05 \x03(\t\x12\x19\n\x11\x64\x65\x63ides_for_users\x18\x06 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nis_revoked\x18\x08 \x01(\x08\x12\x16\n\x0emaker_user_ids\x18\t \x03(\t\"w\n\x0fSyncKeysRequest\x12\x14\n\x0c\x61\x66ter_change\x18\x01 \x01(\x04\x12\x14\n\x0cused_key_ids\x18\x02 \x03(\t\x12\x38\n\x0f\x66\x61ilure_reports\x18\x03 \x03(\x0b\x32\x1f.pawl.identity.v1.FailureReport\"]\n\rFailureReport\x12\x11\n\treport_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12)\n\x03sum\x18\x03 \x01(\x0b\x32\x1c.pawl.identity.v1.FailureSum\"c\n\x10SyncKeysResponse\x12(\n\x04keys\x18\x01 \x03(\x0b\x32\x1a.pawl.identity.v1.KeyGrant\x12\x13\n\x0blast_change\x18\x02 \x01(\x04\x12\x10\n\x08has_more\x18\x03 \x01(\x08\x32\x63\n\x0eKeySyncService\x12Q\n\x08SyncKeys\x12!.pawl.identity.v1.SyncKeysRequest\x1a\".pawl.identity.v1.SyncKeysResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpawl/identity/v1/key_sync.proto\x12\x10pawl.identity.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd4\x01\n\x08KeyGrant\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12\r\n\x05roles\x18\x05 \x03(\t\x12\x19\n\x11\x64\x65\x63ides_for_users\x18\x06 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nis_revoked\x18\x08 \x01(\x08\x12\x16\n\x0emaker_user_ids\x18\t \x03(\t\"=\n\x0fSyncKeysRequest\x12\x14\n\x0c\x61\x66ter_change\x18\x01 \x01(\x04\x12\x14\n\x0cused_key_ids\x18\x02 \x03(\t\"c\n\x10SyncKeysResponse\x12(\n\x04keys\x18\x01 \x03(\x0b\x32\x1a.pawl.identity.v1.KeyGrant\x12\x13\n\x0blast_change\x18\x02 \x01(\x04\x12\x10\n\x08has_more\x18\x03 \x01(\x08\x32\x63\n\x0eKeySyncService\x12Q\n\x08SyncKeys\x12!.pawl.identity.v1.SyncKeysRequest\x1a\".pawl.identity.v1.SyncKeysResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.identity.v1.key_sync_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KEYGRANT']._serialized_start=115
-  _globals['_KEYGRANT']._serialized_end=327
-  _globals['_SYNCKEYSREQUEST']._serialized_start=329
-  _globals['_SYNCKEYSREQUEST']._serialized_end=448
-  _globals['_FAILUREREPORT']._serialized_start=450
-  _globals['_FAILUREREPORT']._serialized_end=543
-  _globals['_SYNCKEYSRESPONSE']._serialized_start=545
-  _globals['_SYNCKEYSRESPONSE']._serialized_end=644
-  _globals['_KEYSYNCSERVICE']._serialized_start=646
-  _globals['_KEYSYNCSERVICE']._serialized_end=745
+  _globals['_KEYGRANT']._serialized_start=87
+  _globals['_KEYGRANT']._serialized_end=299
+  _globals['_SYNCKEYSREQUEST']._serialized_start=301
+  _globals['_SYNCKEYSREQUEST']._serialized_end=362
+  _globals['_SYNCKEYSRESPONSE']._serialized_start=364
+  _globals['_SYNCKEYSRESPONSE']._serialized_end=463
+  _globals['_KEYSYNCSERVICE']._serialized_start=465
+  _globals['_KEYSYNCSERVICE']._serialized_end=564
 # @@protoc_insertion_point(module_scope)

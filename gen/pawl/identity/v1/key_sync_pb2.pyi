@@ -8,7 +8,6 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
-from pawl.identity.v1 import key_pb2 as _key_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -88,63 +87,25 @@ class SyncKeysRequest(_message.Message):
 
     AFTER_CHANGE_FIELD_NUMBER: _builtins.int
     USED_KEY_IDS_FIELD_NUMBER: _builtins.int
-    FAILURE_REPORTS_FIELD_NUMBER: _builtins.int
     after_change: _builtins.int
     """Changes after this one; 0 for all keys."""
     @_builtins.property
     def used_key_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys that were used since the last call, at most 1000."""
 
-    @_builtins.property
-    def failure_reports(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailureReport]:
-        """Failed logins that were not reported before, at most 64."""
-
     def __init__(
         self,
         *,
         after_change: _builtins.int = ...,
         used_key_ids: _abc.Iterable[_builtins.str] | None = ...,
-        failure_reports: _abc.Iterable[Global___FailureReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_change", b"after_change", "failure_reports", b"failure_reports", "used_key_ids", b"used_key_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_change", b"after_change", "used_key_ids", b"used_key_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SyncKeysRequest: _TypeAlias = SyncKeysRequest  # noqa: Y015
-
-@_typing.final
-class FailureReport(_message.Message):
-    """FailureReport tells of failed logins at the process that calls."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REPORT_ID_FIELD_NUMBER: _builtins.int
-    KEY_ID_FIELD_NUMBER: _builtins.int
-    SUM_FIELD_NUMBER: _builtins.int
-    report_id: _builtins.str
-    """Names the report: the same one again is kept once."""
-    key_id: _builtins.str
-    """The key that was shown, if it has expired or was revoked; else empty."""
-    @_builtins.property
-    def sum(self) -> _key_pb2.FailureSum:
-        """Why, from where, how many and when."""
-
-    def __init__(
-        self,
-        *,
-        report_id: _builtins.str = ...,
-        key_id: _builtins.str = ...,
-        sum: _key_pb2.FailureSum | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "report_id", b"report_id", "sum", b"sum"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FailureReport: _TypeAlias = FailureReport  # noqa: Y015
 
 @_typing.final
 class SyncKeysResponse(_message.Message):

@@ -48,8 +48,8 @@ class KeySyncServiceServicer(object):
 
     def SyncKeys(self, request, context):
         """Returns the keys that have changed since a change, in order of their last
-        change, notes which were used, and keeps reports of failed logins as events.
-        Idempotent. Without changes, uses and reports it costs one read.
+        change, and notes which were used. Idempotent. Without changes and uses it costs
+        one read.
 
         A `last_change` before `after_change` says that the keys are those of an
         older database: begin again from 0.

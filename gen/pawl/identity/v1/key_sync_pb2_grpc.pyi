@@ -35,8 +35,8 @@ class KeySyncServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KeySyncServiceAsyncStub: ...
     SyncKeys: _grpc.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]
     """Returns the keys that have changed since a change, in order of their last
-    change, notes which were used, and keeps reports of failed logins as events.
-    Idempotent. Without changes, uses and reports it costs one read.
+    change, and notes which were used. Idempotent. Without changes and uses it costs
+    one read.
 
     A `last_change` before `after_change` says that the keys are those of an
     older database: begin again from 0.
@@ -51,8 +51,8 @@ class KeySyncServiceAsyncStub(KeySyncServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SyncKeys: _aio.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]  # type: ignore[assignment]
     """Returns the keys that have changed since a change, in order of their last
-    change, notes which were used, and keeps reports of failed logins as events.
-    Idempotent. Without changes, uses and reports it costs one read.
+    change, and notes which were used. Idempotent. Without changes and uses it costs
+    one read.
 
     A `last_change` before `after_change` says that the keys are those of an
     older database: begin again from 0.
@@ -70,8 +70,8 @@ class KeySyncServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_key_sync_pb2.SyncKeysResponse, _abc.Awaitable[_key_sync_pb2.SyncKeysResponse]]:
         """Returns the keys that have changed since a change, in order of their last
-        change, notes which were used, and keeps reports of failed logins as events.
-        Idempotent. Without changes, uses and reports it costs one read.
+        change, and notes which were used. Idempotent. Without changes and uses it costs
+        one read.
 
         A `last_change` before `after_change` says that the keys are those of an
         older database: begin again from 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
@@ -12,7 +12,6 @@ import asyncpg
 from pawl.chassis.database import Database, affected
 from pawl.chassis.ids import KeyId, StoreId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant
-from pawl.chassis.login_failures import FailureKind, FailureSum
 from pawl.errors import RequestIdReused
 from pawl.job_store.app.keys import EventFilter, NewKey
 from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind
@@ -67,26 +66,14 @@ UPDATE job_store.api_keys SET last_use_time = now() WHERE key_id IN (
 """
 _TOLD: Final = (
     "time, kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id,"
-    " by_credential_id, service"
+    " by_credential_id"
 )
-_SUMMED: Final = "failure_kind, source, failure_count, first_time, last_time"
 _ADD_EVENT: Final = f"""
-INSERT INTO job_store.key_events ({_TOLD}, report_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, '')
-"""
-# The key is one that was known to who reports, and may be gone since.
-_ADD_FAILURES: Final = f"""
-INSERT INTO job_store.key_events (report_id, {_TOLD}, {_SUMMED})
-SELECT $1, $2, $3, coalesce(k.store_id, ''), $4, coalesce(k.name, ''), coalesce(k.user_id, ''),
-    coalesce(k.roles, '{{}}'), '', '', '', '', $5, $6, $7, $8, $9, $10
-FROM (SELECT) AS one LEFT JOIN job_store.api_keys AS k ON k.key_id = $4
-ON CONFLICT (report_id) WHERE report_id <> '' DO NOTHING
+INSERT INTO job_store.key_events ({_TOLD}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 _SETS: Final = ("roles", "maker_user_ids")
-_FAILURE_KINDS: Final = {kind.value: kind for kind in FailureKind}
-_EVENT_KINDS: Final = {kind.value: kind for kind in KeyEventKind}
 _made: Final = attrgetter(*_MADE.split(", "))
 _told: Final = attrgetter(*_TOLD.split(", "))
-_summed: Final = attrgetter("kind", "source", "count", "first_time", "last_time")
 
 
 class PostgresKeyRepository:
@@ -145,14 +132,6 @@ class PostgresKeyRepository:
     async def note_uses(self, key_ids: Sequence[str]) -> None:
         await self._database.execute(_NOTE_USES, key_ids)
 
-    async def add_failures(self, events: Mapping[str, KeyEvent]) -> None:
-        rows = [
-            (report_id, event.time, event.kind, event.key_id, event.service, *_summed(event.failures))
-            for report_id, event in events.items()
-        ]
-        async with self._database.transaction() as connection:
-            await connection.executemany(_ADD_FAILURES, rows)
-
     async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
         asked = {"key_id": wanted.key_id or None, "store_id": wanted.store_id, "kind": wanted.kind}
         given = {column: value for column, value in asked.items() if value is not None}
@@ -165,10 +144,8 @@ def events_of(*columns: str) -> str:
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
     # Were the first one equal, the primary key would have that order too, and its index goes through those of others.
     wanted = "".join(f" AND {column} BETWEEN ${number} AND ${number}" for number, column in enumerate(columns, 3))
-    if "key_id" in columns:
-        wanted += " AND key_id <> ''"  # As the index of keys is.
     return f"""
-    SELECT event_id, {_TOLD}, {_SUMMED} FROM job_store.key_events WHERE event_id < $1{wanted}
+    SELECT event_id, {_TOLD} FROM job_store.key_events WHERE event_id < $1{wanted}
     ORDER BY {order} LIMIT $2
     """
 
@@ -179,14 +156,7 @@ def _values(fields: Iterable[Any]) -> list[Any]:
 
 
 def _event(fields: dict[str, Any]) -> KeyEvent:
-    kind, source, count, first_time, last_time = (fields.pop(name) for name in _SUMMED.split(", "))
-    if kind is not None:
-        # A process of a newer version may have written it.
-        known = _FAILURE_KINDS.get(kind, FailureKind.UNKNOWN)
-        fields["failures"] = FailureSum(
-            kind=known, source=source, count=count, first_time=first_time, last_time=last_time
-        )
-    return KeyEvent(**fields | {"kind": _EVENT_KINDS.get(fields["kind"]), "roles": frozenset(fields["roles"])})
+    return KeyEvent(**fields | {"kind": KeyEventKind(fields["kind"]), "roles": frozenset(fields["roles"])})
 
 
 def _key(fields: dict[str, Any]) -> Key:

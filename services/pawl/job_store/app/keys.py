@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -15,11 +15,10 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
-from pawl.chassis.login_failures import REPORTS_MAX, FailureReport
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, KeyNotFound
 from pawl.job_store.domain import keys
-from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind, event_of, failed, visible_store
+from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind, event_of, visible_store
 from pawl.job_store.domain.keys import Governor, Key
 
 CHANGES_MAX: Final = 1000
@@ -92,9 +91,6 @@ class KeyRepository(Protocol):
 
     async def note_uses(self, key_ids: Sequence[str]) -> None:
         """Note that keys were used now, of each at most once a minute."""
-
-    async def add_failures(self, events: Mapping[str, KeyEvent]) -> None:
-        """Keep events of failed logins by the id of their report, each once; what is known of their keys is added."""
 
     async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
         """Return events, the newest first, from the one before `before` on."""
@@ -207,27 +203,14 @@ class Keys:
         visible = replace(wanted, store_id=visible_store(governor, wanted.store_id or ""))
         return await self._repository.list_events(visible, before=before, events_max=events_max)
 
-    async def sync_keys(
-        self,
-        after_change: int,
-        used_key_ids: Sequence[str],
-        reports: Sequence[FailureReport] = (),
-        *,
-        service: str = "job-store",
-    ) -> KeyChanges:
-        """Return the keys that have changed since, note which were used, and keep what a service reports.
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+        """Return the keys that have changed since, and note which were used.
 
         Raises:
-            InvalidField: it is more than one call may name, or no report of ours.
+            InvalidField: it is more than one call may name.
         """
         if len(used_key_ids) > USES_MAX:
             raise InvalidField(f"used_key_ids: at most {USES_MAX}", field="used_key_ids")
-        if len(reports) > REPORTS_MAX:
-            raise InvalidField(f"failure_reports: at most {REPORTS_MAX}", field="failure_reports")
-        if reports:
-            now = self._now()
-            events = {report.report_id: failed(service, report, time=now) for report in reports}
-            await self._repository.add_failures(events)
         if used_key_ids:
             await self._repository.note_uses(used_key_ids)
         return await self._repository.changes(after_change, keys_max=CHANGES_MAX)

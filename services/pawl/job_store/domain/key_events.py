@@ -1,19 +1,15 @@
-"""Events of API keys: who made and revoked which, and logins that failed."""
+"""Events of API keys: who made and revoked which."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
 
 import msgspec
 
-from pawl.chassis.ids import KeyId, StoreId, is_id
-from pawl.chassis.login_failures import NO_KEY, FailureReport, FailureSum
-from pawl.errors import InvalidField
+from pawl.chassis.ids import KeyId, StoreId
+from pawl.chassis.login_failures import NO_KEY
 from pawl.job_store.domain.keys import DEPLOYMENT_STORE, Governor, Key, governed_store
-
-_SOURCE_LENGTH_MAX: Final = 64
 
 
 class KeyEventKind(StrEnum):
@@ -22,18 +18,14 @@ class KeyEventKind(StrEnum):
     KEY_CREATED = "KEY_CREATED"
     KEY_REVOKED = "KEY_REVOKED"
     KEY_BOOTSTRAPPED = "KEY_BOOTSTRAPPED"
-    LOGINS_FAILED = "LOGINS_FAILED"
 
 
 class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a key, as that was then, or logins that failed. Its id is given when it is kept.
-
-    Its kind is None if a newer version has written it.
-    """
+    """Something that happened to a key, as that was then. Its id is given when it is kept."""
 
     event_id: int = 0
     time: datetime
-    kind: KeyEventKind | None
+    kind: KeyEventKind
     store_id: StoreId = DEPLOYMENT_STORE
     key_id: KeyId = NO_KEY
     key_name: str = ""
@@ -43,8 +35,6 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
     by_user_id: str = ""
     by_delegate_user_id: str = ""
     by_credential_id: str = ""
-    service: str = ""
-    failures: FailureSum | None = None
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Governor | None = None) -> KeyEvent:
@@ -66,25 +56,6 @@ def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Governor
         by_user_id=governor.user_id,
         by_delegate_user_id=governor.delegate_user_id,
         by_credential_id=governor.credential_id,
-    )
-
-
-def failed(service: str, report: FailureReport, *, time: datetime) -> KeyEvent:
-    """Return that logins failed at a service; the key of the report is named by its id alone.
-
-    Raises:
-        InvalidField: nothing of ours makes such a report.
-    """
-    ids_are_good = is_id(report.report_id) and (not report.key_id or is_id(report.key_id))
-    source = report.sum.source
-    if not ids_are_good or len(source) > _SOURCE_LENGTH_MAX or not source.isprintable() or report.sum.count < 1:
-        raise InvalidField("failure_reports: ids, a source and a count", field="failure_reports")
-    return KeyEvent(
-        time=time,
-        kind=KeyEventKind.LOGINS_FAILED,
-        key_id=report.key_id,
-        service=service,
-        failures=report.sum,
     )
 
 

@@ -10,7 +10,6 @@ import grpc
 from pawl.chassis import key_sync
 from pawl.chassis.auth import current_principal
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
-from pawl.chassis.roles import SERVICE
 from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
 from pawl.identity.v1 import key_pb2 as pb
@@ -87,12 +86,7 @@ class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
     async def SyncKeys(self, request: key_sync_pb2.SyncKeysRequest, context: Context) -> key_sync_pb2.SyncKeysResponse:
         if request.after_change >= 1 << 63:
             raise InvalidField("after_change: is a change that was returned", field="after_change")
-        changes = await self._keys.sync_keys(
-            request.after_change,
-            request.used_key_ids,
-            [key_sync.REPORTS.read(report) for report in request.failure_reports],
-            service=current_principal().credential_id.removeprefix(SERVICE),
-        )
+        changes = await self._keys.sync_keys(request.after_change, request.used_key_ids)
         return key_sync.CHANGES.write(changes)
 
 
