@@ -19,6 +19,7 @@ from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
 from pawl.chassis.ids import RunId
 from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
 from pawl.event.v1 import event_pb2
+from tests import poll
 from tests.fakes import virtual_time
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
@@ -132,16 +133,22 @@ async def test_an_open_stream_is_no_viewer_and_a_client_that_confirms_is_one(
     watching, session = asyncio.create_task(watch(stub)), Client(stub)
     await session.hello()
     await session.attach()
+    await ledger.append(count=9, text="x" * 100_000)  # More than its connection holds while nobody reads.
     await ledger.change("run_1", RunState.WAITING)
-    await session.events(2)
+    await session.heartbeat()
     ticks = live.ticks
     for after_seq in (0, 1):
         await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", after_seq=after_seq), metadata=ME)
     await until(lambda: live.ticks > ticks + 1)
     assert live.viewers == []
-    await session.heartbeat()
-    await until(lambda: live.viewers == [viewer])
-    await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", after_seq=2), metadata=ME)
+    await session.events(11)
+
+    async def is_seen() -> bool:
+        await session.heartbeat()
+        return live.viewers == [viewer]
+
+    await poll.until(is_seen)
+    await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", after_seq=11), metadata=ME)
     await until(lambda: live.viewers == [viewer] * 2)
     await session.heartbeat()
     ticks = live.ticks

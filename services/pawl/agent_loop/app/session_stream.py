@@ -90,7 +90,7 @@ class Stream:
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[RunId, int] = {}
         self._attachments: dict[RunId, asyncio.Task[None]] = {}
-        # Runs that were shown to need somebody or to have ended, since the last frame of the client.
+        # Runs whose need of somebody, or end, was sent since the last frame of the client.
         self._unconfirmed: set[RunId] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
@@ -149,6 +149,8 @@ class Stream:
             await self._send(frame)
             if isinstance(frame, frames.Event):
                 self._sent_seqs[frame.run_id] = frame.event.seq
+                if frame.event.run_state in RESTING:
+                    self._unconfirmed.add(frame.run_id)
             elif isinstance(frame, frames.Gap):
                 self._sent_seqs[frame.run_id] = frame.gap.to_seq
             self._outgoing.task_done()
@@ -293,8 +295,6 @@ class Stream:
                 continue
             await self._outgoing.put(frames.Event(run_id=run.run_id, event=event))
             last_seq, state = event.seq, event.run_state or state
-            if event.run_state in RESTING:
-                self._unconfirmed.add(run.run_id)
             if event.call is not None and event.seq > run.last_seq:
                 self._offers.see(event.call)
         ended = state if state in ENDED else run.state
