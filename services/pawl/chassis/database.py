@@ -54,6 +54,10 @@ _UNREACHABLE: Final = (
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
 )
+# The server takes no sessions: it is down, starting or stopping.
+_REFUSING: Final = (OSError, asyncpg.CannotConnectNowError)
+# A session broke. If the server has gone, the heartbeat says so, once.
+_BROKEN: Final = (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
 # The session is of no more use: the server takes no writes, cannot read its files, or has let go of it.
 _UNFIT: Final = (
     asyncpg.ReadOnlySQLTransactionError,
@@ -194,11 +198,13 @@ class Database:
         await self._heartbeat.check()
 
     async def _take(self, kept: KeptConnections, deadline: float) -> Lent:
-        if self._heartbeat.is_frozen:
-            raise DependencyUnavailable("the database does not answer")
+        if self._heartbeat.is_away:
+            raise DependencyUnavailable(self._heartbeat.failure)
         try:
             return await kept.take(deadline)
         except _NO_SESSION as error:
+            if isinstance(error, _REFUSING) and not isinstance(error, TimeoutError):
+                self._heartbeat.note_refused()
             raise _unavailable(error) from error
 
     @asynccontextmanager
@@ -345,8 +351,10 @@ async def _place(places: asyncio.Semaphore, deadline: float) -> AsyncIterator[No
 
 
 def _unavailable(error: Exception) -> DependencyUnavailable:
-    _log.warning("database.unreachable", error=type(error).__name__)
-    if isinstance(error, TimeoutError | asyncpg.QueryCanceledError):
+    is_slow = isinstance(error, TimeoutError | asyncpg.QueryCanceledError)
+    log = _log.debug if isinstance(error, _BROKEN) and not is_slow else _log.warning
+    log("database.unreachable", error=type(error).__name__)
+    if is_slow:
         return DependencyUnavailable("the database did not answer in time")
     if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
         return DependencyUnavailable("the database takes no writes")

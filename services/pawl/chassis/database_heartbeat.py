@@ -17,6 +17,7 @@ _INTERVAL_SECONDS: Final = 1.0
 # An answer may take two of these. A process that was held up itself finds the answer after the first.
 _WINDOW_SECONDS: Final = 1.25
 
+_UNREACHED: Final = "the database cannot be reached"
 _IS_READ_ONLY: Final = "SELECT current_setting('transaction_read_only')::boolean"
 
 _log = logs.get_logger(__name__)
@@ -43,10 +44,11 @@ class Heartbeat:
         self._session: Session | None = None
         self._look: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._failure = ""
         self._looked_at = float("-inf")
-        self.is_frozen = False
-        """True if the server did not answer at all when it was last asked."""
+        self.failure = ""
+        """What is wrong with the server; empty if nothing is known to be."""
+        self.is_away = False
+        """True if the server did not answer, or took no session, when it was last asked: the next look asks again."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.get_running_loop().create_task(self._repeat(), name="database.heartbeat")
@@ -65,8 +67,12 @@ class Heartbeat:
         if self._look is None or self._look.done():
             self._look = asyncio.get_running_loop().create_task(self._look_once(), name="database.look")
         await tasks.shield(self._look)
-        if self._failure:
-            raise DependencyUnavailable(self._failure)
+        if self.failure:
+            raise DependencyUnavailable(self.failure)
+
+    def note_refused(self) -> None:
+        """Note that the server has refused a session: until the next look nobody else need ask for one."""
+        self._note(_UNREACHED, is_away=True)
 
     async def _repeat(self) -> None:
         while True:
@@ -94,9 +100,7 @@ class Heartbeat:
             if not asking.done():
                 self._forget()
                 await tasks.end([asking])
-        if failure and failure != self._failure:
-            _log.warning("database.lost", error=failure)
-        self._failure, self.is_frozen = failure, is_frozen
+        self._note(failure, is_away=is_frozen or failure == _UNREACHED)
         self._looked_at = asyncio.get_running_loop().time()
         if is_frozen:
             self._on_frozen()
@@ -110,11 +114,16 @@ class Heartbeat:
                 return ""
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             self._forget()
-            return "the database cannot be reached"
+            return _UNREACHED
         # A new session may find the server that has taken over.
         self._forget()
         await self._on_read_only()
         return "the database takes no writes"
+
+    def _note(self, failure: str, *, is_away: bool) -> None:
+        if failure and failure != self.failure:
+            _log.warning("database.lost", error=failure)
+        self.failure, self.is_away = failure, is_away
 
     def _forget(self) -> None:
         session, self._session = self._session, None

@@ -20,6 +20,7 @@ _RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
 # A loop that ran this long before it crashed starts over at the shortest pause.
 _HEALTHY_SECONDS: Final = 30.0
 _EXIT_USAGE: Final = 2
+_TELL_SECONDS: Final = 60.0
 # Objects that are new since the last look of the garbage collector; Python's own number is 700.
 _NEW_OBJECTS: Final = 10_000
 
@@ -86,11 +87,13 @@ class Background:
 
     A loop that crashes is logged and started again, after 0.1 s at first and 5 s
     at most; one that returns is done. A dependency that cannot be reached, or
-    whose own log has the reason, is told in one line, not with a traceback.
+    whose own log has the reason, is one line for all loops of the process, not a
+    traceback for each.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._told_at = float("-inf")
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,22 +103,23 @@ class Background:
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """Run `loop` in a task called `name`, under supervision."""
-        tasks.start(self._tasks, _supervise(name, loop), name=name)
+        tasks.start(self._tasks, self._supervise(name, loop), name=name)
 
-
-async def _supervise(name: str, loop: Callable[[], Awaitable[None]]) -> None:
-    clock = asyncio.get_running_loop()
-    crashes = 0
-    while True:
-        started = clock.time()
-        try:
-            await loop()
-        except (Unavailable, DeadlineExceeded, Internal) as error:
-            _log.warning("background.interrupted", task=name, error=error.message)
-        except Exception:  # noqa: BLE001  # a crashed loop is started again
-            _log.exception("background.crashed", task=name)
-        else:
-            return
-        tasks.check_cancelled()
-        crashes = 1 if clock.time() - started > _HEALTHY_SECONDS else crashes + 1
-        await asyncio.sleep(_RESTART_SECONDS[min(crashes, len(_RESTART_SECONDS)) - 1])
+    async def _supervise(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        clock = asyncio.get_running_loop()
+        crashes = 0
+        while True:
+            started = clock.time()
+            try:
+                await loop()
+            except (Unavailable, DeadlineExceeded, Internal) as error:
+                is_news = clock.time() - self._told_at >= _TELL_SECONDS
+                (_log.warning if is_news else _log.debug)("background.interrupted", task=name, error=error.message)
+                self._told_at = clock.time() if is_news else self._told_at
+            except Exception:  # noqa: BLE001  # a crashed loop is started again
+                _log.exception("background.crashed", task=name)
+            else:
+                return
+            tasks.check_cancelled()
+            crashes = 1 if clock.time() - started > _HEALTHY_SECONDS else crashes + 1
+            await asyncio.sleep(_RESTART_SECONDS[min(crashes, len(_RESTART_SECONDS)) - 1])

@@ -76,6 +76,8 @@ async def test_of_a_deleted_agent_the_versions_stay(agents: AgentLedgerServiceAs
     await agents.DeleteAgent(delete)
     assert await reason(agents.DeleteAgent(delete)) == "AGENT_NOT_FOUND"
     assert await reason(agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))) == "AGENT_NOT_FOUND"
+    default = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="default"))
+    assert not default.HasField("agent"), "that most stores have none is no error, nor in the log"
     assert not (await agents.ListAgents(pb.ListAgentsRequest(store_id="acme"))).agents
     kept = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk", version=1))
     assert kept.agent == first

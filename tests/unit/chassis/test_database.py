@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.database import Database
+from pawl.chassis.database_kept import KeptConnections, Lent
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable
 from pawl.launcher.ports import free_port
@@ -21,6 +23,13 @@ from tests.poll import until
 
 async def use(database: Database) -> None:
     await database.fetchval("SELECT 1")
+
+
+async def answers(database: Database) -> bool:
+    with suppress(DependencyUnavailable):
+        await use(database)
+        return True
+    return False
 
 
 @pytest.fixture
@@ -64,6 +73,31 @@ async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works
             with pytest.raises(DependencyUnavailable):
                 await database.execute(fault)
             await use(database)
+
+
+async def test_while_the_server_is_away_one_line_says_so_and_no_caller_opens_a_session(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes, take, port = list[float](), KeptConnections.take, free_port()
+
+    async def counted(kept: KeptConnections, deadline: float) -> Lent:
+        takes.append(deadline)
+        return await take(kept, deadline)
+
+    monkeypatch.setattr(KeptConnections, "take", counted)
+    async with forwarding(database_url, port, pump) as url:
+        database = await Database(url, application_name="test").__aenter__()
+        await use(database)
+    takes.clear()
+    with capture_logs() as logs:
+        for _ in range(20):
+            with pytest.raises(DependencyUnavailable):
+                await use(database)
+    assert len(takes) <= 2, "the first finds its session broken, and another one that there are no others"
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["database.lost"]
+    async with forwarding(database_url, port, pump):
+        await until(partial(answers, database))
+    await database.__aexit__(None, None, None)
 
 
 async def test_faults_of_a_statement_are_not_taken_for_an_absent_database(database: Database) -> None:
@@ -181,14 +215,7 @@ async def test_nobody_waits_for_a_server_that_is_frozen(database_url: str) -> No
         with pytest.raises(DependencyUnavailable):
             await listener
 
-        async def answers() -> bool:
-            try:
-                await use(database)
-            except DependencyUnavailable:
-                return False
-            return True
-
-        await until(answers)
+        await until(partial(answers, database))
     gc.collect()
     await asyncio.sleep(0)
     assert unseen == []

@@ -111,8 +111,9 @@ async def test_a_loop_that_fails_is_started_again_and_in_one_line_while_its_depe
         async with Background() as background:
             background.start("loop", loop)
             await again.wait()
-    interrupted = [line["event"] == "background.interrupted" and "exc_info" not in line for line in lines]
-    assert interrupted == [True, True, True, False]
+    found = [(line["event"].removeprefix("background."), line["log_level"], "exc_info" in line) for line in lines]
+    told, untold = ("interrupted", "warning", False), ("interrupted", "debug", False)
+    assert found == [told, untold, untold, ("crashed", "error", True)]
 
 
 def test_a_loop_that_ran_well_for_long_starts_again_at_once() -> None:

@@ -133,7 +133,7 @@ class GetAgentResponse(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The version."""
+        """The version; absent if the store has no `default`."""
 
     def __init__(
         self,

@@ -113,7 +113,8 @@ class AgentLedgerServiceServicer(object):
     def GetAgent(self, request, context):
         """Reads a version. Read-only.
 
-        Errors: AGENT_NOT_FOUND.
+        Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
+        stores do not have: then the response has no agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

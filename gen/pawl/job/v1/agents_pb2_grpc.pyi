@@ -46,7 +46,8 @@ class AgentLedgerServiceStub:
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
     """Reads a version. Read-only.
 
-    Errors: AGENT_NOT_FOUND.
+    Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
+    stores do not have: then the response has no agent.
     """
     ListAgents: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]
     """Lists the newest versions of the agents of a store that are not deleted, by
@@ -117,7 +118,8 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
     """Reads a version. Read-only.
 
-    Errors: AGENT_NOT_FOUND.
+    Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
+    stores do not have: then the response has no agent.
     """
     ListAgents: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]  # type: ignore[assignment]
     """Lists the newest versions of the agents of a store that are not deleted, by
@@ -197,7 +199,8 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agents_pb2.GetAgentResponse, _abc.Awaitable[_agents_pb2.GetAgentResponse]]:
         """Reads a version. Read-only.
 
-        Errors: AGENT_NOT_FOUND.
+        Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
+        stores do not have: then the response has no agent.
         """
 
     @_abc_1.abstractmethod

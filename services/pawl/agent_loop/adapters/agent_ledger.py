@@ -13,6 +13,7 @@ from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, AgentUsag
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc_client import translated
+from pawl.errors import AgentNotFound
 from pawl.event.v1 import agent_pb2
 from pawl.job.v1 import agents_pb2 as pb
 from pawl.job.v1 import agents_pb2_grpc
@@ -38,7 +39,10 @@ class AgentLedgerClient:
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
         request = pb.GetAgentRequest(store_id=store_id, name=name, version=version)
-        return _VERSION.read((await translated(self._stub.GetAgent(request))).agent)
+        response = await translated(self._stub.GetAgent(request))
+        if not response.HasField("agent"):
+            raise AgentNotFound
+        return _VERSION.read(response.agent)
 
     async def list_agents(self, store_id: StoreId, page: PageAsked) -> Page[AgentVersion]:
         response = await translated(self._stub.ListAgents(pb.ListAgentsRequest(store_id=store_id, **asdict(page))))

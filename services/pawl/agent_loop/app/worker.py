@@ -181,16 +181,19 @@ class Worker:
 
     async def renew_forever(self) -> None:
         """Renew all leases, and find out what was lost and who got commands."""
-        pause = self._limits.renew_seconds
+        pause, is_failing = self._limits.renew_seconds, False
         while True:
             await self._clock.sleep(pause)
             pause = self._limits.renew_seconds
             try:
                 async with asyncio.timeout(self._limits.renew_seconds):
                     await self._renew()
+                is_failing = False
             except Exception as error:  # noqa: BLE001  # whatever it is: without renewals all drives are fenced
                 is_known = isinstance(error, TimeoutError | PawlError)
-                _log.warning("lease.not_renewed", error=_said(error), exc_info=not is_known)
+                log = _log.debug if is_failing and is_known else _log.warning
+                log("lease.not_renewed", error=_said(error), exc_info=not is_known)
+                is_failing = True
                 pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
 
     async def fence_forever(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import DEFAULT_AGENT, check_id
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import AgentNotFound
 from pawl.event.v1 import agent_pb2
@@ -42,7 +42,14 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
         if request.version > _VERSION_MAX:
             raise AgentNotFound
-        return pb.GetAgentResponse(agent=_message(await self._agents.get(store_id, name, request.version)))
+        try:
+            found = await self._agents.get(store_id, name, request.version)
+        except AgentNotFound:
+            # Each run that names no agent asks for it, and most stores have none: that is no failure.
+            if name != DEFAULT_AGENT or request.version:
+                raise
+            return pb.GetAgentResponse()
+        return pb.GetAgentResponse(agent=_message(found))
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
         store_id = check_id(request.store_id, "store_id")

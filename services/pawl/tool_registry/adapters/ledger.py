@@ -8,7 +8,7 @@ from typing import Final
 
 import grpc
 
-from pawl.chassis.ids import DEFAULT_AGENT, CallKey, CommandId, ConversationId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunKey, StoreId, UserId
 from pawl.chassis.rpc_client import translated
 from pawl.errors import AgentNotFound, CallNotFound, ConversationNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
@@ -52,7 +52,7 @@ class LedgerReads:
         try:
             await translated(self._agents.GetAgent(agents_pb2.GetAgentRequest(store_id=store_id, name=name)))
         except AgentNotFound:
-            return name == DEFAULT_AGENT
+            return False
         return True
 
     async def takes_results(self, run: RunKey) -> bool:

@@ -10,7 +10,7 @@ from pawl.chassis import logs, tasks
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunKey
 from pawl.chassis.strict_json import dumps_canonical, loads
-from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed, InvalidField
+from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed, InvalidField, Unavailable
 from pawl.tool_registry.app.execution.ports import AwaitedRuns, Completions, Secrets
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.domain.completion import (
@@ -115,7 +115,9 @@ class Completing:
             found = await self._completions.claim_untold(_BATCH_MAX)
             told = [await self._tell(each) for each in found]
         except Exception as error:  # noqa: BLE001  # the next look may succeed
-            _log.warning("completions.not_looked", error=type(error).__name__)
+            # The database itself is in the log when it cannot be reached.
+            log = _log.debug if isinstance(error, Unavailable) else _log.warning
+            log("completions.not_looked", error=type(error).__name__)
             return False
         return all(told) and len(found) < _BATCH_MAX
 

@@ -445,7 +445,8 @@ class Executor:
                 async with asyncio.timeout(self._options.lease_seconds / 2):
                     await (self._journal.look_at_leases() if is_at_rest else self._renew())
             except Exception as error:  # noqa: BLE001  # whatever it is, the lease runs out and this loop must see it
-                _log.warning("journal.lease_not_renewed", error=type(error).__name__)
+                log = _log.debug if isinstance(error, DependencyUnavailable) else _log.warning
+                log("journal.lease_not_renewed", error=type(error).__name__)
             else:
                 self._renewed_at = self._renewed_at if is_at_rest else asked_at
             if self._clock.monotonic() - self._renewed_at > self._options.lease_seconds:
