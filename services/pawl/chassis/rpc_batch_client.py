@@ -213,18 +213,24 @@ class Batches:
         return self._lines[choose(key, [line.standing(now) for line in self._lines])]
 
     def has_another(self, line: Line) -> bool:
-        """Return whether there is a replica beside that of `line` that seems to be well."""
+        """Return whether there is a replica beside that of a new stream on `line` that seems to be well."""
         now = asyncio.get_running_loop().time()
+        if any(stream.is_open and not stream.is_silent(now) for stream in line.streams):
+            return True  # A name may stand for several replicas.
         return any(not other.standing(now).is_away for other in self._lines if other is not line)
 
-    def _stream(self, line: Line, shown: Shown) -> _Stream:
+    def widen(self, line: Line, shown: Shown) -> None:
+        """Open one more stream on a line that may have more: perhaps to another replica of its name."""
         if len(line.streams) < line.streams_max:
             stream = _Stream(self, line, shown)
             line.streams.append(stream)
             # Not in the context of whoever comes first: the stream outlives the request that it serves.
             tasks.start(self._tasks, stream.run(), name="batch", context=contextvars.Context())
-            return stream
-        stream = min(line.streams, key=len)
+
+    def _stream(self, line: Line, shown: Shown) -> _Stream:
+        self.widen(line, shown)
+        now = asyncio.get_running_loop().time()
+        stream = min(line.streams, key=lambda each: (not each.is_open or each.is_silent(now), len(each)))
         # Of those that have equally few, another one is next.
         line.streams.remove(stream)
         line.streams.append(stream)
@@ -254,6 +260,7 @@ class _Stream:
         self._cancelled: list[int] = []
         self._something = asyncio.Event()
         self._is_leaving = False
+        self.is_open = False
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -297,6 +304,7 @@ class _Stream:
                 self._line.away_until = asyncio.get_running_loop().time() + _GIVEN_UP_SECONDS
                 self._line.lose(failure)
                 return
+            self.is_open = True
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
             async for response in rpc:
                 self._take(response)
@@ -317,6 +325,7 @@ class _Stream:
         while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
             if self._batches.has_another(self._line):
                 return False
+            self._batches.widen(self._line, self.shown)
         return True
 
     async def _write(self, rpc: Any) -> None:

@@ -78,8 +78,8 @@ def open_channel(
     services, and errors come as the PawlError that they are.
 
     With `translate`, errors of calls are raised as what it makes of them. A call with a unary response is a plain
-    coroutine then. Of several addresses, one that is silent for a second holds up no call that is safe to repeat: it
-    is sent to the next.
+    coroutine then. Of several addresses, or those of a name, one that is silent for a second holds up no call that is
+    safe to repeat, and no stream that it does not take: they are sent to the next.
 
     With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
     must have `server_name`, or else the host of the one address.
@@ -100,14 +100,15 @@ def open_channel(
         replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
         response_bytes_max=message_bytes_max,
         translate=translate,
-        has_replicas=len(_parts(addresses)) > 1,
+        has_replicas=len(_parts(addresses)) > 1 or _may_be_several(addresses),
     )
 
 
 def connect(
-    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = KEEPALIVE
+    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.aio.Channel:
     """Return a bare channel to a gRPC name, over TLS if there are certificates."""
+    options = options or _options(PEER_MESSAGE_BYTES_MAX)
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     named = [*options, *([("grpc.ssl_target_name_override", server_name)] if server_name else [])]
@@ -209,7 +210,7 @@ class _Channel(grpc.aio.Channel):
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
         def alone(channel: grpc.aio.Channel) -> Any:
-            return self._streaming(channel.unary_stream(*args, **kwargs))
+            return self._streaming(channel.unary_stream(*args, **kwargs), only_reads=True)
 
         return self._batching(alone, None, *args, **kwargs)
 
@@ -284,11 +285,13 @@ class _Channel(grpc.aio.Channel):
 
         return call
 
-    def _streaming(self, method: Any) -> Any:
+    def _streaming(self, method: Any, *, only_reads: bool = False) -> Any:
         start = self._calling(method, None)
+        may_begin_again = only_reads and self._translate is not None and self._has_replicas
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return _StreamCall(start(*args, **kwargs), self._translate)
+            begin = partial(start, *args, **kwargs)
+            return _StreamCall(begin(), self._translate, begin if may_begin_again else None)
 
         return call
 
@@ -298,11 +301,14 @@ class _StreamCall:
 
     grpc.aio forgets to cancel the RPC when its reader is cancelled at the moment
     the request has just gone out. The server would work on for nobody.
+
+    With `begin` the call begins again while the other end does not take it: gRPC sends it to the next replica.
     """
 
-    def __init__(self, call: Any, translate: Translate | None) -> None:
+    def __init__(self, call: Any, translate: Translate | None, begin: Callable[[], Any] | None) -> None:
         self._call = call
         self._translate = translate
+        self._begin = begin
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -317,7 +323,18 @@ class _StreamCall:
         return response
 
     async def read(self) -> Any:
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            await self._reading(self._opened(begin))
         return await self._reading(self._call.read())
+
+    async def _opened(self, begin: Callable[[], Any]) -> None:
+        for _ in range(_SENT_MAX - 1):
+            # Servers send these before the first response.
+            if await tasks.within(_SILENT_SECONDS, self._call.initial_metadata()) is not None:
+                return
+            self._call.cancel()
+            self._call = begin()
 
     async def _reading(self, response: Awaitable[Any]) -> Any:
         try:
@@ -396,6 +413,11 @@ def _ip_version(address: str) -> int:
         return ipaddress.ip_address(split_address(address)[0]).version
     except ValueError:
         return 0
+
+
+def _may_be_several(address: str) -> bool:
+    """Return whether an address is a name that may stand for several replicas."""
+    return not address.startswith(("unix:", "localhost:")) and not _ip_version(address)
 
 
 def _options(message_bytes_max: int) -> list[tuple[str, Any]]:

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from pawl.tools import Tool
 
 _HEARTBEAT_SECONDS: Final = 10.0
+# A replica that is well takes a stream at once; each failure in a row doubles it.
+_OPENING_SECONDS: Final = 2.0
 _PROGRESS_BYTES_MAX: Final = 1024
 # Cancelled: another program has the client id. Each would end the stream of the other one for ever.
 _HOPELESS: Final = (Cancelled, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented, StartError)
@@ -227,7 +229,7 @@ class AsyncSession:
             address = next(addresses)
             error: Exception = NoAnswer(f"{address} closed the session")
             try:
-                await self._connect(address)
+                await self._connect(address, failures)
             except grpc.aio.AioRpcError as caught:
                 error = error_of(caught, address)
             except TimeoutError:
@@ -267,11 +269,13 @@ class AsyncSession:
                 future.set_exception(error)
         self._unreceipted.clear()
 
-    async def _connect(self, address: str) -> None:
-        """Use one connection until it ends."""
+    async def _connect(self, address: str, failures: int) -> None:
+        """Use one connection until it ends; a replica that does not take it in time is not waited for."""
         async with self._target.connect(address) as channel:
             stream: Any = AgentServiceStub(channel).Session(metadata=self._target.metadata)
-            await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
+            async with asyncio.timeout(min(_OPENING_SECONDS * 2**failures, SILENCE_SECONDS_MAX)):
+                await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
+                await stream.initial_metadata()
             frame = await self._read(stream)
             self._on_connected(address)  # Before anything else begins: if it fails, nobody is connected.
             self._outgoing = self._first_frames()

@@ -204,6 +204,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         audit=audit,
         observer=ports.observer,
         grants=record.grants,
+        answer=ports.runner.answer,
         store_calls_per_minute=limits.store_calls_per_minute,
     )
     completing = Completing(completions=record.completions, runs=ports.awaited_runs, secrets=ports.secrets, audit=audit)

@@ -430,7 +430,7 @@ async def test_a_connection_that_falls_silent_ends(
 
 
 async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that only reads or has an id; others are sent once, and wait."""
+    """One that only reads or has an id, and a stream that is not taken; others are sent once, and wait."""
     monkeypatch.setattr(rpc_client, "_SILENT_SECONDS", 0.01)
     taken: list[tuple[bool, str]] = []
 
@@ -440,14 +440,19 @@ async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(m
             await asyncio.sleep(3600 if is_silent else 0)
             return request
 
+        async def watch(request: Any, _: Any) -> AsyncIterator[Any]:
+            yield await answer(request, _)
+
         reads: Any = pb.CancelRunRequest.FromString
+        if method == "Watch":
+            return grpc.unary_stream_rpc_method_handler(watch, reads, pb.CancelRunRequest.SerializeToString)
         return grpc.unary_unary_rpc_method_handler(answer, reads, pb.CancelRunRequest.SerializeToString)
 
     async with AsyncExitStack() as every:
         addresses = []
         for is_silent in (True, False):
             server = grpc.aio.server()
-            methods = {name: handler(name, is_silent=is_silent) for name in ("GetRun", "CancelRun")}
+            methods = {name: handler(name, is_silent=is_silent) for name in ("GetRun", "CancelRun", "Watch")}
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.v1.Runs", methods),))
             addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
@@ -455,7 +460,10 @@ async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(m
         channel = await every.enter_async_context(open_channel(",".join(addresses), translate=from_rpc_error))
         coding: Any = (pb.CancelRunRequest.SerializeToString, pb.CancelRunRequest.FromString)
         get, cancel = (channel.unary_unary(f"/test.v1.Runs/{name}", *coding) for name in ("GetRun", "CancelRun"))
+        watch = channel.unary_stream("/test.v1.Runs/Watch", *coding)
         async with asyncio.timeout(60):
+            while (True, "Watch") not in taken:
+                assert await watch(pb.CancelRunRequest(run_id="w")).read() == pb.CancelRunRequest(run_id="w")
             for ask, request in ((get, pb.CancelRunRequest(run_id="r")), (cancel, pb.CancelRunRequest(request_id="q"))):
                 while (True, {get: "GetRun", cancel: "CancelRun"}[ask]) not in taken:
                     assert await ask(request, timeout=20) == request
@@ -466,3 +474,28 @@ async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(m
             assert 0 < taken.count(answered) < 6
             await tasks.end(cancels)
             assert len(taken) == 6
+
+
+async def test_a_silent_replica_of_a_name_holds_up_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 0.05)
+    opened = asyncio.Event()
+
+    async def hang(_: Any, context: Any) -> None:
+        opened.set()
+        await asyncio.sleep(3600)
+
+    silent = grpc.aio.server()
+    handler = grpc.method_handlers_generic_handler(
+        "pawl.batch.v1.BatchService", {"Batch": grpc.stream_stream_rpc_method_handler(hang)}
+    )
+    silent.add_generic_rpc_handlers((handler,))
+    address = f"127.0.0.1:{silent.add_insecure_port('127.0.0.1:0')}"
+    await silent.start()
+    async with serve(service_only=True, listen=f"127.0.0.1:{free_port()}") as server:
+        monkeypatch.setattr(rpc_client, "_target", lambda _: f"ipv4:{address},{server.address}")
+        async with open_channel("replicas.test:1", batches=True) as channel, asyncio.timeout(60):
+            stub = EchoStub(channel)
+            while not opened.is_set():
+                assert await stub.call("unary", "hello") == ["hello"]
+            assert await asyncio.gather(*(stub.call("unary", "hello") for _ in range(20))) == [["hello"]] * 20
+    await silent.stop(None)

@@ -146,6 +146,17 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         """Block an event loop."""
         events.release.wait(30)
 
+    def slow(**_: Any) -> Any:
+        events.release.wait(30)
+
+    @tool(category=SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=slow)
+    def counted() -> None:
+        """Be counted slowly."""
+
+    @tool(category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT, preview=slow)
+    def shown() -> None:
+        """Be shown slowly."""
+
     @tool(category=SAFE, effect=READ)
     async def report(context: ToolContext, times: int) -> str:
         """Report progress often."""
@@ -164,6 +175,8 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         spill,
         *(replace(one, runs_apart=True) for one in (wait, impatient, stubborn, hog)),
         block,
+        counted,
+        shown,
         report,
     ]
     secrets = {"*": {"api_key": "common-key"}, "acme": {"api_key": "acme-key"}}
@@ -211,6 +224,21 @@ async def test_an_async_tool_that_blocks_is_named_and_holds_up_async_tools_only(
             result = await registry.run(name, timeout_seconds=1, call=str(call))
         assert "hog blocks the event loop of async tools" in content(result)["error"]
         assert any(event["event"] == "tool.blocks" and event["tool"] == "hog" for event in logged) == (name == "hog")
+    assert content(await registry.run("add", {"a": 1})) == 2
+
+
+async def test_a_preview_or_count_that_blocks_is_named_and_holds_up_no_other_call(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_loop, "BLOCKED_SECONDS", 0.05)
+    with structlog.testing.capture_logs() as logged:
+        refused, previewed = await registry.check("counted"), await registry.check("shown")
+    assert (refused.error_reason, refused.error_message) == (
+        "INVALID_ARGUMENTS",
+        "bulk_count of counted takes too long for these arguments",
+    )
+    assert (previewed.approval_cause, previewed.preview) == ("category SENSITIVE", "")
+    assert [event["tool"] for event in logged if event["event"] == "tool.blocks"] == ["counted", "shown"]
     assert content(await registry.run("add", {"a": 1})) == 2
 
 

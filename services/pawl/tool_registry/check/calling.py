@@ -58,8 +58,10 @@ async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bo
     if checked.note:
         say(f"note: {checked.note}")
     try:
-        items = tool.bulk_count(checked.arguments)
-        preview = tool.preview(checked.arguments)
+        async with PythonRunner(threads_max=1) as threads:
+            count, shown = tool.bulk_count(checked.arguments), tool.preview(checked.arguments)
+            items = await threads.answer(tool.name, count) if count else None
+            preview = await threads.answer(tool.name, shown) if shown else ""
     except Exception:  # noqa: BLE001  # the author's code
         say(f"error: the preview or bulk_count of {tool.name} failed\n{traceback.format_exc()}")
         return False

@@ -30,6 +30,7 @@ from pawl.tool_registry.sdk.signature import Signature, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 Reconcile = Callable[[ToolContext], Awaitable[ReconcileResult]]
 Preview = Callable[..., str]
@@ -105,13 +106,19 @@ class Tool(Generic[P, R]):
         function: Callable[..., R] = self.function
         return lambda: function(**parameters)
 
-    def preview(self, arguments: Mapping[str, Any]) -> str:
-        """Return what a call would do, in the tool's words; empty if it has no preview."""
-        return self._preview(**self.signature.bind(arguments)) if self._preview else ""
+    def preview(self, arguments: Mapping[str, Any]) -> Callable[[], str] | None:
+        """Return what says what a call would do, in the tool's words; None if it has no preview."""
+        return _bound(self._preview, self.signature, arguments)
 
-    def bulk_count(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the tool's own count of the things a call is about; None if it has none."""
-        return self._bulk_count(**self.signature.bind(arguments)) if self._bulk_count else None
+    def bulk_count(self, arguments: Mapping[str, Any]) -> Callable[[], int] | None:
+        """Return what counts the things a call is about; None if the tool has no count of its own."""
+        return _bound(self._bulk_count, self.signature, arguments)
+
+
+def _bound(
+    function: Callable[..., T] | None, signature: Signature | WholeArguments, arguments: Mapping[str, Any]
+) -> Callable[[], T] | None:
+    return None if function is None else lambda: function(**signature.bind(arguments))
 
 
 @overload

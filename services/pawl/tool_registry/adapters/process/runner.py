@@ -46,6 +46,7 @@ class ProcessRunner:
 
     def __init__(self, others: Runner, *, processes_max: int, shows_output: bool = False) -> None:
         self._others = others
+        self.answer = others.answer
         self._shows_output = shows_output
         self._free = asyncio.Semaphore(processes_max)
         self._ready: deque[asyncio.Task[CallProcess]] = deque()

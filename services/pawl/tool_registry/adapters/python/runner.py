@@ -10,13 +10,17 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
-from pawl.chassis.tasks import delivered
+from pawl.chassis import logs
+from pawl.chassis.tasks import delivered, shield
+from pawl.tool_registry.adapters.python import tool_loop
 from pawl.tool_registry.adapters.python.tool_loop import ToolLoop
 from pawl.tool_registry.app.execution.ports import Ended
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 
 T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
 
 
 class ToolCrashed(Exception):
@@ -42,6 +46,35 @@ class Threads:
             # Starting one costs as much as all else that a small function costs.
             threading.Thread(target=_do, args=(self._jobs,), name="tool", daemon=True).start()
         self._jobs.put(job)
+
+    def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Have a thread call a function; cancelling the future changes nothing but that."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[T] = loop.create_future()
+        variables = contextvars.copy_context()
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            if error is not None:
+                ended.set_exception(error)
+                ended.exception()  # Seen, also when nobody wants it any more.
+            else:
+                ended.set_result(value)
+
+        def run() -> None:
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                value = delivered(lambda: variables.run(function))
+            except Exception as raised:  # noqa: BLE001  # the author's code
+                error = raised
+            except BaseException as raised:  # noqa: BLE001  # sys.exit in a tool must not end a thread silently
+                error = ToolCrashed(type(raised).__name__)
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(deliver, value, error)
+
+        self.begin(run)
+        ended.add_done_callback(lambda _: self.ended())
+        return ended
 
     def ended(self) -> None:
         """Say that a job has ended."""
@@ -76,6 +109,7 @@ class PythonRunner:
 
     def __init__(self, *, threads_max: int) -> None:
         self._free = asyncio.Semaphore(threads_max)
+        self._free_to_answer = asyncio.Semaphore(threads_max)
         self._threads = Threads()
         self._tools = ToolLoop()
         self.threads_busy = 0
@@ -98,6 +132,17 @@ class PythonRunner:
         apart = self._tools.begin(tool.name, lambda: _guarded(call()))
         return PythonWork(apart.result(), hindrance=lambda: apart.hindrance)
 
+    async def answer(self, tool_name: str, function: Callable[[], T]) -> T:
+        try:
+            async with asyncio.timeout(tool_loop.BLOCKED_SECONDS):
+                await self._free_to_answer.acquire()
+                ended = self._threads.start(function)
+                ended.add_done_callback(lambda _: self._free_to_answer.release())
+                return await shield(ended)
+        except TimeoutError:
+            _log.warning("tool.blocks", tool=tool_name, seconds=tool_loop.BLOCKED_SECONDS)
+            raise
+
     async def _in_task(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
         begin()
         return await call()
@@ -105,39 +150,16 @@ class PythonRunner:
     async def _in_thread(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
         await self._free.acquire()
         begin()
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Any] = loop.create_future()
-        variables = contextvars.copy_context()
-
-        def deliver(value: Any, error: BaseException | None) -> None:
-            if error is not None:
-                ended.set_exception(error)
-                ended.exception()  # Seen, also when nobody wants it any more.
-            else:
-                ended.set_result(value)
-
-        def run() -> None:
-            value: Any = None
-            error: BaseException | None = None
-            try:
-                value = delivered(lambda: variables.run(call))
-            except Exception as raised:  # noqa: BLE001  # the author's code
-                error = raised
-            except BaseException as raised:  # noqa: BLE001  # sys.exit in a tool must not end a thread silently
-                error = ToolCrashed(type(raised).__name__)
-            with suppress(RuntimeError):  # The loop is closed.
-                loop.call_soon_threadsafe(deliver, value, error)
-
-        def free(_: object) -> None:
-            self.threads_busy -= 1
-            self._threads.ended()
-            self._free.release()
-
         try:
-            self._threads.begin(run)
+            ended = self._threads.start(call)
         except RuntimeError:  # The system starts no more threads now.
             self._free.release()
             raise
+
+        def free(_: object) -> None:
+            self.threads_busy -= 1
+            self._free.release()
+
         ended.add_done_callback(free)
         self.threads_busy += 1
         with suppress(asyncio.CancelledError):

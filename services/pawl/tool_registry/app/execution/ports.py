@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallKey, RunId, RunKey, StoreId
@@ -14,6 +14,8 @@ from pawl.tool_registry.domain.completion import AwaitedCall, CompletionTerms, R
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
+
+T = TypeVar("T")
 
 
 class ResourceLocks(Protocol):
@@ -128,6 +130,13 @@ class Runner(Protocol):
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> Work:
         """Start a tool; a sync one waits for a free thread first."""
+
+    async def answer(self, tool_name: str, function: Callable[[], T]) -> T:
+        """Return what a preview or count of a tool returns, run apart from the registry's event loop.
+
+        Raises:
+            TimeoutError: it takes too long, or others that do take all threads.
+        """
 
 
 class Secrets(Protocol):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
+from pawl.chassis import logs
 from pawl.chassis.ids import CallId
+from pawl.chassis.visible import shortened, visible
 from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, PermissionDenied, ToolNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
 from pawl.tool_registry.app.policy.audit import AuditTrail
@@ -15,7 +17,7 @@ from pawl.tool_registry.app.policy.ports import Begun, ExecutionJournal, GrantUs
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.domain.audit import AuditDraft
-from pawl.tool_registry.domain.check import Refused
+from pawl.tool_registry.domain.check import Accepted, Refused
 from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.names import did_you_mean
@@ -28,6 +30,7 @@ from pawl.tool_registry.domain.verdict import CallContext, Disposition, Series, 
 _TOO_MUCH_TO_MATCH: Final = (
     "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
 )
+_PREVIEW_BYTES_MAX: Final = 4096
 _FIRST_ATTEMPT: Final = 1
 _LATE_SECONDS: Final = 60.0
 """The time that an iteration may be late which was due before the end of its series."""
@@ -41,6 +44,8 @@ _UNGATED: Final = {
 }
 
 Proposed = tuple[CallContext, ProposedCall]
+
+_log = logs.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,8 @@ class Admission:
     audit: AuditTrail
     observer: Observer
     grants: GrantUses
+    answer: Callable[[str, Callable[[], Any]], Awaitable[Any]]
+    """See `Runner.answer`."""
     store_calls_per_minute: int = 0
     unacted: set[str] = field(default_factory=set)
     """Tokens of attempts that may have written an entry of the journal and ran nothing: there was no answer."""
@@ -161,7 +168,10 @@ class Admission:
         if tool.definition.context in _LOADED and tool.loaded is None:
             gone = f"the tool {tool.definition.name} is not available any more"
             return _refused(context, "TOOL_NOT_FOUND", gone, tool)
-        return FittingCall(context=context, tool=tool, accepted=accepted)
+        try:
+            return await self._counted(context, tool, accepted)
+        except InvalidArguments as error:
+            return _refused(context, "INVALID_ARGUMENTS", str(error), tool)
 
     async def _judged(self, call: FittingCall, proposed: ProposedCall) -> Verdict:
         """Return the verdict on a call that fits, by the gate, by people's rules, and by the grant of its series."""
@@ -193,7 +203,7 @@ class Admission:
             resource_keys=resource_keys(definition.resource_keys, arguments),
             # By its digest the ledger knows what was approved: so an edit has one though it needs no approval any more.
             digest=call.digest if cause or is_edited else "",
-            preview=call.preview() if cause and not is_granted else "",
+            preview=await self._preview(call) if cause and not is_granted else "",
             approval_cause=cause,
             approvals_required=call.approvals_required if cause else 0,
             question=question_of(definition, arguments) if definition.context is ExecutionContext.HUMAN else None,
@@ -201,6 +211,35 @@ class Admission:
             series_digest=series_digest if cause or is_edited else "",
             grant_call_id=proposed.series.grant_call_id if is_granted and proposed.series else "",
         )
+
+    async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
+        """Return the call with the tool's own count of the things it is about.
+
+        Raises:
+            InvalidArguments: the tool does not count them in time.
+        """
+        own_count, name = None, tool.definition.name
+        count = tool.loaded.tool.bulk_count(accepted.arguments) if tool.loaded is not None else None
+        if count is not None:
+            try:
+                own_count = await self.answer(name, count)
+            except TimeoutError:
+                raise InvalidArguments(f"bulk_count of {name} takes too long for these arguments") from None
+            except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the definition
+                _log.warning("tool.bulk_count_failed", tool=name, error=type(error).__name__)
+        return FittingCall(context=context, tool=tool, accepted=accepted, own_count=own_count)
+
+    async def _preview(self, call: FittingCall) -> str:
+        """Return what the tool shows to whoever approves the call, if it shows anything."""
+        loaded, name = call.tool.loaded, call.definition.name
+        preview = loaded.tool.preview(call.accepted.arguments) if loaded is not None else None
+        if preview is None:
+            return ""
+        try:
+            return shortened(visible(await self.answer(name, preview)), _PREVIEW_BYTES_MAX)
+        except Exception as error:  # noqa: BLE001  # the author's code: a call is approved by its arguments then
+            _log.warning("tool.preview_failed", tool=name, error=type(error).__name__)
+            return ""
 
     async def _is_granted(self, context: CallContext, series: Series | None, digest: str) -> bool:
         """Return whether the grant of a series is of exactly the call, and has a use left for it, which is counted."""
@@ -228,7 +267,7 @@ class Admission:
         accepted = await self.catalog.check(context.store_id, tool, request.arguments)
         if isinstance(accepted, Refused):
             raise InvalidArguments(accepted.message)
-        call = FittingCall(context=context, tool=tool, accepted=accepted)
+        call = await self._counted(context, tool, accepted)
         digest, cause = call.digest, call.gate()
         job = Job.of(call, tool.loaded, request, digest=digest, is_gated=bool(cause))
         # An approval that is not of this call is a sign that something was exchanged.

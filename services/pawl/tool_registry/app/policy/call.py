@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pawl.chassis import logs
 from pawl.chassis.ids import CallKey
 from pawl.chassis.strict_json import JsonValue
-from pawl.chassis.visible import shortened, visible
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
@@ -31,9 +29,6 @@ from pawl.tool_registry.domain.verdict import CallContext, Series, call_digest, 
 from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
-PREVIEW_BYTES_MAX: Final = 4096
-
-_log = logs.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +85,8 @@ class FittingCall:
     context: CallContext
     tool: CatalogTool
     accepted: Accepted
+    own_count: int | None
+    """The number of things that the call is about, as the tool itself counts; None if it does not."""
 
     @property
     def definition(self) -> ToolDefinition:
@@ -160,16 +157,6 @@ class FittingCall:
             acts=tuple(dict.fromkeys(act for each in definitions for act in argument_acts(each.arguments_schema))),
         )
 
-    def preview(self) -> str:
-        """Return what the tool shows to whoever approves the call, if it shows anything."""
-        if self.tool.loaded is None:
-            return ""
-        try:
-            return shortened(visible(self.tool.loaded.tool.preview(self.accepted.arguments)), PREVIEW_BYTES_MAX)
-        except Exception as error:  # noqa: BLE001  # the author's code: a call is approved by its arguments then
-            _log.warning("tool.preview_failed", tool=self.definition.name, error=type(error).__name__)
-            return ""
-
     @property
     def _definitions(self) -> list[ToolDefinition]:
         """The pinned definition and the one in force, the more severe first."""
@@ -177,15 +164,9 @@ class FittingCall:
 
     def _items(self) -> int:
         """Return how many things the call is about, by the definitions, or by the tool's own count."""
-        items = max(items_of(definition, self.accepted.arguments) for definition in self._definitions)
-        if self.tool.loaded is None:
-            return items
-        try:
-            count = self.tool.loaded.tool.bulk_count(self.accepted.arguments)
-        except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the definition
-            _log.warning("tool.bulk_count_failed", tool=self.definition.name, error=type(error).__name__)
-            return items
-        return items if count is None else count
+        if self.own_count is not None:
+            return self.own_count
+        return max(items_of(definition, self.accepted.arguments) for definition in self._definitions)
 
 
 @dataclass(slots=True, kw_only=True)
