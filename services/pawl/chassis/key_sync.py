@@ -8,7 +8,7 @@ from typing import Final
 import grpc
 
 from pawl.chassis.key_rows import KeyChanges, KeyGrant
-from pawl.chassis.login_failures import FailureKind, FailureReport
+from pawl.chassis.login_failures import FailureReport
 from pawl.chassis.rpc_client import translating
 from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField
@@ -19,11 +19,8 @@ _DEADLINE_SECONDS: Final = 3.0
 _WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
 _WIRE.struct(KeyGrant, pb.KeyGrant)
 CHANGES: Final = _WIRE.struct(KeyChanges, pb.SyncKeysResponse)
-# A process of a newer version must get its keys, though it counts what nobody here has a name for.
 REPORTS: Final = Translator(
-    lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field),
-    defaults={FailureKind: FailureKind.UNKNOWN},
-    newer_is_default=True,
+    lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
 ).struct(FailureReport, pb.FailureReport, field="failure_reports")
 
 
