@@ -97,8 +97,10 @@ NOTIFIER = Service(
     rows=(
         """
 INSERT INTO notifier.notifications
-    (store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time)
-SELECT 'acme', 'ann', n, 'ntf' || n, '', 'run' || n, 'conv' || n / 5, '', '', '', now() FROM generate_series(1, $1) AS n
+    (store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time,
+     call_id, channel_id)
+SELECT 'acme', 'ann', n, 'ntf' || n, '', 'run' || n, 'conv' || n / 5, '', '', '', now(), '', ''
+FROM generate_series(1, $1) AS n
 """,
         """
 INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user_id, number, type, body)

@@ -12,7 +12,7 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import ConversationId, StoreId
 from pawl.chassis.rpc_client import translated, translating
-from pawl.errors import MethodNotFound, PawlError, Unavailable
+from pawl.errors import PawlError, Unavailable
 from pawl.job.v1 import erasure_pb2 as pb
 from pawl.job.v1.erasure_pb2_grpc import ErasureServiceStub
 
@@ -47,8 +47,6 @@ class ErasureWork:
         while True:
             try:
                 await self.sweep()
-            except MethodNotFound:
-                _log.debug("erasures.not_yet")  # job-store is of the version before.
             except PawlError as error:
                 _log.debug("erasures.postponed", reason=error.reason)
             except Exception:  # noqa: BLE001  # it is tried again

@@ -22,7 +22,7 @@ from pawl.chassis import logs, status, tasks
 from pawl.chassis.parts import in_parts
 from pawl.chassis.rpc_replicas import Standing, choose
 from pawl.chassis.tasks import within
-from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Overloaded, PawlError, Unimplemented
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Overloaded, PawlError
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
 """Larger requests go by themselves: they gain nothing, and others would wait behind them."""
@@ -309,7 +309,7 @@ class _Stream:
             async for response in rpc:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
-            failure = _why_broken(error)
+            failure = status.from_rpc_error(error)
             self._line.away_until = asyncio.get_running_loop().time() + _AWAY_SECONDS
             self._line.lose(failure)
         finally:
@@ -396,15 +396,6 @@ class _Stream:
     def _leave_line(self) -> None:
         if self in self._line.streams:
             self._line.streams.remove(self)
-
-
-def _why_broken(error: grpc.aio.AioRpcError) -> PawlError:
-    """Return what the calls on a stream are told that ended with `error`."""
-    failure = status.from_rpc_error(error)
-    if isinstance(failure, Unimplemented):
-        # A replica of an older version. That says nothing about the methods that were called.
-        return DependencyUnavailable("the other side takes no batches")
-    return failure
 
 
 class Responses:

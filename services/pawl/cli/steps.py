@@ -60,7 +60,7 @@ def trimmed_text(run: run_pb2.Run) -> str:
 
 def show(console: Console, step: steps_pb2.Step, *, full: bool) -> None:
     """Print a step: on one line, or with all of its content below its heading."""
-    name, style = _TYPES.get(step.type, ("step", ""))
+    name, style = _TYPES[step.type]
     tool = f" {wording.clean(step.tool_name)}" if step.tool_name else ""
     heading = f"{step.round:>3} {name}{tool}{_STATUSES.get(step.status, '')}"
     content = f"{step.content_omitted_bytes} bytes" if step.content_omitted_bytes else step.content

@@ -81,7 +81,7 @@ def _show(console: Console, found: Iterable[undo_pb2.CallUndo]) -> None:
 
 def undo_line(each: undo_pb2.CallUndo) -> tuple[str, str]:
     """Return what an undo means, or has come to, for a call on one line, and its style."""
-    mark, words, style = _TOLD.get(each.state, ("?", "is in a state that this version does not know", "yellow"))
+    mark, words, style = _TOLD[each.state]
     summary = f" ({wording.one_line(each.summary, 200)})" if each.summary else ""
     reason = f": {wording.one_line(each.reason, 300)}" if each.reason else ""
     return f"{mark} {each.call_id or 'earlier calls'}  {wording.clean(each.tool_name)}{summary} {words}{reason}", style

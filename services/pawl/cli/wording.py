@@ -100,14 +100,12 @@ def _escaped(character: str) -> str:
 
 
 def value_name(kind: Any, value: int) -> str:
-    """Return `read_only` for EFFECT_CLASS_READ_ONLY; a number for a value of a later version."""
+    """Return `read_only` for EFFECT_CLASS_READ_ONLY."""
     return _value_name(kind.DESCRIPTOR, value)
 
 
 def _value_name(kind: EnumDescriptor, value: int) -> str:
     names = kind.values_by_number
-    if value not in names:
-        return str(value)
     return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED")).lower()
 
 
@@ -128,27 +126,22 @@ def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
 
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
     """Return what a run waits for: `an approval and an answer`."""
-    return " and ".join(_WAITS.get(wait, "input") for wait in waits) or "input"
+    return " and ".join(_WAITS[wait] for wait in waits) or "input"
 
 
 def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
     """Return why a run needs an operator, as the rest of a sentence about it."""
-    match attention.reason:
-        case run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
-            return "it is not known whether a call had its effect"
-        case run_pb2.ATTENTION_REASON_QUARANTINED:
-            died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
-            return f"quarantined: {died} while they drove it, without any progress in between"
-        case _:
-            return "for a reason that this version does not know"
+    if attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
+        return "it is not known whether a call had its effect"
+    died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
+    return f"quarantined: {died} while they drove it, without any progress in between"
 
 
 def act_text(acted: event_pb2.OperatorActed) -> str:
     """Return what an operator did about a run: `operator bob let the run go on: the tool is mended`."""
-    act = _ACTS.get(acted.act, "did something about the run")
     call = f" ({acted.call_id})" if acted.call_id else ""
     reason = f": {one_line(acted.reason, 300)}" if acted.reason else ""
-    return f"operator {clean(acted.user_id)} {act}{call}{reason}"
+    return f"operator {clean(acted.user_id)} {_ACTS[acted.act]}{call}{reason}"
 
 
 def seconds_text(seconds: float) -> str:

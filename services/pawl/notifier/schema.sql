@@ -21,14 +21,9 @@ CREATE TABLE notifications (
     insert_time timestamptz NOT NULL DEFAULT now(),
     publish_time timestamptz,
     read_time timestamptz,
-    -- For the store's approvers, and the call it is about.
-    for_approvers boolean NOT NULL DEFAULT false,
-    call_id text NOT NULL DEFAULT '',
-    -- The webhook that the notification is about; empty for none.
-    webhook_id text NOT NULL DEFAULT '',
+    call_id text NOT NULL,
+    channel_id text NOT NULL,
     over_time timestamptz,  -- when the decision it asks for was no longer needed
-    -- The run is a job that ended.
-    is_job boolean NOT NULL DEFAULT false,
     PRIMARY KEY (store_id, user_id, number)
 );
 CREATE INDEX notifications_by_age ON notifications (insert_time);
@@ -36,7 +31,7 @@ CREATE INDEX notifications_by_age ON notifications (insert_time);
 -- picks any index that starts with the store and reads everything of a user or store.
 CREATE UNIQUE INDEX notifications_by_id ON notifications (notification_id, store_id, user_id);
 CREATE INDEX notifications_needed ON notifications (store_id, run_id)
-    WHERE over_time IS NULL AND kind IN ('input_needed', 'attention_needed');
+    WHERE over_time IS NULL AND kind IN ('input_needed', 'attention_needed', 'approval_needed');
 CREATE INDEX notifications_of_conversation ON notifications (conversation_id, run_id, store_id);
 CREATE INDEX notifications_unpublished ON notifications (insert_time) WHERE publish_time IS NULL;
 CREATE INDEX notifications_unread ON notifications (store_id, user_id, number) WHERE read_time IS NULL;
@@ -108,8 +103,6 @@ CREATE TABLE webhook_deliveries (
     status integer NOT NULL DEFAULT 0,
     latency_ms integer NOT NULL DEFAULT 0,
     last_error text NOT NULL DEFAULT '',
-    -- The user's preferences did not want it.
-    skipped boolean NOT NULL DEFAULT false,
     resent boolean NOT NULL DEFAULT false,  -- resent by the user, whatever the preferences are
     -- Its first attempt was delayed, by `after_seconds` or quiet hours.
     put_off boolean NOT NULL DEFAULT false,

@@ -7,10 +7,10 @@ CREATE TABLE tool_versions (
     definition bytea NOT NULL,
     definition_hash text NOT NULL,
     source text NOT NULL,
-    binding bytea NOT NULL DEFAULT '',
+    binding bytea NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
     -- Who registered the tool; empty for tools of sources.
-    user_id text NOT NULL DEFAULT '',
+    user_id text NOT NULL,
     PRIMARY KEY (store_id, name, version),
     CHECK (version > 0)
 );
@@ -115,7 +115,7 @@ CREATE TABLE tasks (
     idempotency_key text NOT NULL,
     position bigint GENERATED ALWAYS AS IDENTITY,
     created_at timestamptz NOT NULL DEFAULT now(),
-    run_id text NOT NULL DEFAULT '',  -- the run that created the task
+    run_id text NOT NULL,  -- the run that created the task
     PRIMARY KEY (store_id, user_id, task_id),
     UNIQUE (store_id, user_id, idempotency_key),
     FOREIGN KEY (store_id, user_id, parent_task_id) REFERENCES tasks,
@@ -157,9 +157,7 @@ CREATE TABLE rules (
     expires_at timestamptz,
     revoked_at timestamptz,
     revoked_by text NOT NULL DEFAULT '',
-    from_call_id text NOT NULL DEFAULT '',  -- the call whose approval made the rule; empty for none
-    -- The agent that the rule is for; empty for all.
-    agent_name text NOT NULL DEFAULT '',
+    from_call_id text NOT NULL,  -- the call whose approval made the rule; empty for none
     PRIMARY KEY (store_id, rule_id)
 );
 CREATE INDEX rules_in_force ON rules (store_id) WHERE revoked_at IS NULL;
@@ -218,8 +216,8 @@ CREATE TABLE worker_calls (
     -- The audit entry's fields (null if the worker is only asked about the call), and the hand-outs whose late result
     -- needs no entry.
     origin bytea,
-    told_epochs bigint[] NOT NULL DEFAULT '{}',
-    run_id text NOT NULL DEFAULT '',
+    told_epochs bigint[] NOT NULL,
+    run_id text NOT NULL,
     PRIMARY KEY (call_id, store_id),
     CHECK (state IN ('WAITING', 'HELD', 'DONE'))
 );
@@ -274,12 +272,12 @@ CREATE TABLE audit (
     hash text NOT NULL,
     -- The credential that started the run, that of the person who decided, and the users of delegates that acted for
     -- either.
-    credential_id text NOT NULL DEFAULT '',
-    delegate_user_id text NOT NULL DEFAULT '',
-    by_credential_id text NOT NULL DEFAULT '',
-    by_delegate_user_id text NOT NULL DEFAULT '',
-    -- The agent of the run.
-    agent_name text NOT NULL DEFAULT '',
+    credential_id text NOT NULL,
+    delegate_user_id text NOT NULL,
+    by_credential_id text NOT NULL,
+    by_delegate_user_id text NOT NULL,
+    -- The agent of the run; empty for rules and for late results of workers.
+    agent_name text NOT NULL,
     PRIMARY KEY (store_id, seq)
 );
 -- A decision is recorded once, however often it is reported.
@@ -374,7 +372,7 @@ CREATE TABLE checkpoints (
     content bytea,
     written_at timestamptz NOT NULL DEFAULT now(),
     -- For erasing checkpoints of a job's old iterations, which the ledger no longer has.
-    run_id text NOT NULL DEFAULT '',
+    run_id text NOT NULL,
     PRIMARY KEY (store_id, call_id)
 );
 CREATE INDEX checkpoints_old ON checkpoints (written_at);

@@ -162,16 +162,6 @@ async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
         assert await call == ["wait"]
 
 
-async def test_a_replica_that_takes_no_batches_costs_no_call(serve: Serve) -> None:
-    """One of an older version, beside a newer one."""
-    async with two(serve) as replicas:
-        older = replicas.servers[await replicas.preferred()]
-        older._interceptor._methods["/pawl.batch.v1.BatchService/Batch"] = older._interceptor._unknown
-        older._batches.close_streams()
-        for _ in range(20):
-            assert await replicas.stub.call("unary", "hello") == ["hello"]
-
-
 class Response:
     """A response that one can watch go."""
 

@@ -452,9 +452,7 @@ async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry
 
 
 async def test_tampering_with_credentials_is_found(registry: Registry, database_url: str) -> None:
-    """In entries that name them, and in those from before, which do not and keep their hash."""
     columns = ("credential_id", "delegate_user_id", "by_credential_id", "by_delegate_user_id")
-    assert entry_hash(draft("c1"), 1, "") == "d4fda5c1177047c2f87542396e725a695affbcdda9ecf1c25ca61759c0e89605"
     async with Database(database_url, application_name="test") as database:
         await PostgresAuditLog(database).append([draft("c1"), draft("c2", **dict.fromkeys(columns, "key_1"))])
     for column in columns:

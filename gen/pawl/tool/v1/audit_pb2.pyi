@@ -149,8 +149,7 @@ class AuditEntry(_message.Message):
     arguments_sha256: _builtins.str
     """HMAC-SHA-256, in hex, of the SHA-256 in hex of the canonical arguments;
     empty if they were refused. Its key is a secret of the conversation (of a
-    rule: of the rule) that is destroyed with it: then it says nothing. In
-    entries from before there were such secrets it is the SHA-256 itself.
+    rule: of the rule) that is destroyed with it: then it says nothing.
     """
     result_sha256: _builtins.str
     """RETURNED: the same of the result; else empty."""
@@ -175,8 +174,8 @@ class AuditEntry(_message.Message):
     by_delegate_user_id: _builtins.str
     """User of the delegate that acted for `by_user_id`; empty for none."""
     agent_name: _builtins.str
-    """Agent of the run, `default` for one that was started without; empty if that
-    was not known, and for RULE.
+    """Agent of the run, `default` for one that was started without; empty for RULE
+    and for the late result of a worker.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
@@ -517,7 +516,9 @@ class ToolFigures(_message.Message):
     rejected_count: _builtins.int
     """Calls that were refused."""
     agent_name: _builtins.str
-    """With `by_agent`: the agent of the runs; empty where it was not known."""
+    """With `by_agent`: the agent of the runs; empty for RULE and for late results
+    of workers.
+    """
     def __init__(
         self,
         *,

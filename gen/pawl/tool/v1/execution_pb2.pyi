@@ -160,9 +160,7 @@ class CallContext(_message.Message):
     delegate_user_id: _builtins.str
     """User of the delegate that started the run for its user; empty for none."""
     agent_name: _builtins.str
-    """Agent of the run, `default` if it was started without one. Empty if it is not
-    known: then no rule of an agent allows, and those of all agents restrict.
-    """
+    """Agent of the run, `default` if it was started without one. Required."""
     in_background: _builtins.bool
     """True if the run is a job: then ToolDefinition.async_timeout_seconds stands in
     the place of `timeout_seconds`.
@@ -1069,7 +1067,6 @@ class ExecuteToolRequest(_message.Message):
     RULE_ID_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
-    MAY_AWAIT_COMPLETION_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call; also the idempotency key."""
     tool_name: _builtins.str
@@ -1094,11 +1091,6 @@ class ExecuteToolRequest(_message.Message):
     rule_id: _builtins.str
     """The rule that the verdict named. One that allowed the call must still be in
     force: otherwise APPROVAL_REQUIRED.
-    """
-    may_await_completion: _builtins.bool
-    """True if the caller knows EXECUTION_OUTCOME_AWAITING_COMPLETION. Without it no
-    tool gets a completion token, and of a call that awaits its completion the
-    answer is DEPENDENCY_UNAVAILABLE.
     """
     @_builtins.property
     def context(self) -> Global___CallContext:
@@ -1132,11 +1124,10 @@ class ExecuteToolRequest(_message.Message):
         rule_id: _builtins.str = ...,
         answers: _abc.Iterable[Global___Answer] | None = ...,
         series: _call_pb2.Series | None = ...,
-        may_await_completion: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "series", b"series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "may_await_completion", b"may_await_completion", "rule_id", b"rule_id", "series", b"series", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "series", b"series", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

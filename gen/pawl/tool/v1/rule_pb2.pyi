@@ -67,9 +67,7 @@ class _RuleScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleScope.V
     RULE_SCOPE_AGENT: _RuleScope.ValueType  # 5
     """In all runs of one agent of the store, in whatever version, and whoever
     starts them. DENY and ASK hold for the runs, too, to which such a run gives
-    tasks, whatever their own agents are, and for runs of which it is not known
-    what their agent is (a process of the version before drives them); ALLOW
-    holds for runs of that agent only.
+    tasks, whatever their own agents are; ALLOW holds for runs of that agent only.
     """
 
 class RuleScope(_RuleScope, metaclass=_RuleScopeEnumTypeWrapper):
@@ -88,9 +86,7 @@ RULE_SCOPE_STORE: RuleScope.ValueType  # 4
 RULE_SCOPE_AGENT: RuleScope.ValueType  # 5
 """In all runs of one agent of the store, in whatever version, and whoever
 starts them. DENY and ASK hold for the runs, too, to which such a run gives
-tasks, whatever their own agents are, and for runs of which it is not known
-what their agent is (a process of the version before drives them); ALLOW
-holds for runs of that agent only.
+tasks, whatever their own agents are; ALLOW holds for runs of that agent only.
 """
 Global___RuleScope: _TypeAlias = RuleScope  # noqa: Y015
 

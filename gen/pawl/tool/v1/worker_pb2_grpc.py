@@ -62,10 +62,7 @@ class WorkerServiceServicer(object):
         definition in force.
 
         A group belongs to the user whose worker attached first, until all its tools
-        are unregistered. Others do not attach to it, but admins do. A group with
-        tools from before owners were written down goes to the user of the first of
-        its workers of the last day, by worker id, that attaches again, or to an admin
-        who attaches; others have an admin unregister its tools. Only an admin
+        are unregistered. Only that user and admins attach to it. Only an admin
         attaches with a tool that people are asked about less, or that more of them
         may call, than the last one of that name. The workers of a user who is no
         admin have at most 500 tools, those of a store 2000.

@@ -214,8 +214,6 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """The answers so far to the questions that its tool has asked."""
     series: Series | None = None
     """The series whose grant covers the call."""
-    may_await_completion: bool = True
-    """This version knows calls that somebody outside completes."""
 
 
 class Registry(Protocol):

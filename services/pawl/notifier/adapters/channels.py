@@ -106,28 +106,25 @@ INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user
 VALUES ($1, $2, $3, $4, $5, $6)
 RETURNING *
 """
-# Of each channel the newest: what a user has many of costs no more than a page of each. To the version before what is
-# skipped is dead.
+# Of each channel the newest: what a user has many of costs no more than a page of each.
 _DELIVERIES: Final = """
 SELECT d.* FROM unnest($1::text[]) AS w (webhook_id)
 CROSS JOIN LATERAL (
     SELECT * FROM notifier.webhook_deliveries AS each
     WHERE each.webhook_id = w.webhook_id
     AND (insert_time, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
-    AND ($4::text[] = '{}' OR CASE WHEN skipped AND due_time IS NULL THEN 'skipped' ELSE state END = ANY ($4))
+    AND ($4::text[] = '{}' OR state = ANY ($4))
     ORDER BY insert_time DESC, delivery_id DESC LIMIT $5
 ) AS d
 ORDER BY d.insert_time DESC, d.delivery_id DESC LIMIT $5
 """
 _COUNT_DELIVERIES: Final = """
-SELECT CASE WHEN skipped AND due_time IS NULL THEN 'skipped' ELSE state END AS state, count(*)
-FROM notifier.webhook_deliveries WHERE webhook_id = ANY ($1::text[]) GROUP BY 1
+SELECT state, count(*) FROM notifier.webhook_deliveries WHERE webhook_id = ANY ($1::text[]) GROUP BY state
 """
 # One at work stays with who is at it. Of codes there is a number, so they are not sent again like this.
 _RESEND: Final = """
 UPDATE notifier.webhook_deliveries SET
     state = 'waiting',
-    skipped = false,
     resent = true,
     tries = CASE WHEN claimed THEN tries ELSE 0 END,
     due_time = CASE WHEN claimed THEN due_time ELSE now() END
@@ -150,7 +147,7 @@ WITH changed AS ({} RETURNING d.*),
 told AS (
     INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, tries, status, error)
     SELECT 'delivery.' || state, store_id, user_id, webhook_id, delivery_id, tries, status, last_error FROM changed
-    WHERE number IS NOT NULL AND NOT skipped AND state IN ('delivered', 'dead')
+    WHERE number IS NOT NULL AND state IN ('delivered', 'dead')
 )
 {}
 """
@@ -158,7 +155,7 @@ CHANGED: Final = "SELECT FROM changed"
 _END_WAITING: Final = TELLING.format(
     """
 UPDATE notifier.webhook_deliveries AS d
-SET state = 'dead', due_time = NULL, last_error = 'the channel was disabled', skipped = false
+SET state = 'dead', due_time = NULL, last_error = 'the channel was disabled'
 WHERE webhook_id = $1 AND due_time IS NOT NULL AND NOT claimed AND number IS NOT NULL
 """,
     CHANGED,
@@ -406,7 +403,7 @@ def _delivery(row: asyncpg.Record) -> ChannelDelivery:
         channel_id=ChannelId(row["webhook_id"]),
         type=row["type"],
         number=row["number"] or 0,
-        state=DeliveryState.SKIPPED if row["skipped"] and not row["due_time"] else DeliveryState(row["state"]),
+        state=DeliveryState(row["state"]),
         tries=row["tries"],
         create_time=row["insert_time"],
         try_time=row["try_time"],

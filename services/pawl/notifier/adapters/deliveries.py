@@ -113,9 +113,9 @@ CLAIM: Final = TELLING.format(
     """
 UPDATE notifier.webhook_deliveries AS d SET
     claimed = each.claimed, due_time = each.due_time, last_error = coalesce(each.reason, last_error),
-    state = each.state, skipped = each.skipped, put_off = put_off OR NOT each.claimed
-FROM unnest($1::text[], $2::boolean[], $3::timestamptz[], $4::text[], $5::text[], $6::boolean[])
-    AS each (delivery_id, claimed, due_time, reason, state, skipped)
+    state = each.state, put_off = put_off OR NOT each.claimed
+FROM unnest($1::text[], $2::boolean[], $3::timestamptz[], $4::text[], $5::text[])
+    AS each (delivery_id, claimed, due_time, reason, state)
 WHERE d.delivery_id = each.delivery_id
 """,
     CHANGED,
@@ -161,8 +161,6 @@ UPDATE notifier.webhooks SET
     disable_reason = CASE WHEN $2 = '' THEN disable_reason ELSE $2 END
 WHERE webhook_id = $1
 """
-# The version before does not know it.
-_STORED_AS: Final = {DeliveryState.SKIPPED: DeliveryState.DEAD}
 _UNREADABLE: Final = "the preferences of its user cannot be read"
 _UNREADABLE_PAUSE_MIN: Final = timedelta(minutes=1)
 _UNREADABLE_PAUSE_MAX: Final = timedelta(hours=1)
@@ -219,8 +217,7 @@ class PostgresDeliveries(DatabaseAdapter):
                     each.sends,
                     until if each.sends else each.until_time,
                     each.reason or None,
-                    _STORED_AS.get(each.state, each.state),
-                    each.state is DeliveryState.SKIPPED,
+                    each.state,
                 )
                 for row, each in plans
             ]

@@ -40,6 +40,7 @@ _DRAFT: Final = (
     "body",
     "create_time",
     "call_id",
+    "channel_id",
 )
 
 ADD: Final = """
@@ -47,12 +48,11 @@ WITH draft AS (
     SELECT DISTINCT ON (d.store_id, d.user_id, d.notification_id) d.*
     FROM unnest(
         $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],
-        $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::text[], $12::text[], $13::boolean[],
-        $14::boolean[], $15::text[], $16::text[], $17::text[]
+        $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::text[], $12::text[], $13::text[],
+        $14::text[]
     ) WITH ORDINALITY AS d (
         store_id, user_id, notification_id, kind, run_id, conversation_id,
-        event_id, title, body, create_time, call_id, webhook_id, for_approvers, is_job,
-        told_kind, told_type, told_body, position
+        event_id, title, body, create_time, call_id, channel_id, told_type, told_body, position
     )
     WHERE NOT EXISTS (
         SELECT FROM notifier.notifications AS n
@@ -73,14 +73,13 @@ counter AS (
 added AS (
     INSERT INTO notifier.notifications (
         store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time,
-        call_id, webhook_id, for_approvers, is_job
+        call_id, channel_id
     )
     SELECT
         draft.store_id,
         draft.user_id,
         counter.last_number + 1 - row_number() OVER (PARTITION BY draft.store_id, draft.user_id ORDER BY position DESC),
-        notification_id, kind, run_id, conversation_id, event_id, title, body, create_time, call_id, webhook_id,
-        for_approvers, is_job
+        notification_id, kind, run_id, conversation_id, event_id, title, body, create_time, call_id, channel_id
     FROM draft
     JOIN counter USING (store_id, user_id)
     RETURNING store_id, user_id, number, notification_id
@@ -93,7 +92,7 @@ told AS (
     FROM added
     JOIN draft USING (store_id, user_id, notification_id)
     JOIN notifier.webhooks AS w USING (store_id, user_id)
-    WHERE w.enabled AND (w.kinds = '{}' OR draft.told_kind = ANY (w.kinds))
+    WHERE w.enabled AND (w.kinds = '{}' OR draft.kind = ANY (w.kinds))
     FOR KEY SHARE OF w
 )
 SELECT count(*) FROM added
@@ -107,27 +106,27 @@ same moment violates the unique key here, and the whole statement has no effect.
 
 _READ_AFTER: Final = """
 SELECT * FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND number > $3 AND ($5 OR NOT for_approvers)
+WHERE store_id = $1 AND user_id = $2 AND number > $3 AND ($5 OR kind <> 'approval_needed')
 ORDER BY number LIMIT $4
 """
 
 _READ_BEFORE: Final = """
 SELECT * FROM notifier.notifications
 WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807)
-AND ($5 OR NOT for_approvers)
+AND ($5 OR kind <> 'approval_needed')
 ORDER BY number DESC LIMIT $4
 """
 
 _READ_UNREAD_BEFORE: Final = """
 SELECT * FROM notifier.notifications
 WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807) AND read_time IS NULL
-AND ($5 OR NOT for_approvers)
+AND ($5 OR kind <> 'approval_needed')
 ORDER BY number DESC LIMIT $4
 """
 
 _COUNT_UNREAD: Final = """
 SELECT count(*) FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND read_time IS NULL AND ($3 OR NOT for_approvers)
+WHERE store_id = $1 AND user_id = $2 AND read_time IS NULL AND ($3 OR kind <> 'approval_needed')
 """
 
 _LAST_NUMBERS: Final = """
@@ -141,7 +140,7 @@ JOIN unnest($1::text[], $2::text[]) AS wanted (store_id, user_id) USING (store_i
 _LOCK: Final = """
 SELECT number FROM notifier.notifications
 WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND notification_id = ANY ($3::text[])
-AND ($4 OR NOT for_approvers)
+AND ($4 OR kind <> 'approval_needed')
 ORDER BY number FOR UPDATE
 """
 
@@ -161,10 +160,10 @@ WITH found AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT * FROM notifier.notifications AS each
         WHERE (each.store_id, each.run_id) = (o.store_id, o.run_id)
-        AND each.kind IN ('input_needed', 'attention_needed') AND each.over_time IS NULL OFFSET 0
+        AND each.kind IN ('input_needed', 'attention_needed', 'approval_needed') AND each.over_time IS NULL OFFSET 0
     ) AS n
     WHERE n.create_time < o.time
-    AND CASE WHEN n.for_approvers THEN o.run_ended OR n.call_id = o.call_id ELSE o.call_id = '' END
+    AND CASE WHEN n.kind = 'approval_needed' THEN o.run_ended OR n.call_id = o.call_id ELSE o.call_id = '' END
 ), held AS MATERIALIZED (
     SELECT store_id, user_id, number FROM notifier.notifications JOIN found USING (store_id, user_id, number)
     WHERE over_time IS NULL ORDER BY store_id, user_id, number FOR UPDATE OF notifications
@@ -180,7 +179,7 @@ FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, convers
 WHERE EXISTS (
     SELECT FROM notifier.notifications AS n WHERE n.conversation_id = o.conversation_id
     AND (n.store_id, n.user_id) IS NOT DISTINCT FROM (o.store_id, o.user_id)
-    AND n.kind || '' IN ('input_needed', 'attention_needed') AND n.over_time IS NULL AND NOT n.for_approvers OFFSET 0
+    AND n.kind || '' IN ('input_needed', 'attention_needed') AND n.over_time IS NULL OFFSET 0
 )
 """
 
@@ -218,13 +217,8 @@ _FORGET: Final = _REMOVE.format("""
     WHERE insert_time < now() - make_interval(secs => $1)
     ORDER BY insert_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """)
-# Of what approvers were told by the version before the conversation is not known. In two parts: each goes by the index
-# of conversations, also by a plan that is made before there are statistics.
 ERASE: Final = _REMOVE.format("""
-    SELECT store_id, user_id, number FROM notifier.notifications WHERE (store_id, user_id, number) IN (
-        SELECT store_id, user_id, number FROM notifier.notifications WHERE store_id = $1 AND conversation_id = $2
-        UNION ALL SELECT store_id, user_id, number FROM notifier.notifications
-        WHERE store_id = $1 AND conversation_id = '' AND run_id = ANY ($3::text[]))
+    SELECT store_id, user_id, number FROM notifier.notifications WHERE store_id = $1 AND conversation_id = $2
     ORDER BY store_id, user_id, number FOR UPDATE
 """)
 
@@ -366,7 +360,7 @@ class PostgresStore(DatabaseAdapter):
             await connection.execute(_NO_LONG_WAIT)
             await connection.execute(_WAIT_FOR_WRITERS)
             await connection.execute(_MARK_ERASED, part.store_id, part.conversation_id)
-        await self._database.execute(ERASE, part.store_id, part.conversation_id, list(part.run_ids))
+        await self._database.execute(ERASE, part.store_id, part.conversation_id)
         await self._database.execute(_ERASE_VIEWERS, part.store_id, list(part.run_ids))
         await self._database.execute(_ERASE_MUTES, part.store_id, part.conversation_id)
         await self._database.execute(_UNMARK_OLD)
@@ -387,27 +381,10 @@ def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequenc
         [draft.inbox.store_id for draft in drafts],
         [draft.inbox.user_id for draft in drafts],
     ]
-    columns += ([_stored(name, draft) for draft in drafts] for name in _DRAFT)
-    columns.append([draft.channel_id for draft in drafts])
-    columns.append([draft.kind is NotificationKind.APPROVAL_NEEDED for draft in drafts])
-    columns.append([draft.kind is NotificationKind.JOB_ENDED for draft in drafts])
-    columns.append([draft.kind for draft in drafts])
+    columns += ([getattr(draft, name) for draft in drafts] for name in _DRAFT)
     columns.append([type_of(draft.kind) for draft in drafts])
     columns.append([body_of(shown(draft), public_url) for draft in drafts])
     return columns
-
-
-# The version before reads the rows, too, and knows none of these kinds.
-_STORED_AS: Final = {
-    NotificationKind.JOB_ENDED: NotificationKind.RUN_COMPLETED,
-    NotificationKind.APPROVAL_NEEDED: NotificationKind.INPUT_NEEDED,
-    NotificationKind.CHANNEL_DISABLED: NotificationKind.ATTENTION_NEEDED,
-}
-
-
-def _stored(name: str, draft: Draft) -> object:
-    """Return the value of a column."""
-    return _STORED_AS.get(draft.kind, draft.kind) if name == "kind" else getattr(draft, name)
 
 
 def inbox_of(row: asyncpg.Record) -> Inbox:
@@ -415,15 +392,7 @@ def inbox_of(row: asyncpg.Record) -> Inbox:
     return Inbox(store_id=StoreId(row["store_id"]), user_id=UserId(row["user_id"]))
 
 
-def _kind(row: asyncpg.Record) -> NotificationKind:
-    if row["webhook_id"]:
-        return NotificationKind.CHANNEL_DISABLED
-    if row["is_job"]:
-        return NotificationKind.JOB_ENDED
-    return NotificationKind.APPROVAL_NEEDED if row["for_approvers"] else NotificationKind(row["kind"])
-
-
 def _notification(row: asyncpg.Record) -> Notification:
-    fields = {name: row[name] for name in _DRAFT} | {"kind": _kind(row)}
-    draft = Draft(inbox=inbox_of(row), channel_id=row["webhook_id"], **fields)
+    fields = {name: row[name] for name in _DRAFT} | {"kind": NotificationKind(row["kind"])}
+    draft = Draft(inbox=inbox_of(row), **fields)
     return Notification(draft=shown(draft), number=row["number"], read_time=row["read_time"])

@@ -335,7 +335,7 @@ def crowded(places: Iterable[PlaceT], name: str) -> list[PlaceT]:
 
 def type_of(kind: NotificationKind) -> str:
     """Return the type of messages that tell a kind: `run.completed`."""
-    return "channel.disabled" if kind is NotificationKind.CHANNEL_DISABLED else kind.replace("_", ".")
+    return kind.replace("_", ".")
 
 
 def body_of(draft: Draft, public_url: str = "") -> str:

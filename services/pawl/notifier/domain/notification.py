@@ -24,7 +24,7 @@ class NotificationKind(StrEnum):
     INPUT_NEEDED = "input_needed"
     ATTENTION_NEEDED = "attention_needed"
     APPROVAL_NEEDED = "approval_needed"
-    CHANNEL_DISABLED = "webhook_disabled"
+    CHANNEL_DISABLED = "channel_disabled"
     JOB_ENDED = "job_ended"
 
 

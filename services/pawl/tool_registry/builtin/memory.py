@@ -88,8 +88,6 @@ def _forget(repository: MemoryRepository) -> Tool[..., Any]:
 
 
 def _owner(context: ToolContext) -> MemoryOwner:
-    if not context.agent_name:
-        raise ToolError("nothing is remembered here: it is not known which agent this is")
     return MemoryOwner(
         store_id=StoreId(context.store_id), user_id=UserId(context.user_id), agent_name=context.agent_name
     )

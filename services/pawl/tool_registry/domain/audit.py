@@ -199,12 +199,7 @@ def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
 
 
 def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
-    """Return the SHA-256, in hex, of everything that an entry says and of its place.
-
-    What is not known of credentials is left out, all or nothing, and so is the agent: entries from before these were
-    kept stay whole.
-    """
-    credentials = [draft.credential_id, draft.delegate_user_id, draft.by_credential_id, draft.by_delegate_user_id]
+    """Return the SHA-256, in hex, of everything that an entry says and of its place."""
     return hashlib.sha256(
         dumps_canonical(
             [
@@ -226,8 +221,11 @@ def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
                 draft.result_sha256,
                 draft.result_bytes,
                 draft.duration_us,
-                *(credentials if any(credentials) else ()),
-                *([draft.agent_name] if draft.agent_name else ()),
+                draft.credential_id,
+                draft.delegate_user_id,
+                draft.by_credential_id,
+                draft.by_delegate_user_id,
+                draft.agent_name,
             ]
         )
     ).hexdigest()

@@ -52,8 +52,6 @@ _IDS_MOST: Final = {
 }
 # What the registry does not run it can neither count nor give again.
 _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "async_timeout_seconds")
-# What came later is written where it says something, so that definitions stay the versions that they are.
-_LATER: Final = ("bulk_count", "without_background", "async_timeout_seconds", "permits_grants", "reports")
 
 
 class ExecutionContext(StrEnum):
@@ -322,7 +320,6 @@ def encode_definition(definition: ToolDefinition) -> bytes:
     fields: dict[str, JsonValue] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in msgspec.to_builtins(definition).items()
-        if value or name not in _LATER
     }
     fields["timeout_seconds"] = float(definition.timeout_seconds)
     fields["cache_seconds"] = float(definition.cache_seconds)

@@ -33,8 +33,8 @@ class Task:
     due: str | None
     """A date, YYYY-MM-DD."""
     is_done: bool = False
-    run_id: RunId = RunId("")
-    """The run that made it; empty where that was not written down."""
+    run_id: RunId
+    """The run that made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

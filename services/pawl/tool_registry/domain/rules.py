@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
+from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, StoreId, UserId, is_id
 from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
@@ -131,10 +131,10 @@ class RuledCall:
     """The arguments that are those of other tools, too: what is denied or asked there is so here."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations: what is denied to them is denied to it."""
-    agent_name: str = ""
-    """The agent of its run; empty if it is not known."""
+    agent_name: str = DEFAULT_AGENT
+    """The agent of its run."""
     agents_above: frozenset[str] = frozenset()
-    """The agents of the runs above; an empty name among them is of one that is not known."""
+    """The agents of the runs above."""
 
 
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
@@ -185,7 +185,6 @@ def said_by(rule: Rule) -> bytes:
         }
         for each in rule.arguments
     ]
-    origin: dict[str, JsonValue] = {"call_id": rule.call_id} if rule.call_id else {}
     return dumps_canonical(
         {
             "effect": rule.effect.value,
@@ -198,7 +197,7 @@ def said_by(rule: Rule) -> bytes:
             "uses_max": rule.uses_max,
             "reason": rule.reason,
             "expire_time": rule.expire_time,
-            **origin,
+            "call_id": rule.call_id,
         }
     )
 
@@ -244,10 +243,8 @@ def _is_in_scope(rule: Rule, call: RuledCall) -> bool:
 
 
 def _is_of_agent(rule: Rule, call: RuledCall) -> bool:
-    """Return whether a rule of an agent means a call; of an agent that is not known all restrict, and none allows."""
-    if rule.effect is RuleEffect.ALLOW:
-        return bool(call.agent_name) and rule.scope_id == call.agent_name
-    return not {rule.scope_id, ""}.isdisjoint({call.agent_name, *call.agents_above})
+    is_own = rule.scope_id == call.agent_name
+    return is_own or (rule.effect is not RuleEffect.ALLOW and rule.scope_id in call.agents_above)
 
 
 def _names(pattern: str, tool_name: str) -> bool:

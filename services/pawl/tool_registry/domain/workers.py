@@ -87,8 +87,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     tool_version: int
     arguments_sha256: str
-    conversation_id: ConversationId = ConversationId("")
-    """Empty from a process of the version before."""
+    conversation_id: ConversationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,6 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             rule_id=request.rule_id,
             answers=convert.answers_from(request.answers),
             series=convert.series_from(request),
-            may_await_completion=request.may_await_completion,
         )
         async with aclosing(self.executor.execute(asked)) as items:
             async for item in items:

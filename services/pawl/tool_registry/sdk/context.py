@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pawl.chassis.ids import DEFAULT_AGENT
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.chassis.tasks import Handover, kept
 from pawl.errors import InvalidJson
@@ -81,8 +82,8 @@ class ToolContext:
     """Executions of this call begun so far, this one included, and those that may have been begun and were lost."""
     deadline: datetime = _NEVER
     """The time at which it is cancelled for taking too long."""
-    agent_name: str = ""
-    """The agent of its run; empty where that is not known."""
+    agent_name: str = DEFAULT_AGENT
+    """The agent of its run."""
     last_checkpoint: JsonValue = None
     """The newest value that earlier executions of this call have kept by `checkpoint`; None if they kept none."""
     _cancelled: threading.Event = field(default_factory=threading.Event)

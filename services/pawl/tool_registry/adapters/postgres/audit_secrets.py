@@ -37,9 +37,9 @@ class AuditSecrets:
 
     async def seal(self, drafts: Sequence[AuditDraft]) -> Sequence[AuditDraft]:
         """Return the entries with digests that say nothing without the secrets. Those of what was erased have none."""
-        wanted = {(draft.store_id, draft.key_id): None for draft in drafts if draft.key_id}
+        wanted = {(draft.store_id, draft.key_id): None for draft in drafts}
         found = await self._of(wanted)
-        return [sealed(draft, found[draft.store_id, draft.key_id]) if draft.key_id else draft for draft in drafts]
+        return [sealed(draft, found[draft.store_id, draft.key_id]) for draft in drafts]
 
     async def _of(self, wanted: Iterable[_Key]) -> dict[_Key, bytes]:
         now = time.monotonic()

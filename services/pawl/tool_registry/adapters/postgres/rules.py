@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Final
@@ -22,17 +21,17 @@ _SAID: Final = (
     "store_id, rule_id, effect, scope, scope_id, user_id, tool_name, items_max, includes_destructive, uses_max,"
     " tool_version, reason"
 )
-_COLUMNS: Final = f"""{_SAID}, agent_name, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
+_COLUMNS: Final = f"""{_SAID}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
     coalesce(extract(epoch FROM expires_at), 0)::float8 AS expire_time,
     coalesce(extract(epoch FROM revoked_at), 0)::float8 AS revoke_time,
     revoked_by AS revoke_user_id, from_call_id AS call_id"""
 _IN_FORCE: Final = """
 revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)
 """
-_OF_STORE: Final = "(scope = 'STORE' OR agent_name <> '')"
+_OF_STORE: Final = "scope IN ('STORE', 'AGENT')"
 _ADD: Final = f"""
-INSERT INTO tool_registry.rules ({_SAID}, arguments, request_id, request_hash, expires_at, from_call_id, agent_name)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+INSERT INTO tool_registry.rules ({_SAID}, arguments, request_id, request_hash, expires_at, from_call_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
 ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING request_hash, {_COLUMNS}
 """  # noqa: S608  # constants
 LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"
@@ -106,13 +105,12 @@ class PostgresRuleRepository(DatabaseAdapter):
                 check_room(rule, RuleCounts(**dict(counts or {})))
             row = await connection.fetchrow(
                 _ADD,
-                *_said(_as_row(rule)),
+                *_said(rule),
                 patterns,
                 request_id,
                 request_hash,
                 datetime.fromtimestamp(rule.expire_time, UTC) if rule.expire_time else None,
                 rule.call_id,
-                rule.scope_id if rule.scope is RuleScope.AGENT else "",
             )
             if row is None:
                 row = await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
@@ -164,17 +162,4 @@ def _rule(row: asyncpg.Record) -> Rule:
     fields.pop("request_hash", None)
     arguments = msgspec.msgpack.decode(fields.pop("arguments"), type=tuple[ArgumentPattern, ...])
     effect, scope = RuleEffect(fields.pop("effect")), RuleScope(fields.pop("scope"))
-    if agent_name := fields.pop("agent_name"):
-        scope, fields["scope_id"] = RuleScope.AGENT, agent_name
     return Rule(effect=effect, scope=scope, arguments=arguments, **fields)
-
-
-def _as_row(rule: Rule) -> Rule:
-    """Return a rule as it stands in the columns that were there before agents had rules.
-
-    A registry of that version reads those only: what denies or asks holds for the whole store there, what allows for
-    no run.
-    """
-    if rule.scope is not RuleScope.AGENT:
-        return rule
-    return replace(rule, scope=RuleScope.RUN if rule.effect is RuleEffect.ALLOW else RuleScope.STORE, scope_id="")

@@ -43,18 +43,13 @@ SELECT EXISTS (
     WHERE w.store_id = $1 AND w.group_name = $2 AND w.worker_id <> $3 AND w.expires_at > clock_timestamp()
     AND {_HAS_TOOL.format("$4", "$6")})
 """
-_GROUP_HAS_TOOLS: Final = """EXISTS (
-    SELECT FROM tool_registry.tools t JOIN tool_registry.tool_versions v USING (store_id, name, version)
-    WHERE store_id = $1 AND v.source = $4)"""
-# A group with tools and no owner is from before owners were written down: a worker of then gets it, or an admin.
-OWN_GROUP: Final = f"""
-INSERT INTO tool_registry.worker_groups AS g (store_id, group_name, user_id)
-SELECT $1, $2, $3 WHERE $6 OR NOT {_GROUP_HAS_TOOLS}
-OR EXISTS (SELECT FROM tool_registry.worker_groups o WHERE o.store_id = $1 AND o.group_name = $2)
-OR EXISTS (
-    SELECT FROM tool_registry.workers w WHERE w.store_id = $1 AND w.group_name = $2 AND w.worker_id = $5)
+OWN_GROUP: Final = """
+INSERT INTO tool_registry.worker_groups AS g (store_id, group_name, user_id) VALUES ($1, $2, $3)
 ON CONFLICT (store_id, group_name) DO UPDATE SET
-    user_id = CASE WHEN {_GROUP_HAS_TOOLS} THEN g.user_id ELSE excluded.user_id END
+    user_id = CASE WHEN EXISTS (
+        SELECT FROM tool_registry.tools t JOIN tool_registry.tool_versions v USING (store_id, name, version)
+        WHERE store_id = $1 AND v.source = $4
+    ) THEN g.user_id ELSE excluded.user_id END
 RETURNING user_id
 """
 UNSERVED: Final = f"""

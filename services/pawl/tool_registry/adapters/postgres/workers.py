@@ -41,12 +41,11 @@ class PostgresWorkerRepository:
         self._database = database
         self._instance_id = instance_id
 
-    async def owner(self, worker: WorkerKey, user_id: UserId, *, is_admin: bool) -> UserId | None:
-        store_id, group_name, worker_id = worker
-        rows = await self._database.fetch(
-            sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name), worker_id, is_admin
+    async def owner(self, store_id: StoreId, group_name: str, user_id: UserId) -> UserId:
+        owner_id: UserId = await self._database.fetchval(
+            sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name)
         )
-        return rows[0]["user_id"] if rows else None
+        return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}

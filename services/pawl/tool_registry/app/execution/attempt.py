@@ -360,8 +360,6 @@ class Attempt:
             raise ToolError(f"{job.definition.name} does not run in the registry itself: nobody else can complete it")
         if not job.effect.is_journaled:
             raise ToolError(f"{job.definition.name} is {job.effect.value}: only a call that is at most once can wait")
-        if not job.may_await_completion:
-            raise ToolError("calls cannot be completed from outside yet: agent-loop is of an older version")
         self._completion_token = self._completion_token or token_of(secrets.token_urlsafe(TOKEN_BYTES))
         token = self._completion_token
         url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pawl.chassis.ids import CallKey
-from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.execution.ports import Completions
 from pawl.tool_registry.app.policy.call import Job
@@ -29,18 +28,12 @@ class Waits:
         return held
 
     async def checked(self, job: Job, known: ExecutionResult | HeldElsewhere) -> ExecutionResult | HeldElsewhere:
-        """Return what is known of a call; one that nobody completed in time ends by that.
-
-        Raises:
-            DependencyUnavailable: it waits, and whoever asks knows no such calls.
-        """
+        """Return what is known of a call; one that nobody completed in time ends by that."""
         if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
             return known
         if not known.completion_seconds_left:
             known = await self._completions.lapse(job.key, outcome.of_uncompleted(job.definition))
             self._on_end()
-        if known.outcome is Outcome.AWAITING_COMPLETION and not job.may_await_completion:
-            raise DependencyUnavailable("somebody outside completes this call: ask again")
         return known
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:

@@ -70,8 +70,6 @@ class ExecuteRequest:
     """Answers to what the tool has asked so far."""
     series: Series | None = None
     """The series whose grant covers the call."""
-    may_await_completion: bool = False
-    """True if whoever asks knows calls that somebody outside completes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +216,6 @@ class Job:
     """0 means any number."""
     cache_seconds: float
     """0 means that its result is not kept."""
-    may_await_completion: bool = False
-    """True if whoever asks knows calls that somebody outside completes."""
     proposal: Proposal = field(default_factory=Proposal)
     """Nothing, unless the call runs before its check is written down."""
 
@@ -258,7 +254,6 @@ class Job:
             arguments_sha256=sha256_hex(call.accepted.canonical),
             rate_per_minute=running.rate_per_minute,
             cache_seconds=min(definition.cache_seconds, running.cache_seconds) * (effect is EffectClass.READ_ONLY),
-            may_await_completion=request.may_await_completion,
         )
 
     @property

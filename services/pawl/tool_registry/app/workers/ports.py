@@ -82,12 +82,8 @@ class WorkerRepository(Protocol):
     execution has taken over.
     """
 
-    async def owner(self, worker: WorkerKey, user_id: UserId, *, is_admin: bool) -> UserId | None:
-        """Return the user whose group the worker's is: `user_id` if it is nobody's, or has no tool any more. Atomic.
-
-        None where it has tools from before owners were written down, the worker was
-        not attached in the last day, and the user is no admin.
-        """
+    async def owner(self, store_id: StoreId, group_name: str, user_id: UserId) -> UserId:
+        """Return the owner of a group: `user_id` if the group is new or has no tools. Atomic."""
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
         """Return which of these workers have another definition of a tool that no live worker of its group has."""

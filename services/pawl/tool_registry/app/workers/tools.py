@@ -47,7 +47,7 @@ class WorkerTools:
         """
         await self._check(caller.store_id, hello.definitions)
         worker = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
-        registrant = await self._registrant(caller, worker)
+        registrant = await self._registrant(caller, hello.group_name)
         store_id, source = caller.store_id, source_of(hello.group_name)
         hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
         current = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(hashes))}
@@ -61,18 +61,12 @@ class WorkerTools:
                 )
         return hashes
 
-    async def _registrant(self, caller: Principal, worker: WorkerKey) -> Principal:
-        """Return for whom a worker registers: the user whose group it is, with the rights of the caller."""
-        is_admin = Role.ADMIN in caller.roles
-        owner_id = await self._workers.owner(worker, caller.user_id, is_admin=is_admin)
-        if owner_id is None:
+    async def _registrant(self, caller: Principal, group_name: str) -> Principal:
+        """Return the owner of the group, with the permissions of the caller."""
+        owner_id = await self._workers.owner(caller.store_id, group_name, caller.user_id)
+        if owner_id != caller.user_id and Role.ADMIN not in caller.roles:
             raise PermissionDenied(
-                f"the group {worker.group_name!r} has tools from before groups had owners, and this worker was not"
-                " attached to it then: have an admin unregister them, or take another name"
-            )
-        if owner_id != caller.user_id and not is_admin:
-            raise PermissionDenied(
-                f"the group {worker.group_name!r} is another user's: take another name for yours, or attach as an admin"
+                f"the group {group_name!r} is another user's: take another name for yours, or attach as an admin"
             )
         return replace(caller, user_id=owner_id)
 
