@@ -10,7 +10,6 @@ from typing import Any
 
 from pawl.agent_loop.adapters import wire, wire_events
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import CommandKind
 from pawl.agent_loop.domain.message import Message
@@ -113,11 +112,7 @@ class MemoryLedger(WorkerLedgerClient):
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
         )
         if own_tools:
-            start = ledger_pb2.StartRunRequest(
-                message=request,
-                tools=map(wire.OWN_TOOL.write, own_tools),
-                loop_state=loop_state.write(loop_state.with_own_tools()),
-            )
+            start = ledger_pb2.StartRunRequest(message=request, tools=map(wire.OWN_TOOL.write, own_tools))
             submitted = self._apply(starting.start(start, self._limits))
         else:
             submitted = self._apply(operations.submit(request, self._limits))

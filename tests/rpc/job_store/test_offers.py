@@ -172,7 +172,7 @@ async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fi
         request_id=request_id,
         conversation_id=fields.pop("conversation_id", ""),
     )
-    values: dict[str, Any] = {"loop_state": b"begun", "asked_tools_sha256": b"asked"} | fields
+    values: dict[str, Any] = {"asked_tools_sha256": b"asked"} | fields
     return (await user.ask("StartRun", message=message, tools=tools, **values)).run
 
 
@@ -180,16 +180,13 @@ async def owned(user: User, run_id: str) -> Owner:
     return await user.take(run_id)
 
 
-async def test_its_worker_gets_them_with_the_state_that_they_came_with(user: User) -> None:
+async def test_its_worker_gets_them(user: User) -> None:
     run = await begin(user, tool(), tool("ask"), client_id="tab")
     assert run.own_tools == run_pb2.OwnTools(names=["show", "ask"], client_id="tab")
     owner = await owned(user, run.run_id)
     loaded = await owner.load()
     assert list(loaded.own_tools) == [tool(), tool("ask")]
-    assert loaded.loop_state == b"begun"
     assert loaded.run.own_tools == run.own_tools
-    await owner.commit(state=run_pb2.RUN_STATE_RUNNING, loop_state=b"later")
-    assert (await owner.load()).loop_state == b"later"
 
 
 async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole(user: User) -> None:

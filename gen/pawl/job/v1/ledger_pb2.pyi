@@ -309,8 +309,8 @@ class SubmitMessageRequest(_message.Message):
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
         """The whole message, its texts too, if it has more than a text: then `text` is
-        empty, so that an older version refuses what it would lose. The texts of
-        documents are no part of what tells one request from another.
+        empty. The texts of documents are no part of what tells one request from
+        another.
         """
 
     @_builtins.property
@@ -387,15 +387,10 @@ class StartRunRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
-    LOOP_STATE_FIELD_NUMBER: _builtins.int
     ONLY_REPEAT_FIELD_NUMBER: _builtins.int
     ASKED_TOOLS_SHA256_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The only client that may lease their calls; empty for any of the user."""
-    loop_state: _builtins.bytes
-    """The worker's own state with which the run begins: a worker of the version
-    before cannot read it, and leaves the run to others.
-    """
     only_repeat: _builtins.bool
     """True if it is refused as things are now, its tools, its agent or its
     documents: then nothing is started (TOOL_EXISTS), and a run that the same
@@ -421,13 +416,12 @@ class StartRunRequest(_message.Message):
         message: Global___SubmitMessageRequest | None = ...,
         tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
         client_id: _builtins.str = ...,
-        loop_state: _builtins.bytes = ...,
         only_repeat: _builtins.bool = ...,
         asked_tools_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "loop_state", b"loop_state", "message", b"message", "only_repeat", b"only_repeat", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "message", b"message", "only_repeat", b"only_repeat", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,15 +465,12 @@ class StartJobRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     NEW_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
-    LOOP_STATE_FIELD_NUMBER: _builtins.int
     ONLY_REPEAT_FIELD_NUMBER: _builtins.int
     ASKED_SHA256_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The id that the run gets."""
     new_conversation_id: _builtins.str
     """The id of the conversation that is told, if it is made; empty for any."""
-    loop_state: _builtins.bytes
-    """The worker's own state with which the run begins."""
     only_repeat: _builtins.bool
     """True if it is refused as things are now: then nothing is started (TOOL_EXISTS),
     and a job that the same request has started before is given.
@@ -508,13 +499,12 @@ class StartJobRequest(_message.Message):
         run_id: _builtins.str = ...,
         new_conversation_id: _builtins.str = ...,
         job: _run_pb2.Job | None = ...,
-        loop_state: _builtins.bytes = ...,
         only_repeat: _builtins.bool = ...,
         asked_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sha256", b"asked_sha256", "job", b"job", "loop_state", b"loop_state", "message", b"message", "new_conversation_id", b"new_conversation_id", "only_repeat", b"only_repeat", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sha256", b"asked_sha256", "job", b"job", "message", b"message", "new_conversation_id", b"new_conversation_id", "only_repeat", b"only_repeat", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1199,7 +1189,6 @@ class Delegation(_message.Message):
     ABOVE_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
-    LOOP_STATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     run_id: _builtins.str
@@ -1208,8 +1197,6 @@ class Delegation(_message.Message):
     """Its first message."""
     depth: _builtins.int
     """How many delegations lead to it, as Run.depth."""
-    loop_state: _builtins.bytes
-    """The worker's own state with which the run begins; empty for none."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in."""
@@ -1247,11 +1234,10 @@ class Delegation(_message.Message):
         above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
         agent: _run_pb2.PinnedAgent | None = ...,
         job: _run_pb2.Job | None = ...,
-        loop_state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "job", b"job", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "job", b"job", "loop_state", b"loop_state", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,6 @@ from pawl.agent_loop.app.public_values import (
     RunFilter,
     RunView,
 )
-from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import ENDED, RunState
@@ -40,7 +39,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId
 from pawl.chassis.rpc_client import translated
 from pawl.chassis.translate import Exceptions
-from pawl.errors import ConversationNotFound, DependencyUnavailable, MethodNotFound
+from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2
 from pawl.job.v1 import erasure_pb2, erasure_pb2_grpc, ledger_pb2_grpc
 from pawl.job.v1 import ledger_pb2 as pb
@@ -112,12 +111,8 @@ class PublicLedgerClient:
         if (brought := message.brought) is not None:
             request.tools.extend(map(wire.OWN_TOOL.write, brought.tools))
             request.client_id = brought.client_id
-            request.loop_state = loop_state.write(loop_state.with_own_tools())
             request.asked_tools_sha256 = brought.asked_sha256
-        try:
-            response = await translated(self._stub.StartRun(request))
-        except MethodNotFound:
-            raise DependencyUnavailable("the ledger knows no tools of a run yet: try again") from None
+        response = await translated(self._stub.StartRun(request))
         self._note(run := run_view(response.run))
         return run, response.steered
 
@@ -127,14 +122,10 @@ class PublicLedgerClient:
             run_id=job.run_id,
             new_conversation_id=job.new_conversation_id,
             job=wire.JOB.write(job.job),
-            loop_state=job.loop_state,
             only_repeat=job.message.only_repeat,
             asked_sha256=job.asked_sha256,
         )
-        try:
-            response = await translated(self._stub.StartJob(request))
-        except MethodNotFound:
-            raise DependencyUnavailable("the ledger starts no jobs yet: try again") from None
+        response = await translated(self._stub.StartJob(request))
         self._note(run := run_view(response.run))
         return run
 

@@ -11,10 +11,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import background, budget, delegation, loop_state, settle, text
+from pawl.agent_loop.domain import background, budget, delegation, settle, text
 from pawl.agent_loop.domain.background import Wish
 from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallResult, CallState, ExecutionContext
-from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import (
@@ -55,7 +54,6 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run at once, and not in the background: {}."
 
 
-BEGIN: Final = loop_state.write(LoopState(cursor=JobCursor()))
 """The state of the worker with which the run of a job begins."""
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 """The places of tools for which a run waits, and a turn that notices have begun does not."""
@@ -320,7 +318,6 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
         user_roles=run.user_roles,
         agent=run.agent,
         job=job,
-        loop_state=BEGIN,
     )
     handle: dict[str, Any] = {"job_id": run_id, "state": "RUNNING"}
     if call.state is CallState.AWAITING_APPROVAL:

@@ -24,7 +24,6 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
     submitted = operations.submit(request.message, limits)
     begun = {
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
-        "loop_state": request.loop_state,
         "store_places": limits.places.background_per_store,
         "new_conversation_id": ConversationId(
             check_id(request.new_conversation_id, "new_conversation_id", optional=True)

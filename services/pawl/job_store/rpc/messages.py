@@ -329,8 +329,6 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
 def message(row: MessageRow, user_id: str) -> message_pb2.Message:
     """Return a message of a conversation of `user_id`, for its author."""
     entry = _message(row, user_id)
-    if entry.role == message_pb2.ROLE_USER_EXTENDED:
-        entry.role = message_pb2.ROLE_USER
     for part in entry.parts:
         leave_out(part)
     return entry
@@ -345,10 +343,7 @@ def leave_out(part: message_pb2.Part) -> None:
 
 
 def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
-    """Return a message of a conversation of `user_id`, which a worker of an older version may have to leave alone.
-
-    For runs of others than its author there is what was said.
-    """
+    """Return a message of a conversation of `user_id`; for runs of others than its author there is what was said."""
     entry = _message(row, user_id)
     if entry.user_id != run_user_id:
         _for_others(entry).ClearField("call_ids")

@@ -318,7 +318,6 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
-        loop_state=entry.loop_state,
     )
 
 

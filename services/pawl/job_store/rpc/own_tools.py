@@ -40,7 +40,6 @@ def start(request: ledger_pb2.StartRunRequest, limits: Limits) -> Submit:
         # Parts of one message, one after the other, are that message.
         options=submitted.options + own.SerializeToString(),
         own_tools=OwnTools(names=names, client_id=client_id, definitions=tools.SerializeToString()),
-        loop_state=request.loop_state,
     )
 
 
