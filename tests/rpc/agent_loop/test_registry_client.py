@@ -286,8 +286,10 @@ async def test_the_form_of_an_answer_is_checked_and_never_passes_unchecked(chann
 async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channel, stand_in: StandIn) -> None:
     """Who edits decides for the user of the run: neither gives the roles of the one what the other may not call."""
     options = run_pb2.RunOptions(approvals_required=2)
-    run = run_pb2.Run(run_id="r", conversation_id="c", user_id="u", user_roles=["member"], options=options)
-    call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2)
+    whose: dict[str, Any] = {"conversation_id": "c", "user_id": "u", "user_roles": ["member"]}
+    run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)
+    waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
+    call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2, state=waits)
     await RegistryClient(channel).check_edit(StoreId("s"), views.run_view(run), views.call_view(call), b"{}")
 
     (request,) = stand_in.asked

@@ -373,18 +373,6 @@ async def test_a_worker_keeps_room_for_people(user: User) -> None:
     assert len((await user.stub.ClaimRuns(request)).runs) == 1
 
 
-async def test_a_worker_of_before_gets_neither_jobs_nor_turns(user: User) -> None:
-    """I23: it would hold up the one, and drive the other as a run of which the message is missing."""
-    await begun(user, "a")
-    before = pb.ClaimRunsRequest(worker_id="before", runs_max=8, lease_seconds=30)
-    assert list((await user.stub.ClaimRuns(before)).runs) == []
-    (job,) = await worked(user)
-    await ended(job)
-    assert list((await user.stub.ClaimRuns(before)).runs) == []
-    (turn,) = await user.claim("now")
-    assert (await user.run(turn.run_id)).generation == 1
-
-
 SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60, iterations_max=3)
 
 

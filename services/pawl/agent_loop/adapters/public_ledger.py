@@ -51,7 +51,12 @@ _MESSAGE: Final = wire.WIRE.struct(
     pb.SubmitMessageRequest,
     Exceptions(
         of_message=("store_id", "user_id", "user_roles", "credential_id", "delegate_user_id", "people"),
-        of_struct=("brought", "only_repeat"),
+        write={
+            "tools": lambda message: map(wire.OWN_TOOL.fields, message.brought.tools if message.brought else ()),
+            "client_id": lambda message: message.brought.client_id if message.brought else "",
+            "asked_tools_sha256": lambda message: message.brought.asked_sha256 if message.brought else b"",
+        },
+        of_struct=("brought",),
     ),
 )
 _RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
@@ -99,20 +104,7 @@ class PublicLedgerClient:
         self._run_due = run_due
 
     async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
-        request = submission(caller, message)
-        if message.brought is not None or message.only_repeat:
-            return await self._start(request, message)
-        response = await translated(self._stub.SubmitMessage(request))
-        self._note(run := run_view(response.run))
-        return run, response.steered
-
-    async def _start(self, submitted: pb.SubmitMessageRequest, message: NewMessage) -> tuple[RunView, bool]:
-        request = pb.StartRunRequest(message=submitted, only_repeat=message.only_repeat)
-        if (brought := message.brought) is not None:
-            request.tools.extend(map(wire.OWN_TOOL.write, brought.tools))
-            request.client_id = brought.client_id
-            request.asked_tools_sha256 = brought.asked_sha256
-        response = await translated(self._stub.StartRun(request))
+        response = await translated(self._stub.SubmitMessage(submission(caller, message)))
         self._note(run := run_view(response.run))
         return run, response.steered
 
@@ -122,7 +114,6 @@ class PublicLedgerClient:
             run_id=job.run_id,
             new_conversation_id=job.new_conversation_id,
             job=wire.JOB.write(job.job),
-            only_repeat=job.message.only_repeat,
             asked_sha256=job.asked_sha256,
         )
         response = await translated(self._stub.StartJob(request))

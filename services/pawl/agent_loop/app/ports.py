@@ -52,7 +52,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     own_tools: tuple[Tool, ...] = ()
     """The tools that came with it."""
     notices: tuple[Notice, ...] = ()
-    open_job_count: int | None = None
+    open_job_count: int = 0
 
 
 class Inbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Inbox(msgspec.Struct, frozen=True, kw_only=True):
 
     commands: tuple[Command, ...] = ()
     notices: tuple[Notice, ...] = ()
-    open_job_count: int | None = None
+    open_job_count: int = 0
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,8 +82,6 @@ FROM (SELECT) AS one LEFT JOIN job_store.api_keys AS k ON k.key_id = $4
 ON CONFLICT (report_id) WHERE report_id <> '' DO NOTHING
 """
 _SETS: Final = ("roles", "maker_user_ids")
-_FAILURE_KINDS: Final = {kind.value: kind for kind in FailureKind}
-_EVENT_KINDS: Final = {kind.value: kind for kind in KeyEventKind}
 _made: Final = attrgetter(*_MADE.split(", "))
 _told: Final = attrgetter(*_TOLD.split(", "))
 _summed: Final = attrgetter("kind", "source", "count", "first_time", "last_time")
@@ -181,12 +179,10 @@ def _values(fields: Iterable[Any]) -> list[Any]:
 def _event(fields: dict[str, Any]) -> KeyEvent:
     kind, source, count, first_time, last_time = (fields.pop(name) for name in _SUMMED.split(", "))
     if kind is not None:
-        # A process of a newer version may have written it.
-        known = _FAILURE_KINDS.get(kind, FailureKind.UNKNOWN)
         fields["failures"] = FailureSum(
-            kind=known, source=source, count=count, first_time=first_time, last_time=last_time
+            kind=FailureKind(kind), source=source, count=count, first_time=first_time, last_time=last_time
         )
-    return KeyEvent(**fields | {"kind": _EVENT_KINDS.get(fields["kind"]), "roles": frozenset(fields["roles"])})
+    return KeyEvent(**fields | {"kind": KeyEventKind(fields["kind"]), "roles": frozenset(fields["roles"])})
 
 
 def _key(fields: dict[str, Any]) -> Key:

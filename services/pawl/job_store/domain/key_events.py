@@ -26,14 +26,11 @@ class KeyEventKind(StrEnum):
 
 
 class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a key, as that was then, or logins that failed. Its id is given when it is kept.
-
-    Its kind is None if a newer version has written it.
-    """
+    """Something that happened to a key, as that was then, or logins that failed. Its id is given when it is kept."""
 
     event_id: int = 0
     time: datetime
-    kind: KeyEventKind | None
+    kind: KeyEventKind
     store_id: StoreId = DEPLOYMENT_STORE
     key_id: KeyId = NO_KEY
     key_name: str = ""

@@ -19,7 +19,7 @@ from pawl.job_store.rpc import operations
 
 def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
     """Return the operation of a StartJob."""
-    if not (request.HasField("job") or request.only_repeat):
+    if not (request.HasField("job") or request.message.only_repeat):
         raise InvalidField("there is no job", field="job")
     submitted = operations.submit(request.message, limits)
     begun = {
@@ -28,7 +28,6 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
         "new_conversation_id": ConversationId(
             check_id(request.new_conversation_id, "new_conversation_id", optional=True)
         ),
-        "only_repeat": submitted.only_repeat or request.only_repeat,
     }
     return StartJob(
         **asdict(submitted) | begun,

@@ -84,7 +84,7 @@ _RUN: Final = _WIRE.struct(
         write={
             "waits": lambda row: row.waits,
             "crash_count": lambda row: row.crashes,
-            "update_time": lambda row: timestamp(_update_time(row)),
+            "update_time": lambda row: timestamp(row.update_time),
             "reports_to_conversation_id": lambda row: row.reports_to,
         },
         # Opaque, or of the ledger alone.
@@ -225,12 +225,6 @@ def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
         if message.waiting.roles and message.user_roles and not set(message.waiting.roles) & set(message.user_roles):
             message.waiting.ClearField("user_ids")
     return message
-
-
-def _update_time(row: RunRow) -> datetime:
-    """Return when the last event of a run was written; a version before this one does not keep it."""
-    step_time = None if row.last_commit is None else row.last_commit.time
-    return max(time for time in (row.update_time, step_time, row.end_time, row.create_time) if time is not None)
 
 
 def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
