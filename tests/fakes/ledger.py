@@ -10,7 +10,6 @@ from typing import Any
 
 from pawl.agent_loop.adapters import wire, wire_events
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import CommandKind
 from pawl.agent_loop.domain.message import Message
@@ -25,7 +24,6 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import ConversationKey, RunRow
 from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.rpc import messages, operations
-from pawl.job_store.rpc import own_tools as starting
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
@@ -111,16 +109,9 @@ class MemoryLedger(WorkerLedgerClient):
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
             undo=wire.UNDO.fields(undo) if undo else None,
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
+            tools=map(wire.OWN_TOOL.write, own_tools),
         )
-        if own_tools:
-            start = ledger_pb2.StartRunRequest(
-                message=request,
-                tools=map(wire.OWN_TOOL.write, own_tools),
-                loop_state=loop_state.write(loop_state.with_own_tools()),
-            )
-            submitted = self._apply(starting.start(start, self._limits))
-        else:
-            submitted = self._apply(operations.submit(request, self._limits))
+        submitted = self._apply(operations.submit(request, self._limits))
         key: RunKey = submitted.run.key
         return key
 

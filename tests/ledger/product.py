@@ -80,7 +80,7 @@ class Product:
                 return ("ok",)
             case "claim":
                 claimed = await store.leases.claim(
-                    ask["worker"], runs_max=ask["runs_max"], lease_seconds=ask["seconds"]
+                    ask["worker"], runs_max=ask["runs_max"], lease_seconds=ask["seconds"], background_runs_max=64
                 )
                 return ("ok", _epochs(claimed))
             case "renew":

@@ -44,10 +44,11 @@ JOB_STORE = Service(
 INSERT INTO job_store.runs (
     store_id, run_id, conversation_id, user_id, state, waits, epoch, crashes, last_seq, command_count, round,
     active_seconds, token_budget, token_ceiling, options, tools, usage, failure, unstopped, output, create_time,
-    end_time, parent_run_id, reports_to
+    update_time, state_time, end_time, parent_run_id, reports_to
 )
 SELECT 'acme', 'run_' || n, 'conv' || n, 'ann', CASE n % 10 WHEN 0 THEN 3 ELSE 10 END, '', 1, 0, 2, 0, 1, 0, 0, 0, '',
-    '', '', '', '', '', now() + n * interval '1 second', now(), CASE n % 5 WHEN 1 THEN 'run_' || n / 50 ELSE '' END,
+    '', '', '', '', '', now() + n * interval '1 second', now(), now(), now(),
+    CASE n % 5 WHEN 1 THEN 'run_' || n / 50 ELSE '' END,
     CASE n % 5 WHEN 2 THEN 'conv' || n / 50 ELSE '' END
 FROM generate_series(1, $1) AS n
 """,
@@ -63,7 +64,6 @@ FROM generate_series(1, $1) AS n
         "leases._BRING_FORWARD",
         "search_index._DUE",
         "upkeep._NOTICES",
-        "upkeep._NOT_COUNTED",
         "upkeep._OPEN_RUNS",
     ),
 )

@@ -203,7 +203,7 @@ OF_JOBS = (
     Mutant(
         name="paused_jobs_go_on",
         module="pawl.agent_loop.domain.job_program",
-        text="(WaitKind.PAUSED,) if isinstance(cursor, PausedJob) else ()",
+        text="(WaitKind.PAUSED,) if cursor.is_paused else ()",
         instead="()",
         checker="paused_jobs_begin_nothing",
         seed=26,

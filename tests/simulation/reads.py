@@ -52,7 +52,7 @@ class MemoryLeases:
         self._last_store = ""
 
     async def claim(
-        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int | None = 64
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
     ) -> list[Claimed]:
         await self._database.reach(writes=True)
         runs, time = self._database.tables.runs, self._database.now()
@@ -63,7 +63,7 @@ class MemoryLeases:
             self._limits,
             runs_max=runs_max,
             last_chances_max=0 if holds_one else 1,
-            background_max=max(0, (background_runs_max or 0) - held),
+            background_max=max(0, background_runs_max - held),
         )
         claimed = []
         for due in picked:

@@ -8,10 +8,6 @@ from typing import Final
 import grpc
 
 from pawl.chassis.key_rows import KeyChanges, KeyGrant
-<<<<<<< HEAD
-=======
-from pawl.chassis.login_failures import FailureReport
->>>>>>> e19fce80168906c5213db148297fabfac228b9ed
 from pawl.chassis.rpc_client import translating
 from pawl.chassis.translate import Translator
 from pawl.identity.v1 import key_sync_pb2 as pb
@@ -21,12 +17,6 @@ _DEADLINE_SECONDS: Final = 3.0
 _WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
 _WIRE.struct(KeyGrant, pb.KeyGrant)
 CHANGES: Final = _WIRE.struct(KeyChanges, pb.SyncKeysResponse)
-<<<<<<< HEAD
-=======
-REPORTS: Final = Translator(
-    lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
-).struct(FailureReport, pb.FailureReport, field="failure_reports")
->>>>>>> e19fce80168906c5213db148297fabfac228b9ed
 
 
 class KeySyncClient:

@@ -93,9 +93,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure",
     },
     "pawl.job.v1.LedgerService": {
-        (
-            AGENT_LOOP,
-        ): "SubmitMessage StartRun StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
+        (AGENT_LOOP,): "SubmitMessage StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
         " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListAttention ListCalls"
         " ListPendingCalls ListMessages ListEvents"
         " ListConversations UpdateConversation ForkConversation"

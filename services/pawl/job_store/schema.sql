@@ -44,7 +44,6 @@ CREATE TABLE conversations (
     title_at timestamptz,
     title_run_id text COLLATE "C" NOT NULL DEFAULT '',
     title_attempts smallint NOT NULL DEFAULT 0,
-    writable boolean NOT NULL DEFAULT false,
     -- The conversation of `parent_run_id`, which may be deleted before this one.
     parent_conversation_id text COLLATE "C" NOT NULL DEFAULT '',
     -- Background state, packed; null for none.
@@ -52,9 +51,6 @@ CREATE TABLE conversations (
     -- Notices in `background`: not yet sent to a model; sent and not yet answered.
     notices_pending integer NOT NULL DEFAULT 0,
     notices_entered integer NOT NULL DEFAULT 0,
-    -- The digest of the `background` whose notices a conversation has counted. A replica of an older version changes
-    -- only the `background`: where the two differ it is counted again.
-    counted_sha256 bytea,
     PRIMARY KEY (store_id, conversation_id)
 );
 -- For erasure.
@@ -69,8 +65,6 @@ CREATE INDEX conversations_idle ON conversations (update_time) WHERE active_run_
 -- Two concurrent creations with one key end up in one conversation.
 CREATE UNIQUE INDEX conversations_key ON conversations (store_id, user_id, key_hash) WHERE key_hash IS NOT NULL;
 CREATE INDEX conversations_labels ON conversations USING gin (string_to_array(labels, E'\n')) WHERE labels <> '';
-CREATE INDEX conversations_not_counted ON conversations (store_id, conversation_id)
-    WHERE counted_sha256 IS DISTINCT FROM sha256(background);
 CREATE INDEX conversations_notices ON conversations (notices_pending, notices_entered)
     WHERE (notices_pending + notices_entered) > 0 AND user_id <> '';
 -- A user's conversations, the most recently changed first.
@@ -80,15 +74,6 @@ CREATE INDEX conversations_shared ON conversations (store_id, update_time, conve
 CREATE INDEX conversations_unsearched ON conversations (update_time)
     WHERE (parent_run_id = '') AND ((searched_number < last_number) OR (searched_title <> title));
 CREATE INDEX conversations_untitled ON conversations (title_at) WHERE title_at IS NOT NULL;
-
-CREATE FUNCTION end_writing() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    NEW.writable := false;
-    RETURN NEW;
-END
-$$;
-CREATE TRIGGER end_writing BEFORE UPDATE OF sharing ON conversations FOR EACH ROW
-WHEN (NEW.sharing = 1 AND NEW.writable) EXECUTE FUNCTION end_writing();
 
 CREATE TABLE messages (
     store_id text COLLATE "C" NOT NULL,
@@ -155,9 +140,9 @@ CREATE TABLE runs (
     -- Other users whose messages entered the run, comma-separated. They do not count as a second approver.
     steered_by text COLLATE "C" NOT NULL DEFAULT '',
     -- When the last event was written, when the run last made progress, and when its state or wait last changed.
-    update_time timestamptz,
+    update_time timestamptz NOT NULL,
     progress_time timestamptz,
-    state_time timestamptz,
+    state_time timestamptz NOT NULL,
     -- The placeholder run of an imported history. It never ran here and no list shows it.
     imported boolean NOT NULL DEFAULT false,
     own_tools bytea,  -- tools that came with this run only; null for none
@@ -254,7 +239,7 @@ CREATE TABLE calls (
     child_run_id text COLLATE "C" NOT NULL DEFAULT '',
     progress_time timestamptz,
     earlier_approvals bytea,  -- approvals given before the call was edited; null for none
-    state_time timestamptz,
+    state_time timestamptz NOT NULL,
     -- The series that an approval can grant, and the grant of the job, packed; null for none.
     series bytea,
     PRIMARY KEY (call_id, store_id)

@@ -279,6 +279,7 @@ class PlayedLedger(PublicLedgerClient):
             result=None,
             spec=spec.SerializeToString() if spec else b"",
             create_time=self._database.now(),
+            state_time=self._database.now(),
             start_time=None,
             end_time=None,
         )

@@ -34,7 +34,7 @@ from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, U
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
-from pawl.errors import DependencyUnavailable, InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
+from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from tests.fakes.anybody import Anybody
@@ -76,8 +76,6 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
 
     async def CheckOwnTools(self, request: Any, context: Any) -> execution_pb2.CheckOwnToolsResponse:
         self.asked.append(request)
-        if request.definitions[0].name == "old":
-            raise MethodNotFound
         tools = [tool_pb2.OwnTool(definition=each, definition_sha256="ab" * 32) for each in request.definitions]
         return execution_pb2.CheckOwnToolsResponse(tools=tools)
 
@@ -90,21 +88,16 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
             effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
             resource_keys=["a"],
         )
-        newer = execution_pb2.Verdict(call_id="call_2", disposition=77)  # type: ignore[arg-type]  # of a newer version
-        return execution_pb2.CheckCallsResponse(verdicts=[known] if request.calls[0].edited else [known, newer])
+        return execution_pb2.CheckCallsResponse(verdicts=[known])
 
     async def CheckAnswer(self, request: Any, context: Any) -> execution_pb2.CheckAnswerResponse:
         self.asked.append(request)
         if request.answer == "bad":
             raise InvalidArguments("it must be a number")
-        if request.answer == "old":
-            raise MethodNotFound
         return execution_pb2.CheckAnswerResponse()
 
     async def CheckOutput(self, request: Any, context: Any) -> execution_pb2.CheckOutputResponse:
         self.asked.append(request)
-        if request.output == b"old":
-            raise MethodNotFound
         if not request.HasField("output"):
             raise InvalidSchema("it must be an object")
         return execution_pb2.CheckOutputResponse(faults=["answer: is not JSON"])
@@ -177,13 +170,11 @@ async def test_tools_come_with_their_versions_and_fallbacks(registry: RegistryCl
     assert list(stand_in.asked[0].context.user_roles) == ["member"]
 
 
-async def test_a_verdict_that_this_version_does_not_understand_is_a_refusal(registry: RegistryClient) -> None:
-    """I10: when in doubt, no."""
+async def test_a_verdict_says_what_becomes_of_a_call(registry: RegistryClient) -> None:
     proposed = ProposedCall(call_id=CallId("call_1"), tool_name="write", tool_version=2, arguments_json=b"{}")
-    known, newer = await registry.check(CONTEXT, [proposed], ["write"])
+    (known,) = await registry.check(CONTEXT, [proposed], ["write"])
     assert (known.disposition, known.context) == (Disposition.RUN, ExecutionContext.BACKEND)
     assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
-    assert newer.disposition is Disposition.REFUSE
 
 
 async def test_tools_that_come_with_a_run_go_along_with_their_calls(
@@ -202,13 +193,6 @@ async def test_tools_that_come_with_a_run_go_along_with_their_calls(
     assert (asked.store_id, asked.user_id, list(asked.user_roles)) == ("s", "u", ["member"])
     (call,) = stand_in.asked[1].calls
     assert call.own_tool == tool_pb2.OwnTool(definition=definition, definition_sha256="ab" * 32)
-
-
-async def test_a_registry_that_knows_no_tools_of_runs_is_not_there_yet(registry: RegistryClient) -> None:
-    """I23: nothing is started without them."""
-    caller = Principal(store_id=StoreId("s"), user_id=UserId("u"))
-    with pytest.raises(DependencyUnavailable, match="try again"):
-        await registry.check_own(caller, [tool_pb2.ToolDefinition(name="old").SerializeToString()])
 
 
 async def test_decisions_are_reported_with_who_made_them(registry: RegistryClient, stand_in: StandIn) -> None:
@@ -281,12 +265,9 @@ async def test_leaving_an_execution_ends_its_rpc(registry: RegistryClient, stand
     await asyncio.wait_for(stand_in.left.wait(), 60)
 
 
-@pytest.mark.parametrize("answer", ["5", "old"])
-async def test_an_answer_is_checked_by_a_registry_that_can(
-    channel: grpc.aio.Channel, stand_in: StandIn, answer: str
-) -> None:
+async def test_an_answer_is_checked_by_the_registry(channel: grpc.aio.Channel, stand_in: StandIn) -> None:
     checker = RegistryClient(channel)
-    await checker.check_answer(StoreId("acme"), b"{}", answer)
+    await checker.check_answer(StoreId("acme"), b"{}", "5")
     with pytest.raises(InvalidArguments, match="it must be a number"):
         await checker.check_answer(StoreId("acme"), b"{}", "bad")
     assert stand_in.asked[-1] == execution_pb2.CheckAnswerRequest(
@@ -300,15 +281,15 @@ async def test_the_form_of_an_answer_is_checked_and_never_passes_unchecked(chann
     assert found == OutputChecked(faults=("answer: is not JSON",))
     with pytest.raises(InvalidSchema, match="it must be an object"):
         await checker.check_output(StoreId("acme"), b"{}", None)
-    with pytest.raises(DependencyUnavailable, match="older version"):
-        await checker.check_output(StoreId("acme"), b"{}", "old")
 
 
 async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channel, stand_in: StandIn) -> None:
     """Who edits decides for the user of the run: neither gives the roles of the one what the other may not call."""
     options = run_pb2.RunOptions(approvals_required=2)
-    run = run_pb2.Run(run_id="r", conversation_id="c", user_id="u", user_roles=["member"], options=options)
-    call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2)
+    whose: dict[str, Any] = {"conversation_id": "c", "user_id": "u", "user_roles": ["member"]}
+    run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)
+    waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
+    call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2, state=waits)
     await RegistryClient(channel).check_edit(StoreId("s"), views.run_view(run), views.call_view(call), b"{}")
 
     (request,) = stand_in.asked

@@ -21,13 +21,10 @@ from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, Wor
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
-from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
-from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
@@ -218,18 +215,6 @@ async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica
     assert read.kind == Cancel(cause=StopCause.USER)
     await client.release(WorkerId("worker"))
     assert (await client.renew(WorkerId("worker"), lease_seconds=10)).held == ()
-
-
-async def test_a_job_of_which_the_ledger_says_nothing_is_left_to_another_one(
-    replica: Replica, client: WorkerLedgerClient
-) -> None:
-    """I23: a ledger of the version before gives its run without the call that it is to make."""
-    await submit(replica)
-    first = await claim(client)
-    of_job = loop_state.write(LoopState(cursor=JobCursor()))
-    await client.commit(first, "cmt_1", Step(loop_state=of_job, lease_action=LeaseAction.RELEASE))
-    with pytest.raises(NewerVersion):
-        await client.load(await claim(client))
 
 
 # The roles of a user go with the run: from the credential, over the ledger, to the registry.

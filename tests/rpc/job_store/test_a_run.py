@@ -55,18 +55,10 @@ async def test_a_run_goes_from_its_message_to_its_answer(user: User) -> None:
     assert run.last_seq == events[-1].seq == events[-1].run_changed.run.last_seq
 
 
-async def test_an_answer_in_a_form_is_kept_as_json_and_older_workers_leave_its_run_alone(user: User) -> None:
-    """I23: they would end it with an answer that nobody checked. Its user sees a message like any other."""
+async def test_an_answer_in_a_form_is_kept_as_json(user: User) -> None:
     owner = await user.start(
         "What is 2 + 2?", options=run_pb2.RunOptions(response_format=run_pb2.ResponseFormat(schema_json=b"{}"))
     )
-    (first,) = (await owner.load()).messages
-    assert first.role == message_pb2.ROLE_USER_EXTENDED
-    assert [
-        message.role for message in (await user.ask("ListMessages", conversation_id=first.conversation_id)).messages
-    ] == [message_pb2.ROLE_USER]
-    told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
-    assert [message.role for message in told] == [message_pb2.ROLE_USER]
     wrong = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="four", misfit="answer: is not JSON")
     await owner.commit(messages=[wrong], output_text="four")
     assert (await owner.load()).messages[-1].misfit == "answer: is not JSON"
@@ -85,7 +77,7 @@ async def test_a_message_in_parts_is_whole_for_workers_and_small_for_everybody_e
     parts = [message_pb2.Part(text="Look\nhere"), image(9), file, message_pb2.Part(text="and there")]
     owner = await user.start("", parts=parts)
     (message,) = (await owner.load()).messages
-    assert (message.role, message.text) == (message_pb2.ROLE_USER_EXTENDED, "Look\nhere\n\nand there")
+    assert (message.role, message.text) == (message_pb2.ROLE_USER, "Look\nhere\n\nand there")
     assert list(message.parts) == parts
     told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
     listed = pb.ListMessagesRequest(

@@ -143,7 +143,7 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
     message = pb.SubmitMessageRequest(
         store_id=user.store_id, user_id=user.user_id, text="work", policy=pb.MESSAGE_POLICY_QUEUE, **fields
     )
-    return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, loop_state=b"begins", asked_sha256=b"1")
+    return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, asked_sha256=b"1")
 
 
 async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_of_its_key(user: User) -> None:
@@ -161,7 +161,6 @@ async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_
     shown = await user.ask("ListConversations")
     assert [each.conversation_id for each in shown.conversations] == ["conv_new"]
     (job,) = await worked(user)
-    assert (await job.load()).loop_state == b"begins"
     await ended(job)
     turn = await (await user.take()).load()
     assert (turn.run.conversation_id, [each.run.run_id for each in turn.notices]) == ("conv_new", ["run_started"])
@@ -372,18 +371,6 @@ async def test_a_worker_keeps_room_for_people(user: User) -> None:
     assert [len((await user.stub.ClaimRuns(request)).runs) for _ in range(2)] == [2, 0]
     await user.submit()
     assert len((await user.stub.ClaimRuns(request)).runs) == 1
-
-
-async def test_a_worker_of_before_gets_neither_jobs_nor_turns(user: User) -> None:
-    """I23: it would hold up the one, and drive the other as a run of which the message is missing."""
-    await begun(user, "a")
-    before = pb.ClaimRunsRequest(worker_id="before", runs_max=8, lease_seconds=30)
-    assert list((await user.stub.ClaimRuns(before)).runs) == []
-    (job,) = await worked(user)
-    await ended(job)
-    assert list((await user.stub.ClaimRuns(before)).runs) == []
-    (turn,) = await user.claim("now")
-    assert (await user.run(turn.run_id)).generation == 1
 
 
 SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60, iterations_max=3)

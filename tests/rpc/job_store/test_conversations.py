@@ -394,7 +394,7 @@ async def test_jobs_of_writers_are_stopped_when_sharing_for_writing_ends(shared:
             policy=pb.MESSAGE_POLICY_QUEUE,
             text="work",
         )
-        await user.ask("StartJob", message=message, run_id=run_id, job=job, loop_state=b"begins", asked_sha256=b"1")
+        await user.ask("StartJob", message=message, run_id=run_id, job=job, asked_sha256=b"1")
         if run_id == "run_begun":
             await user.take(run_id)
     await shared.share(conversation_pb2.SHARING_PRIVATE)

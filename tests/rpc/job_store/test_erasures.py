@@ -450,7 +450,7 @@ async def test_a_notice_goes_with_the_conversation_of_its_job(replica: Replica, 
         store_id="acme", user_id="ann", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
     )
     job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
-    asked = {"message": message, "job": job, "loop_state": b"begins", "asked_sha256": b"1"}
+    asked = {"message": message, "job": job, "asked_sha256": b"1"}
     run = (await user.ask("StartJob", run_id="run_job", **asked)).run
     owner = await user.take("run_job")
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)

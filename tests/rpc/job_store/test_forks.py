@@ -219,7 +219,7 @@ async def test_a_fork_has_the_images_of_its_past_for_workers_and_says_so_to_ever
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     made = await fork(user, "c")
     first = (await loaded(user, made.conversation_id)).messages[0]
-    assert (first.role, first.parts[0].image.data) == (message_pb2.ROLE_USER_EXTENDED, b"image")
+    assert (first.role, first.parts[0].image.data) == (message_pb2.ROLE_USER, b"image")
     shown = (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages[0]
     assert (shown.role, shown.parts[0].image.data, shown.parts[0].image.size_bytes) == (message_pb2.ROLE_USER, b"", 5)
 

@@ -164,32 +164,21 @@ def tool(name: str = "show") -> tool_pb2.OwnTool:
 
 
 async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fields: Any) -> Any:
-    message = pb.SubmitMessageRequest(
-        store_id=user.store_id,
-        user_id=user.user_id,
-        text="hello",
-        policy=fields.pop("policy", pb.MESSAGE_POLICY_QUEUE),
-        request_id=request_id,
-        conversation_id=fields.pop("conversation_id", ""),
-    )
-    values: dict[str, Any] = {"loop_state": b"begun", "asked_tools_sha256": b"asked"} | fields
-    return (await user.ask("StartRun", message=message, tools=tools, **values)).run
+    values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "asked_tools_sha256": b"asked"} | fields
+    return (await user.ask("SubmitMessage", text="hello", request_id=request_id, tools=tools, **values)).run
 
 
 async def owned(user: User, run_id: str) -> Owner:
     return await user.take(run_id)
 
 
-async def test_its_worker_gets_them_with_the_state_that_they_came_with(user: User) -> None:
+async def test_its_worker_gets_them(user: User) -> None:
     run = await begin(user, tool(), tool("ask"), client_id="tab")
     assert run.own_tools == run_pb2.OwnTools(names=["show", "ask"], client_id="tab")
     owner = await owned(user, run.run_id)
     loaded = await owner.load()
     assert list(loaded.own_tools) == [tool(), tool("ask")]
-    assert loaded.loop_state == b"begun"
     assert loaded.run.own_tools == run.own_tools
-    await owner.commit(state=run_pb2.RUN_STATE_RUNNING, loop_state=b"later")
-    assert (await owner.load()).loop_state == b"later"
 
 
 async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole(user: User) -> None:
@@ -218,7 +207,7 @@ async def test_one_that_may_not_be_started_any_more_is_given_if_it_was(user: Use
 
 
 async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
-    for tools in ((), (tool(), tool()), tuple(tool(f"t{number}") for number in range(65))):
+    for tools in ((tool(), tool()), tuple(tool(f"t{number}") for number in range(65))):
         with pytest.raises(InvalidField):
             await begin(user, *tools)
     with pytest.raises(InvalidField):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from structlog.testing import capture_logs
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
@@ -299,13 +298,3 @@ async def test_commands_go_with_the_log_of_their_run(user: User, database: Datab
     assert await rows_of(database, owner.run_id) == {"runs": 1, "calls": 1, "commands": 0, "events": 1, "messages": 2}
     again = await user.send(owner.run_id, "cmd_call_1", steer=pb.SteerCommand(text="hi"))
     assert (again.outcome, again.reason) == (pb.COMMAND_OUTCOME_LATE, "RUN_ENDED")
-
-
-async def test_a_background_that_cannot_be_read_is_counted_as_none_once(user: User, database: Database) -> None:
-    await user.submit(conversation_id="c")
-    await database.execute("UPDATE job_store.conversations SET background = 'x'")
-    stats = PostgresLedgerStats(database, PLACES)
-    with capture_logs() as logs:
-        for _ in range(2):
-            assert (await stats.count())["notices_pending"] == 0
-    assert [each["id"] for each in logs] == ["c"]

@@ -21,7 +21,6 @@ from pawl.agent_loop.domain.fact import FallbackChecked
 from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import Finished, TextPiece
 from pawl.agent_loop.domain.options import AskedOptions
@@ -38,7 +37,6 @@ from pawl.agent_loop.domain.run import (
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import Disposition, Verdict
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.event.v1 import run_pb2
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -435,12 +433,6 @@ def test_of_an_earlier_run_the_model_reads_what_was_wrong_and_not_its_schema() -
     told = history.of_run(state_of(Message(role=Role.USER, run_id=RunId("before"), text="hi"), earlier))
     assert "a: is missing" in told[-1]["content"]
     assert "minProperties" not in told[-1]["content"]
-
-
-def test_an_effort_of_a_newer_version_leaves_the_run_to_it() -> None:
-    message = run_pb2.RunOptions(reasoning_effort=77)  # type: ignore[arg-type]  # of a newer version
-    with pytest.raises(NewerVersion, match="77"):
-        wire.OPTIONS.read(message)
 
 
 def test_the_form_is_for_the_run_that_was_asked_for_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.domain import jobs, loop_state
+from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.call import Call, CallResult, CallState
 from pawl.agent_loop.domain.command import Completed, Pause
 from pawl.agent_loop.domain.run import JobReports, Notice, Run, RunState, WaitKind
@@ -161,14 +161,6 @@ async def test_polls_that_fail_become_rarer() -> None:
     await story.until(lambda: [job.round for job in story.jobs] == [5])
     begin = present(story.jobs[0].job).begin_time
     assert [round(((call.create_time or 0) - begin) / 60) for call in story.calls(story.jobs[0])] == [3, 7, 15]
-
-
-def test_a_worker_that_knows_no_pause_lets_a_paused_job_go() -> None:
-    """It reads the place of a job of another kind than it knows, and a newer version is all that it can tell of it."""
-    paused = loop_state.write(loop_state.LoopState(cursor=loop_state.PausedJob()))
-    assert isinstance(loop_state.read(paused).cursor, loop_state.PausedJob)
-    with pytest.raises(loop_state.NewerVersion):
-        loop_state.read(paused.replace(b"paused job", b"another job"))
 
 
 # Calls that somebody outside completes: the run waits without a worker, and goes on when it is told.

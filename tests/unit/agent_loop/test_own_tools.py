@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
 import pytest
 
-from pawl.agent_loop.adapters import worker_ledger
-from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import CallState, OfferFallback
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.errors import LeaseLost
 from pawl.event.v1 import run_pb2
-from pawl.job.v1 import ledger_pb2
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -95,35 +90,6 @@ def test_their_descriptions_count_in_what_a_model_call_reserves(description: str
         assert run.failure is None or run.failure.reason == "BUDGET_EXHAUSTED"
 
     world_test(test, says("Done."))
-
-
-class LoopStateBefore(msgspec.Struct):
-    """The part of the loop state that the version before reads as a number."""
-
-    version: int = 1
-
-
-def test_a_worker_of_the_version_before_leaves_such_a_run_to_others() -> None:
-    """I23: from its first moment and after every step."""
-
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=[SHOW])
-        states = [world.ledger.tables.loop_states[key]]
-        await world.finish(key)
-        states += [step.loop_state for step in world.ledger.steps if step.HasField("loop_state")]
-        assert len(states) > 2
-        for state in states:
-            with pytest.raises(msgspec.ValidationError, match="version"):
-                msgspec.json.decode(state, type=LoopStateBefore)
-
-    world_test(test, calls("show"), says("Done."))
-
-
-def test_a_ledger_that_does_not_know_the_tools_is_asked_again_later() -> None:
-    """I23: its answer is one about a run without them."""
-    known = loop_state.write(loop_state.with_own_tools())
-    with pytest.raises(NewerVersion, match="came with tools"):
-        worker_ledger._loaded(ledger_pb2.LoadRunResponse(run=QUEUED, loop_state=known))
 
 
 # What a user does through this process, and makes a run due by, is looked for at once.

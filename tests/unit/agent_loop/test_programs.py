@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import loop_state, planning, program, undo_program
+from pawl.agent_loop.domain import planning, program, undo_program
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass, Inverse
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.decide import decide
@@ -24,7 +24,7 @@ from pawl.agent_loop.domain.decision import (
 )
 from pawl.agent_loop.domain.event import Warned
 from pawl.agent_loop.domain.fact import CallChecked, CallExecuted, CallsRead
-from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion
+from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import (
     Job,
@@ -43,17 +43,6 @@ from tests.fakes.registry import tool
 from tests.unit.agent_loop.simulation import OK
 
 NOW = 1000.0
-OF_N_MINUS_1 = (
-    b'{"version":1,"model_call":null,"round_began_active_seconds":0.0,"call_counts":{},"round_fingerprints":[],'
-    b'"steers":[],"notes":{},"in_doubt":[],"unknowns_resolved":{},"answers":{},"failure":null,"partial_text":"",'
-    b'"summarised_round":0,"tokens_added":0,"top_up_deadline_time":null,"counted_prompt":null,"undo":{"steps":['
-    b'{"call_id":"call_2","undo_call_id":"undo_2","tool_name":"do","summary":"two"},'
-    b'{"call_id":"call_1","undo_call_id":"undo_1","tool_name":"do","summary":"one"}],"others":['
-    b'{"call_id":"call_3","tool_name":"mail","state":"CANNOT_BE_UNDONE","summary":"","reason":"No way back.",'
-    b'"undo_call_id":"","undo_run_id":""}],"reported":false}}'
-)
-"""What a worker wrote in the middle of an undo before runs had programs."""
-
 PLAN = UndoPlan(
     steps=(
         PlannedUndo(call_id=CallId("call_2"), undo_call_id=CallId("undo_2"), tool_name="do", summary="two"),
@@ -181,23 +170,6 @@ class TestJob:
         forgotten = replace(handed_over.calls[CallId("look")], result=None)
         follows = program.of(run).follows(handed_over.with_calls([forgotten]), NOW)
         assert isinstance(follows, Finish if is_met else Wait)
-
-
-class TestVersions:
-    """A deployment in the middle of an undo (I23)."""
-
-    def test_what_the_version_before_has_written_is_gone_on_with(self) -> None:
-        loop = loop_state.read(OF_N_MINUS_1)
-        state = state_of(inverse("undo_2", CallState.SUCCEEDED), undone("call_1"), run=undo_run(round=1), loop=loop)
-        assert loop.cursor == PLAN
-        follows = decide(state, NOW)
-        assert isinstance(follows, Propose)
-        assert [each.call_id for each in follows.calls] == ["undo_1"]
-
-    def test_a_cursor_of_a_program_that_is_not_known_is_of_a_newer_version(self) -> None:
-        assert loop_state.read(b'{"undo":{"program":"undo","reported":true}}').cursor == UndoPlan(reported=True)
-        with pytest.raises(NewerVersion, match="another"):
-            loop_state.read(b'{"undo":{"program":"another","reported":true}}')
 
 
 class FakeProgram:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import loop_state, planning, repetition, step
+from pawl.agent_loop.domain import planning, repetition, step
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import (
     CallResolution,
@@ -25,7 +25,7 @@ from pawl.agent_loop.domain.command import (
 )
 from pawl.agent_loop.domain.decision import StopCalls
 from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
-from pawl.agent_loop.domain.loop_state import LoopState, NewerVersion
+from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
@@ -210,23 +210,11 @@ def test_a_run_that_asks_for_something_else_each_time_is_not_near() -> None:
         loop = repetition.count(loop, calls, 4)
 
 
-# What a newer version has written is told from what is broken.
-
-
-def test_a_run_with_a_state_of_a_newer_version_is_said_to_be_of_one() -> None:
-    """I23."""
+def test_a_value_that_is_not_known_is_an_error() -> None:
     message = run_pb2.Run.FromString(run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_RUNNING).SerializeToString())
     message.MergeFromString(b"\x28\x63")  # Field 5, the state: 99.
-    with pytest.raises(NewerVersion, match="99"):
+    with pytest.raises(ValueError, match="99"):
         wire.RUN.read(message)
-
-
-def test_a_loop_state_of_a_newer_version_is_told_from_a_broken_one() -> None:
-    with pytest.raises(NewerVersion):
-        loop_state.read(b'{"failure":{"failure_class":"NEW","reason":"R","message":"m"}}')
-    with pytest.raises(ValueError, match="cannot be read") as caught:
-        loop_state.read(b"{")
-    assert not isinstance(caught.value, NewerVersion)
 
 
 # Defaults hold where nothing is said; ceilings are the most that may be asked for.

@@ -13,7 +13,7 @@ from pawl.agent_loop.app.titles import TitleMaker
 from pawl.agent_loop.domain.run import Undo, Usage
 from pawl.agent_loop.domain.titles import SECONDS_MAX, TitleTask
 from pawl.chassis.ids import ConversationId, RunId, StoreId
-from pawl.errors import DependencyUnavailable, MethodNotFound, PawlError
+from pawl.errors import DependencyUnavailable
 from tests.fakes.loop_world import CountingMeter, World
 from tests.fakes.model import FakeModel, Script, fails, says
 from tests.fakes.virtual_time import VirtualClock
@@ -38,8 +38,6 @@ class Ledger:
         self.brought: list[tuple[str, str, Usage]] = []
 
     async def claim_titles(self, *, titles_max: int) -> Sequence[TitleTask]:
-        if self.refuses is MethodNotFound:
-            raise MethodNotFound
         taken, self.tasks = self.tasks[:titles_max], self.tasks[titles_max:]
         return taken
 
@@ -101,8 +99,3 @@ async def test_only_the_end_of_a_run_that_has_answered_asks_for_one(makes_titles
     await world.finish(world.ledger.submit("fail"))
     await world.finish(world.ledger.submit("undo", undo=Undo(run_id=RunId(first.run_id))))
     assert not any(step.asks_title for step in world.ledger.steps[before:])
-
-
-@pytest.mark.parametrize("refuses", [DependencyUnavailable, MethodNotFound])
-async def test_a_ledger_that_is_away_or_older_stops_nothing(refuses: type[PawlError]) -> None:
-    await made(Ledger(tasks(2), refuses=refuses), FakeModel([says("Warmth"), says("Warmth")]))

@@ -327,7 +327,7 @@ def test_a_call_belongs_to_the_store_or_worker_that_it_names_within_what_it_is_a
         (schedules_pb2.PutScheduleRequest(owner=acme), "acme"),
         (schedules_pb2.FireScheduleRequest(due=due, refusal="no agent"), "acme"),
         (schedules_pb2.FireScheduleRequest(message=message), "acme"),
-        (ledger_pb2.StartRunRequest(message=message), "acme"),
+        (ledger_pb2.StartJobRequest(message=message), "acme"),
         (schedules_pb2.FireScheduleRequest(), ""),
     ]
     assert [key_of(request) for request, _ in requests] == [key for _, key in requests]

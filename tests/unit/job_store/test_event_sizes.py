@@ -38,6 +38,7 @@ def settled(content: bytes, inverse_arguments: bytes) -> CallRow:
         result=result.SerializeToString(),
         spec=b"",
         create_time=NOW,
+        state_time=NOW,
         start_time=NOW,
         end_time=NOW,
     )

@@ -27,11 +27,7 @@ from tests.unit.job_store.world import BOB, STORE, USER, submission
 def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
     """Let the user of the conversation start a job."""
     started: Submitted = desk.apply(
-        StartJob(
-            **asdict(submission())
-            | {"run_id": RunId(run_id), "is_silent": False, "loop_state": b"begins", "job": lambda _: b""}
-            | fields
-        )
+        StartJob(**asdict(submission()) | {"run_id": RunId(run_id), "is_silent": False, "job": lambda _: b""} | fields)
     )
     return started
 
@@ -106,7 +102,7 @@ def test_a_job_is_started_in_no_conversation_of_somebody_else() -> None:
 
 def test_a_job_starts_by_the_clock_of_the_database(desk: Desk) -> None:
     """That of the client, or of agent-loop, may be wrong: here by days."""
-    request = ledger_pb2.StartJobRequest(run_id="job_s", loop_state=b"begins")
+    request = ledger_pb2.StartJobRequest(run_id="job_s")
     request.message.MergeFrom(
         ledger_pb2.SubmitMessageRequest(
             store_id=STORE, user_id=USER, conversation_id="conv", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE

@@ -33,6 +33,8 @@ def run(number: int = 1, user: str = "ann", agent: str = "clerk", used: Used = N
         queued_message=None,
         options=b"",
         create_time=NOW,
+        update_time=NOW,
+        state_time=NOW,
         agent_name=agent,
         usage=packed(used),
     )

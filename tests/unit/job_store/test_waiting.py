@@ -59,6 +59,7 @@ def run_row(state: RunState, **fields: Any) -> RunRow:
         "queued_message": None,
         "options": b"",
         "create_time": NOW - timedelta(hours=1),
+        "update_time": NOW - timedelta(minutes=5),
         "state_time": NOW - timedelta(minutes=5),
     }
     return RunRow(state=state, **(values | fields))
@@ -112,7 +113,7 @@ def situations(draw: st.DrawFn) -> Situation:
             child_run_id=RunId("run_2"),
             approvals_required=draw(st.sampled_from([1, 3])),
             escalated=draw(st.booleans()),
-            state_time=draw(TIMES | st.none()),
+            state_time=draw(TIMES),
             offer=Offer(client_id=ClientId(""), epoch=0, expire_time=None, lease_seconds=0.0),
         )
         for each in draw(
@@ -121,14 +122,14 @@ def situations(draw: st.DrawFn) -> Situation:
     ]
     run = run_row(
         state,
-        waits=tuple(draw(st.sets(st.sampled_from([*WaitKind, 77])))) if state is RunState.WAITING else (),
+        waits=tuple(draw(st.sets(st.sampled_from(WaitKind)))) if state is RunState.WAITING else (),
         worker_id=draw(st.sampled_from([None, WorkerId("w1")])),
         claim_at=draw(TIMES | st.none() | st.just(NOW + timedelta(minutes=1))),
         crashes=draw(st.integers(0, 3)),
         attention=attention if state is RunState.NEEDS_ATTENTION else None,
         stop_cause=draw(st.sampled_from([None, StopCause.USER])),
         queued_message=draw(st.sampled_from([None, b"m"])),
-        state_time=draw(TIMES | st.none()),
+        state_time=draw(TIMES),
     )
     return Situation(
         run=run,
@@ -250,11 +251,6 @@ def test_a_run_that_waits_for_somebody_says_for_whom() -> None:
         assert waiting.deadline_time == (day_end(NOW) if reason is WaitReason.AGENT_QUOTA else due)
         roles = {WaitReason.APPROVAL: ("admin", "approver"), WaitReason.AGENT_QUOTA: ("admin",)}
         assert waiting.roles == roles.get(reason, ())
-
-
-def test_what_a_newer_version_waits_for_is_said_to_be_unknown() -> None:
-    """I23."""
-    assert told(RunState.WAITING, waits=(77,)).reason is WaitReason.INPUT
 
 
 def test_a_run_whose_wait_is_over_waits_for_a_worker() -> None:

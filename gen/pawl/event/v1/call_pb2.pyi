@@ -503,12 +503,10 @@ class Decision(_message.Message):
     """The reason given; may be empty."""
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of the arguments that it is about: the edited ones of an
-    EDIT. Empty if it was accepted before this was known.
+    EDIT.
     """
     credential_id: _builtins.str
-    """Id of the credential that decided, never the secret; empty if it was
-    accepted before this was known.
-    """
+    """Id of the credential that decided, never the secret."""
     delegate_user_id: _builtins.str
     """User of the delegate that decided for `user_id`; empty if nobody did."""
     @_builtins.property

@@ -36,12 +36,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """Pawl: a summary that stands for all messages before it when the model is
     called.
     """
-    ROLE_USER_EXTENDED: _Role.ValueType  # 4
-    """Between services only, everybody else is given ROLE_USER: the user, in a
-    message that an older version must not take for a text and nothing else. It
-    leaves the run to a newer one.
-    """
-    ROLE_NOTICE: _Role.ValueType  # 5
+    ROLE_NOTICE: _Role.ValueType  # 4
     """Pawl: what jobs told their conversation, of which the model is told with it
     (docs/background.md). The text is for people; `notices_json` is what the model is given.
     Both are empty for others than the user who started the jobs.
@@ -60,12 +55,7 @@ ROLE_SUMMARY: Role.ValueType  # 3
 """Pawl: a summary that stands for all messages before it when the model is
 called.
 """
-ROLE_USER_EXTENDED: Role.ValueType  # 4
-"""Between services only, everybody else is given ROLE_USER: the user, in a
-message that an older version must not take for a text and nothing else. It
-leaves the run to a newer one.
-"""
-ROLE_NOTICE: Role.ValueType  # 5
+ROLE_NOTICE: Role.ValueType  # 4
 """Pawl: what jobs told their conversation, of which the model is told with it
 (docs/background.md). The text is for people; `notices_json` is what the model is given.
 Both are empty for others than the user who started the jobs.

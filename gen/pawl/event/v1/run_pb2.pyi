@@ -1598,9 +1598,7 @@ class Run(_message.Message):
     deep as the run that started it.
     """
     credential_id: _builtins.str
-    """Id of the credential that started it, or the run above it, never the secret;
-    empty if it was created before this was known.
-    """
+    """Id of the credential that started it, or the run above it, never the secret."""
     delegate_user_id: _builtins.str
     """User of the delegate that started it for `user_id`; empty if nobody did."""
     crash_count: _builtins.int

@@ -39,29 +39,27 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """Interrupted. Its token budget is used up (AgentService.TopUpRun)."""
     WAIT_REASON_AGENT: _WaitReason.ValueType  # 5
     """Interrupted. A run that does one of its calls must end."""
-    WAIT_REASON_INPUT: _WaitReason.ValueType  # 6
-    """Interrupted. Something that this version has no name for."""
-    WAIT_REASON_TURN: _WaitReason.ValueType  # 7
+    WAIT_REASON_TURN: _WaitReason.ValueType  # 6
     """Transient. The runs before it in its conversation have the turn."""
-    WAIT_REASON_PLACE: _WaitReason.ValueType  # 8
+    WAIT_REASON_PLACE: _WaitReason.ValueType  # 7
     """Transient. Its store, or its user, has as many active runs as it may."""
-    WAIT_REASON_WORKER: _WaitReason.ValueType  # 9
+    WAIT_REASON_WORKER: _WaitReason.ValueType  # 8
     """Transient. It could go on: a worker must take it, or has just taken it."""
-    WAIT_REASON_OPERATOR: _WaitReason.ValueType  # 10
+    WAIT_REASON_OPERATOR: _WaitReason.ValueType  # 9
     """Interrupted. An operator must look at it; `Run.attention` says why."""
-    WAIT_REASON_STOPPING: _WaitReason.ValueType  # 11
+    WAIT_REASON_STOPPING: _WaitReason.ValueType  # 10
     """Transient. It is being stopped, and what is open is settled."""
-    WAIT_REASON_AGENT_QUOTA: _WaitReason.ValueType  # 12
+    WAIT_REASON_AGENT_QUOTA: _WaitReason.ValueType  # 11
     """Transient. The runs of its agent have used up what they may in a day
     (AgentDefinition.daily_tokens_max).
     """
-    WAIT_REASON_TIME: _WaitReason.ValueType  # 13
+    WAIT_REASON_TIME: _WaitReason.ValueType  # 12
     """Transient. The time of the next iteration of a job has not come."""
-    WAIT_REASON_PAUSED: _WaitReason.ValueType  # 14
+    WAIT_REASON_PAUSED: _WaitReason.ValueType  # 13
     """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
-    WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 15
+    WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 14
     """Interrupted. Somebody outside must complete a call (CompletionService)."""
-    WAIT_REASON_PROVIDER: _WaitReason.ValueType  # 16
+    WAIT_REASON_PROVIDER: _WaitReason.ValueType  # 15
     """Transient. The model server does not answer. `deadline_time` is the next
     try, RoundRetrying in the log of the run has the reason.
     """
@@ -84,29 +82,27 @@ WAIT_REASON_TOKENS: WaitReason.ValueType  # 4
 """Interrupted. Its token budget is used up (AgentService.TopUpRun)."""
 WAIT_REASON_AGENT: WaitReason.ValueType  # 5
 """Interrupted. A run that does one of its calls must end."""
-WAIT_REASON_INPUT: WaitReason.ValueType  # 6
-"""Interrupted. Something that this version has no name for."""
-WAIT_REASON_TURN: WaitReason.ValueType  # 7
+WAIT_REASON_TURN: WaitReason.ValueType  # 6
 """Transient. The runs before it in its conversation have the turn."""
-WAIT_REASON_PLACE: WaitReason.ValueType  # 8
+WAIT_REASON_PLACE: WaitReason.ValueType  # 7
 """Transient. Its store, or its user, has as many active runs as it may."""
-WAIT_REASON_WORKER: WaitReason.ValueType  # 9
+WAIT_REASON_WORKER: WaitReason.ValueType  # 8
 """Transient. It could go on: a worker must take it, or has just taken it."""
-WAIT_REASON_OPERATOR: WaitReason.ValueType  # 10
+WAIT_REASON_OPERATOR: WaitReason.ValueType  # 9
 """Interrupted. An operator must look at it; `Run.attention` says why."""
-WAIT_REASON_STOPPING: WaitReason.ValueType  # 11
+WAIT_REASON_STOPPING: WaitReason.ValueType  # 10
 """Transient. It is being stopped, and what is open is settled."""
-WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 12
+WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 11
 """Transient. The runs of its agent have used up what they may in a day
 (AgentDefinition.daily_tokens_max).
 """
-WAIT_REASON_TIME: WaitReason.ValueType  # 13
+WAIT_REASON_TIME: WaitReason.ValueType  # 12
 """Transient. The time of the next iteration of a job has not come."""
-WAIT_REASON_PAUSED: WaitReason.ValueType  # 14
+WAIT_REASON_PAUSED: WaitReason.ValueType  # 13
 """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
-WAIT_REASON_COMPLETION: WaitReason.ValueType  # 15
+WAIT_REASON_COMPLETION: WaitReason.ValueType  # 14
 """Interrupted. Somebody outside must complete a call (CompletionService)."""
-WAIT_REASON_PROVIDER: WaitReason.ValueType  # 16
+WAIT_REASON_PROVIDER: WaitReason.ValueType  # 15
 """Transient. The model server does not answer. `deadline_time` is the next
 try, RoundRetrying in the log of the run has the reason.
 """

@@ -27,7 +27,7 @@ class _KeyEventKind:
 class _KeyEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyEventKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     KEY_EVENT_KIND_UNSPECIFIED: _KeyEventKind.ValueType  # 0
-    """In a filter: any."""
+    """In a filter: any. Never sent."""
     KEY_EVENT_KIND_KEY_CREATED: _KeyEventKind.ValueType  # 1
     """A key was made."""
     KEY_EVENT_KIND_KEY_REVOKED: _KeyEventKind.ValueType  # 2
@@ -39,7 +39,7 @@ class KeyEventKind(_KeyEventKind, metaclass=_KeyEventKindEnumTypeWrapper):
     """KeyEventKind is what an event tells."""
 
 KEY_EVENT_KIND_UNSPECIFIED: KeyEventKind.ValueType  # 0
-"""In a filter: any."""
+"""In a filter: any. Never sent."""
 KEY_EVENT_KIND_KEY_CREATED: KeyEventKind.ValueType  # 1
 """A key was made."""
 KEY_EVENT_KIND_KEY_REVOKED: KeyEventKind.ValueType  # 2

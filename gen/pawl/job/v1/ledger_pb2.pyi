@@ -244,6 +244,10 @@ class SubmitMessageRequest(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ASKED_TOOLS_SHA256_FIELD_NUMBER: _builtins.int
+    ONLY_REPEAT_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -273,6 +277,19 @@ class SubmitMessageRequest(_message.Message):
     """
     asked_agent: _builtins.str
     """Name of the agent that the user asked for; empty for `default`."""
+    client_id: _builtins.str
+    """The only client that may lease their calls; empty for any of the user. As the
+    roles.
+    """
+    asked_tools_sha256: _builtins.bytes
+    """SHA-256 of the tools as the client gave them, which is in their place part of
+    what tells one request from another; empty without tools.
+    """
+    only_repeat: _builtins.bool
+    """True if it is refused as things are now, its tools, its agent or its
+    documents: then nothing is started (TOOL_EXISTS), and the run that the same
+    request has started before is returned. As the roles.
+    """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in. They are no part of what tells one
@@ -303,19 +320,25 @@ class SubmitMessageRequest(_message.Message):
     def agent(self) -> _run_pb2.PinnedAgent:
         """The version of it from which the options come. Absent for the deployment's
         `default`; with `asked_agent` if there is no such agent: then it can only be
-        a repetition, as with StartRunRequest.only_repeat. As the roles.
+        a repetition, as with `only_repeat`. As the roles.
         """
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
         """The whole message, its texts too, if it has more than a text: then `text` is
-        empty, so that an older version refuses what it would lose. The texts of
-        documents are no part of what tells one request from another.
+        empty. The texts of documents are no part of what tells one request from
+        another.
         """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels of the run that it starts, as pawl.event.v1.Labels."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
+        """Tools that come with the run, as they were checked: at most 64, each with
+        another name. A message with STEER has none. As the roles.
+        """
 
     def __init__(
         self,
@@ -339,10 +362,14 @@ class SubmitMessageRequest(_message.Message):
         agent: _run_pb2.PinnedAgent | None = ...,
         parts: _abc.Iterable[_message_pb2.Part] | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
+        client_id: _builtins.str = ...,
+        asked_tools_sha256: _builtins.bytes = ...,
+        only_repeat: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "labels", b"labels", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,91 +404,6 @@ class SubmitMessageResponse(_message.Message):
 Global___SubmitMessageResponse: _TypeAlias = SubmitMessageResponse  # noqa: Y015
 
 @_typing.final
-class StartRunRequest(_message.Message):
-    """StartRunRequest brings a message that starts a run with tools of its own, or
-    one that can only be a repetition.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    TOOLS_FIELD_NUMBER: _builtins.int
-    CLIENT_ID_FIELD_NUMBER: _builtins.int
-    LOOP_STATE_FIELD_NUMBER: _builtins.int
-    ONLY_REPEAT_FIELD_NUMBER: _builtins.int
-    ASKED_TOOLS_SHA256_FIELD_NUMBER: _builtins.int
-    client_id: _builtins.str
-    """The only client that may lease their calls; empty for any of the user."""
-    loop_state: _builtins.bytes
-    """The worker's own state with which the run begins: a worker of the version
-    before cannot read it, and leaves the run to others.
-    """
-    only_repeat: _builtins.bool
-    """True if it is refused as things are now, its tools, its agent or its
-    documents: then nothing is started (TOOL_EXISTS), and a run that the same
-    request has started before is given.
-    """
-    asked_tools_sha256: _builtins.bytes
-    """SHA-256 of the tools as the client gave them, in their place in what tells one
-    request from another; empty without tools.
-    """
-    @_builtins.property
-    def message(self) -> Global___SubmitMessageRequest:
-        """The message."""
-
-    @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
-        """The tools, 1 to 64, with other names each, as they were checked; none with
-        `only_repeat`. No part of what tells one request from another.
-        """
-
-    def __init__(
-        self,
-        *,
-        message: Global___SubmitMessageRequest | None = ...,
-        tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
-        client_id: _builtins.str = ...,
-        loop_state: _builtins.bytes = ...,
-        only_repeat: _builtins.bool = ...,
-        asked_tools_sha256: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "loop_state", b"loop_state", "message", b"message", "only_repeat", b"only_repeat", "tools", b"tools"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StartRunRequest: _TypeAlias = StartRunRequest  # noqa: Y015
-
-@_typing.final
-class StartRunResponse(_message.Message):
-    """StartRunResponse has the run that was created."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_FIELD_NUMBER: _builtins.int
-    STEERED_FIELD_NUMBER: _builtins.int
-    steered: _builtins.bool
-    """True if the message has entered an active run; only with `only_repeat`."""
-    @_builtins.property
-    def run(self) -> _run_pb2.Run:
-        """The run."""
-
-    def __init__(
-        self,
-        *,
-        run: _run_pb2.Run | None = ...,
-        steered: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "steered", b"steered"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StartRunResponse: _TypeAlias = StartRunResponse  # noqa: Y015
-
-@_typing.final
 class StartJobRequest(_message.Message):
     """StartJobRequest creates a job, or asks for the one that it has created."""
 
@@ -471,19 +413,11 @@ class StartJobRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     NEW_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
-    LOOP_STATE_FIELD_NUMBER: _builtins.int
-    ONLY_REPEAT_FIELD_NUMBER: _builtins.int
     ASKED_SHA256_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The id that the run gets."""
     new_conversation_id: _builtins.str
     """The id of the conversation that is told, if it is made; empty for any."""
-    loop_state: _builtins.bytes
-    """The worker's own state with which the run begins."""
-    only_repeat: _builtins.bool
-    """True if it is refused as things are now: then nothing is started (TOOL_EXISTS),
-    and a job that the same request has started before is given.
-    """
     asked_sha256: _builtins.bytes
     """SHA-256 of the job as the user asked for it, in its place in what tells one
     request from another.
@@ -508,13 +442,11 @@ class StartJobRequest(_message.Message):
         run_id: _builtins.str = ...,
         new_conversation_id: _builtins.str = ...,
         job: _run_pb2.Job | None = ...,
-        loop_state: _builtins.bytes = ...,
-        only_repeat: _builtins.bool = ...,
         asked_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sha256", b"asked_sha256", "job", b"job", "loop_state", b"loop_state", "message", b"message", "new_conversation_id", b"new_conversation_id", "only_repeat", b"only_repeat", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sha256", b"asked_sha256", "job", b"job", "message", b"message", "new_conversation_id", b"new_conversation_id", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -562,8 +494,7 @@ class ClaimRunsRequest(_message.Message):
     """Seconds of the lease, 1 to 300."""
     background_runs_max: _builtins.int
     """Most runs of the background, jobs and what they begin, that the worker may
-    hold, with those that it has. A worker that does not say it knows of none, as
-    before there were any: it gets neither these, nor turns that notices begin.
+    hold, with those that it has.
     """
     def __init__(
         self,
@@ -571,15 +502,13 @@ class ClaimRunsRequest(_message.Message):
         worker_id: _builtins.str = ...,
         runs_max: _builtins.int = ...,
         lease_seconds: _builtins.float = ...,
-        background_runs_max: _builtins.int | None = ...,
+        background_runs_max: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_background_runs_max", b"_background_runs_max", "background_runs_max", b"background_runs_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_background_runs_max", b"_background_runs_max", "background_runs_max", b"background_runs_max", "lease_seconds", b"lease_seconds", "runs_max", b"runs_max", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background_runs_max", b"background_runs_max", "lease_seconds", b"lease_seconds", "runs_max", b"runs_max", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__background_runs_max: _TypeAlias = _typing.Literal["background_runs_max"]  # noqa: Y015
-    _WhichOneofArgType__background_runs_max: _TypeAlias = _typing.Literal["_background_runs_max", b"_background_runs_max"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__background_runs_max) -> _WhichOneofReturnType__background_runs_max | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimRunsRequest: _TypeAlias = ClaimRunsRequest  # noqa: Y015
 
@@ -696,9 +625,7 @@ class LoadRunResponse(_message.Message):
     loop_state: _builtins.bytes
     """The worker's own state, as last committed; empty at first."""
     open_job_count: _builtins.int
-    """Jobs of its user in the conversation that have not ended. Absent in a ledger of a version
-    before there were jobs.
-    """
+    """Jobs of its user in the conversation that have not ended."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""
@@ -747,15 +674,13 @@ class LoadRunResponse(_message.Message):
         now: _timestamp_pb2.Timestamp | None = ...,
         own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
-        open_job_count: _builtins.int | None = ...,
+        open_job_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "now", b"now", "open_job_count", b"open_job_count", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__open_job_count: _TypeAlias = _typing.Literal["open_job_count"]  # noqa: Y015
-    _WhichOneofArgType__open_job_count: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_job_count) -> _WhichOneofReturnType__open_job_count | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadRunResponse: _TypeAlias = LoadRunResponse  # noqa: Y015
 
@@ -1209,7 +1134,6 @@ class Delegation(_message.Message):
     ABOVE_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
-    LOOP_STATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     run_id: _builtins.str
@@ -1218,8 +1142,6 @@ class Delegation(_message.Message):
     """Its first message."""
     depth: _builtins.int
     """How many delegations lead to it, as Run.depth."""
-    loop_state: _builtins.bytes
-    """The worker's own state with which the run begins; empty for none."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in."""
@@ -1257,11 +1179,10 @@ class Delegation(_message.Message):
         above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
         agent: _run_pb2.PinnedAgent | None = ...,
         job: _run_pb2.Job | None = ...,
-        loop_state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "job", b"job", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "job", b"job", "loop_state", b"loop_state", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2044,15 +1965,13 @@ class ListCommandsResponse(_message.Message):
         *,
         commands: _abc.Iterable[Global___Command] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
-        open_job_count: _builtins.int | None = ...,
+        open_job_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "open_job_count", b"open_job_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "commands", b"commands", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__open_job_count: _TypeAlias = _typing.Literal["open_job_count"]  # noqa: Y015
-    _WhichOneofArgType__open_job_count: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_job_count) -> _WhichOneofReturnType__open_job_count | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListCommandsResponse: _TypeAlias = ListCommandsResponse  # noqa: Y015
 

@@ -40,11 +40,6 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageResponse.FromString,
                 _registered_method=True)
-        self.StartRun = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/StartRun',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.FromString,
-                _registered_method=True)
         self.StartJob = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/StartJob',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobRequest.SerializeToString,
@@ -193,20 +188,8 @@ class LedgerServiceServicer(object):
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
-        `agent`).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def StartRun(self, request, context):
-        """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
-        method apart, because the ledger of the version before, which knows no such
-        tools, would leave them out. Idempotent by (store, user, request id), with
-        those of SubmitMessage; the tools are part of the request.
-
-        Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
+        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see `agent`
+        and `only_repeat`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -218,8 +201,7 @@ class LedgerServiceServicer(object):
         SubmitMessage; the job is part of the request.
 
         Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
-        QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
-        `only_repeat`).
+        QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -510,11 +492,6 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageResponse.SerializeToString,
             ),
-            'StartRun': grpc.unary_unary_rpc_method_handler(
-                    servicer.StartRun,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.SerializeToString,
-            ),
             'StartJob': grpc.unary_unary_rpc_method_handler(
                     servicer.StartJob,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobRequest.FromString,
@@ -679,33 +656,6 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/SubmitMessage',
             pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def StartRun(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.LedgerService/StartRun',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,16 +46,8 @@ class LedgerServiceStub:
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
-    `agent`).
-    """
-    StartRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]
-    """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
-    method apart, because the ledger of the version before, which knows no such
-    tools, would leave them out. Idempotent by (store, user, request id), with
-    those of SubmitMessage; the tools are part of the request.
-
-    Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
+    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see `agent`
+    and `only_repeat`).
     """
     StartJob: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]
     """Creates a job, in a conversation of its own, that reports to the conversation
@@ -63,8 +55,7 @@ class LedgerServiceStub:
     SubmitMessage; the job is part of the request.
 
     Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
-    QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
-    `only_repeat`).
+    QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS.
     """
     ClaimRuns: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ClaimRunsRequest, _ledger_pb2.ClaimRunsResponse]
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
@@ -252,16 +243,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
-    `agent`).
-    """
-    StartRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]  # type: ignore[assignment]
-    """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
-    method apart, because the ledger of the version before, which knows no such
-    tools, would leave them out. Idempotent by (store, user, request id), with
-    those of SubmitMessage; the tools are part of the request.
-
-    Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
+    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see `agent`
+    and `only_repeat`).
     """
     StartJob: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]  # type: ignore[assignment]
     """Creates a job, in a conversation of its own, that reports to the conversation
@@ -269,8 +252,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     SubmitMessage; the job is part of the request.
 
     Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
-    QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
-    `only_repeat`).
+    QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS.
     """
     ClaimRuns: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ClaimRunsRequest, _ledger_pb2.ClaimRunsResponse]  # type: ignore[assignment]
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
@@ -461,22 +443,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
-        `agent`).
-        """
-
-    @_abc_1.abstractmethod
-    def StartRun(
-        self,
-        request: _ledger_pb2.StartRunRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.StartRunResponse, _abc.Awaitable[_ledger_pb2.StartRunResponse]]:
-        """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
-        method apart, because the ledger of the version before, which knows no such
-        tools, would leave them out. Idempotent by (store, user, request id), with
-        those of SubmitMessage; the tools are part of the request.
-
-        Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
+        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see `agent`
+        and `only_repeat`).
         """
 
     @_abc_1.abstractmethod
@@ -490,8 +458,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         SubmitMessage; the job is part of the request.
 
         Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
-        QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
-        `only_repeat`).
+        QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS.
         """
 
     @_abc_1.abstractmethod

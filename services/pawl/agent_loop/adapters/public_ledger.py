@@ -31,7 +31,6 @@ from pawl.agent_loop.app.public_values import (
     RunFilter,
     RunView,
 )
-from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import ENDED, RunState
@@ -40,7 +39,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId
 from pawl.chassis.rpc_client import translated
 from pawl.chassis.translate import Exceptions
-from pawl.errors import ConversationNotFound, DependencyUnavailable, MethodNotFound
+from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2
 from pawl.job.v1 import erasure_pb2, erasure_pb2_grpc, ledger_pb2_grpc
 from pawl.job.v1 import ledger_pb2 as pb
@@ -52,7 +51,12 @@ _MESSAGE: Final = wire.WIRE.struct(
     pb.SubmitMessageRequest,
     Exceptions(
         of_message=("store_id", "user_id", "user_roles", "credential_id", "delegate_user_id", "people"),
-        of_struct=("brought", "only_repeat"),
+        write={
+            "tools": lambda message: map(wire.OWN_TOOL.fields, message.brought.tools if message.brought else ()),
+            "client_id": lambda message: message.brought.client_id if message.brought else "",
+            "asked_tools_sha256": lambda message: message.brought.asked_sha256 if message.brought else b"",
+        },
+        of_struct=("brought",),
     ),
 )
 _RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
@@ -100,24 +104,7 @@ class PublicLedgerClient:
         self._run_due = run_due
 
     async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
-        request = submission(caller, message)
-        if message.brought is not None or message.only_repeat:
-            return await self._start(request, message)
-        response = await translated(self._stub.SubmitMessage(request))
-        self._note(run := run_view(response.run))
-        return run, response.steered
-
-    async def _start(self, submitted: pb.SubmitMessageRequest, message: NewMessage) -> tuple[RunView, bool]:
-        request = pb.StartRunRequest(message=submitted, only_repeat=message.only_repeat)
-        if (brought := message.brought) is not None:
-            request.tools.extend(map(wire.OWN_TOOL.write, brought.tools))
-            request.client_id = brought.client_id
-            request.loop_state = loop_state.write(loop_state.with_own_tools())
-            request.asked_tools_sha256 = brought.asked_sha256
-        try:
-            response = await translated(self._stub.StartRun(request))
-        except MethodNotFound:
-            raise DependencyUnavailable("the ledger knows no tools of a run yet: try again") from None
+        response = await translated(self._stub.SubmitMessage(submission(caller, message)))
         self._note(run := run_view(response.run))
         return run, response.steered
 
@@ -127,14 +114,9 @@ class PublicLedgerClient:
             run_id=job.run_id,
             new_conversation_id=job.new_conversation_id,
             job=wire.JOB.write(job.job),
-            loop_state=job.loop_state,
-            only_repeat=job.message.only_repeat,
             asked_sha256=job.asked_sha256,
         )
-        try:
-            response = await translated(self._stub.StartJob(request))
-        except MethodNotFound:
-            raise DependencyUnavailable("the ledger starts no jobs yet: try again") from None
+        response = await translated(self._stub.StartJob(request))
         self._note(run := run_view(response.run))
         return run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -24,7 +23,6 @@ from pawl.agent_loop.domain.tool import (
     ExecutionPiece,
     ExecutionProgress,
     ExecutionResult,
-    Outcome,
     ProposedCall,
     ReadTimeouts,
     RecordedDecision,
@@ -38,22 +36,17 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, StoreId
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
-from pawl.errors import DependencyUnavailable, Internal, InvalidArguments, MethodNotFound
+from pawl.errors import Internal, InvalidArguments
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 
 # The answer to a cancel may come this much later than the wait it asked for.
 _CANCEL_MARGIN_SECONDS: Final = 5.0
 
-# What is not understood is not run, and an outcome of a newer version is one that this version does not know.
-_wire: Final = wire.translator({Disposition: Disposition.REFUSE, Outcome: Outcome.UNKNOWN})
-# A tool of a newer kind cannot be called, and may be shown.
-_CONTEXTS: Final = wire.translator({ExecutionContext: ExecutionContext.UNSPECIFIED}).enum(
-    ExecutionContext, call_pb2.ExecutionContext
-)
+_CONTEXTS: Final = wire.WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
 
-_CONTEXT: Final = _wire.struct(CallContext, execution_pb2.CallContext)
-_PROPOSED: Final = _wire.struct(
+_CONTEXT: Final = wire.WIRE.struct(CallContext, execution_pb2.CallContext)
+_PROPOSED: Final = wire.WIRE.struct(
     ProposedCall,
     execution_pb2.ProposedCall,
     Exceptions(
@@ -61,8 +54,8 @@ _PROPOSED: Final = _wire.struct(
         write={"own_tool": lambda call: None if call.own_tool is None else wire.OWN_TOOL.write(call.own_tool)},
     ),
 )
-_DECISION: Final = _wire.struct(RecordedDecision, execution_pb2.RecordedDecision)
-_RESULT_NOTE: Final = _wire.struct(
+_DECISION: Final = wire.WIRE.struct(RecordedDecision, execution_pb2.RecordedDecision)
+_RESULT_NOTE: Final = wire.WIRE.struct(
     RecordedResult,
     execution_pb2.RecordedResult,
     Exceptions(
@@ -74,8 +67,8 @@ _RESULT_NOTE: Final = _wire.struct(
         },
     ),
 )
-_EXECUTION: Final = _wire.struct(Execution, execution_pb2.ExecuteToolRequest, Exceptions(of_message=("context",)))
-_TOOL: Final = _wire.struct(
+_EXECUTION: Final = wire.WIRE.struct(Execution, execution_pb2.ExecuteToolRequest, Exceptions(of_message=("context",)))
+_TOOL: Final = wire.WIRE.struct(
     Tool,
     tool_pb2.Tool,
     Exceptions(
@@ -90,14 +83,14 @@ _TOOL: Final = _wire.struct(
         of_struct=("own_definition", "definition_sha256"),
     ),
 )
-_READS: Final = _wire.struct(ReadTimeouts, execution_pb2.ExecuteReads)
-_wire.struct(ExecutionResult, execution_pb2.ExecutionResult, Exceptions(of_message=("duration_seconds",)))
-_VERDICT: Final = _wire.struct(Verdict, execution_pb2.Verdict)
-_PIECE: Final = _wire.one_of(
+_READS: Final = wire.WIRE.struct(ReadTimeouts, execution_pb2.ExecuteReads)
+wire.WIRE.struct(ExecutionResult, execution_pb2.ExecutionResult, Exceptions(of_message=("duration_seconds",)))
+_VERDICT: Final = wire.WIRE.struct(Verdict, execution_pb2.Verdict)
+_PIECE: Final = wire.WIRE.one_of(
     execution_pb2.ExecuteToolResponse, "kind", {"progress": ExecutionProgress, "result": ExecutionResult}
 )
-_OUTPUT: Final = _wire.struct(OutputChecked, execution_pb2.CheckOutputResponse)
-_STOPPED: Final = _wire.struct(Stopped, execution_pb2.CancelExecutionResponse)
+_OUTPUT: Final = wire.WIRE.struct(OutputChecked, execution_pb2.CheckOutputResponse)
+_STOPPED: Final = wire.WIRE.struct(Stopped, execution_pb2.CancelExecutionResponse)
 
 
 class RegistryClient:
@@ -129,10 +122,7 @@ class RegistryClient:
         request = execution_pb2.CheckOwnToolsRequest(
             context=_of(caller), definitions=map(tool_pb2.ToolDefinition.FromString, definitions)
         )
-        try:
-            response = await translated(self._stub.CheckOwnTools(request))
-        except MethodNotFound:
-            raise DependencyUnavailable("the tool registry knows no tools of a run yet: try again") from None
+        response = await translated(self._stub.CheckOwnTools(request))
         return tuple(map(wire.OWN_TOOL.read, response.tools))
 
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
@@ -189,9 +179,7 @@ class RegistryClient:
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
         )
-        # A registry of the version before this one checks it as it goes back into the call.
-        with suppress(MethodNotFound):
-            await translated(self._stub.CheckAnswer(request))
+        await translated(self._stub.CheckAnswer(request))
 
     async def read_document(self, caller: Principal, file: FilePart) -> str:
         request = execution_pb2.ReadDocumentRequest(
@@ -202,12 +190,7 @@ class RegistryClient:
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
         asked = None if output is None else output.encode()
         request = execution_pb2.CheckOutputRequest(store_id=store_id, schema_json=schema_json, output=asked)
-        try:
-            return _OUTPUT.read(await translated(self._stub.CheckOutput(request)))
-        except MethodNotFound:
-            # Of the version before this one: what nobody checks must not pass.
-            message = "tool-registry cannot check answers yet: it is of an older version, try again"
-            raise DependencyUnavailable(message) from None
+        return _OUTPUT.read(await translated(self._stub.CheckOutput(request)))
 
     async def check_edit(
         self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None

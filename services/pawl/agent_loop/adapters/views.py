@@ -8,23 +8,18 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.public_values import CallView, LeaseAnswer, LogGap, LoggedEvent, Outcome, Reply, RunView
-from pawl.agent_loop.domain.call import CallState
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.app.public_values import CallView, LeaseAnswer, LogGap, LoggedEvent, Reply, RunView
 from pawl.chassis.ids import DEFAULT_AGENT
 from pawl.chassis.translate import Exceptions
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-
-_wire: Final = wire.translator({CallState: CallState.PROPOSED, RunState: RunState.QUEUED, Outcome: Outcome.REFUSED})
-_RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
 
 
 def _unseen(message: type[Message], view: type[Any]) -> set[str]:
     return set(message.DESCRIPTOR.fields_by_name) - {field.name for field in fields(view)}
 
 
-call_view: Final = _wire.struct(
+call_view: Final = wire.WIRE.struct(
     CallView,
     call_pb2.Call,
     Exceptions(
@@ -39,7 +34,7 @@ call_view: Final = _wire.struct(
     ),
 ).read
 """Return the view of a call."""
-run_view: Final = _wire.struct(
+run_view: Final = wire.WIRE.struct(
     RunView,
     run_pb2.Run,
     Exceptions(
@@ -54,9 +49,9 @@ run_view: Final = _wire.struct(
     ),
 ).read
 """Return the view of a run."""
-reply: Final = _wire.struct(Reply, ledger_pb2.SendCommandResponse).read
+reply: Final = wire.WIRE.struct(Reply, ledger_pb2.SendCommandResponse).read
 """Return the answer to a command."""
-lease_answer: Final = _wire.struct(LeaseAnswer, ledger_pb2.LeaseOfferResponse).read
+lease_answer: Final = wire.WIRE.struct(LeaseAnswer, ledger_pb2.LeaseOfferResponse).read
 """Return the answer to who asks for an offered call."""
 
 
@@ -66,7 +61,7 @@ def logged_event(event: event_pb2.RunEvent) -> LoggedEvent:
     return LoggedEvent(
         seq=event.seq,
         size_bytes=event.ByteSize(),
-        run_state=_RUN_STATES.members.get(event.run_changed.run.state) if kind == "run_changed" else None,
+        run_state=wire.RUN_STATES.read(event.run_changed.run.state) if kind == "run_changed" else None,
         call=call_view(event.call_changed.call) if kind == "call_changed" else None,
         document=event,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -19,11 +18,9 @@ from pawl.agent_loop.domain.call import (
 )
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import NewerVersion
-from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import (
-    ApprovalExpiryPolicy,
     FailureClass,
     Grant,
     Job,
@@ -51,35 +48,8 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
 }
 
 
-def translator(defaults: dict[type[Enum], Enum]) -> Translator:
-    """Return a translator for which a value of a newer version is the default of its enum, and NewerVersion without."""
-    return Translator(_newer, defaults=_DEFAULTS | defaults, newer_is_default=True)
-
-
-def _newer(unknown: Unknown) -> NewerVersion:
-    return NewerVersion(f"{unknown.value} is not known to this version")
-
-
-def _ceiling(name: str) -> Callable[[run_pb2.RunLimits], float]:
-    """Return how a ceiling is read: runs of the version before this one have none apart."""
-
-    def read(message: run_pb2.RunLimits) -> float:
-        present = next((each for each in (f"{name}_max", name) if message.HasField(each)), "")  # type: ignore[arg-type]
-        value: float = getattr(message, present) if present else getattr(Limits(), f"{name}_max")
-        return value
-
-    return read
-
-
-def _expiry_policy(options: RunOptions | AskedOptions) -> int | None:
-    # Absent is DENY, so that a request stays the same request for versions that know nothing of it.
-    policy = options.approval_expiry_policy
-    return None if policy is ApprovalExpiryPolicy.DENY else _EXPIRY_POLICIES.write(policy)
-
-
-def _role(message: message_pb2.Message) -> Role:
-    is_extended = message.role == message_pb2.ROLE_USER_EXTENDED
-    return Role.USER if is_extended else _ROLES.read(message.role)
+def _unknown(unknown: Unknown) -> ValueError:
+    return ValueError(f"{unknown.value} is not known")
 
 
 def _result(message: call_pb2.Call) -> CallResult | None:
@@ -92,9 +62,7 @@ def _result(message: call_pb2.Call) -> CallResult | None:
     return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to be repeated here.")
 
 
-WIRE: Final = translator({})
-_ROLES: Final = WIRE.enum(Role, message_pb2.Role, without=("USER_EXTENDED",))
-_EXPIRY_POLICIES: Final = WIRE.enum(ApprovalExpiryPolicy, run_pb2.ApprovalExpiryPolicy)
+WIRE: Final = Translator(_unknown, defaults=_DEFAULTS)
 
 USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
 FAILURE: Final = WIRE.struct(RunFailure, run_pb2.RunFailure)
@@ -105,22 +73,14 @@ RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState)
 SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))
 UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
-LIMITS: Final = WIRE.struct(
-    Limits,
-    run_pb2.RunLimits,
-    Exceptions(
-        read={f"{name}_max": _ceiling(name) for name in ("tool_timeout_seconds", "answer_timeout_seconds")},
-    ),
-)
-OPTIONS: Final = WIRE.struct(
-    RunOptions, run_pb2.RunOptions, Exceptions(write={"approval_expiry_policy": _expiry_policy})
-)
+LIMITS: Final = WIRE.struct(Limits, run_pb2.RunLimits)
+OPTIONS: Final = WIRE.struct(RunOptions, run_pb2.RunOptions)
 ASKED: Final = WIRE.struct(
     AskedOptions,
     run_pb2.RunOptions,
     Exceptions(
         read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
-        write={"limits": lambda asked: dict(asked.limits) or None, "approval_expiry_policy": _expiry_policy},
+        write={"limits": lambda asked: dict(asked.limits) or None},
     ),
 )
 RUN: Final = WIRE.struct(
@@ -154,8 +114,6 @@ MESSAGE: Final = WIRE.struct(
     message_pb2.Message,
     # The ledger gives ids, numbers and times.
     Exceptions(
-        read={"role": _role},
-        write={"role": lambda message: _ROLES.write(message.role)},
         unwritten=("message_id", "run_id", "number", "user_id"),
         of_message=("conversation_id", "create_time"),
     ),

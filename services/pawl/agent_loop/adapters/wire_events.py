@@ -32,9 +32,8 @@ from pawl.agent_loop.domain.event import (
     ToolProgress,
     Warned,
 )
-from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.chassis.translate import Exceptions, kinds_of
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import event_pb2
 from pawl.job.v1 import ledger_pb2
 
 EVENT: Final = wire.WIRE.one_of(
@@ -55,18 +54,16 @@ EVENT: Final = wire.WIRE.one_of(
     ),
 )
 
-_read: Final = wire.translator({StopCause: StopCause.USER, RunState: RunState.FAILED})
-_RUN_STATES: Final = _read.enum(RunState, run_pb2.RunState)
-_read.struct(ToolResult, ledger_pb2.ToolResultCommand, Exceptions(of_message=("client_id", "offer_epoch")))
-_read.struct(Decide, ledger_pb2.DecisionCommand, Exceptions(of_message=("digest",)))
-_read.struct(Progress, ledger_pb2.ProgressCommand, Exceptions(of_message=("client_id", "offer_epoch")))
-_read.struct(
+wire.WIRE.struct(ToolResult, ledger_pb2.ToolResultCommand, Exceptions(of_message=("client_id", "offer_epoch")))
+wire.WIRE.struct(Decide, ledger_pb2.DecisionCommand, Exceptions(of_message=("digest",)))
+wire.WIRE.struct(Progress, ledger_pb2.ProgressCommand, Exceptions(of_message=("client_id", "offer_epoch")))
+wire.WIRE.struct(
     AgentEnded,
     ledger_pb2.AgentEndedCommand,
     Exceptions(
         read={
             "run_id": lambda message: message.run.run_id,
-            "state": lambda message: _RUN_STATES.read(message.run.state),
+            "state": lambda message: wire.RUN_STATES.read(message.run.state),
             "usage": lambda message: wire.USAGE.read(message.run.usage),
             "output_text": lambda message: message.run.output_text,
             "failure": lambda message: (
@@ -76,7 +73,7 @@ _read.struct(
         of_message=("run",),
     ),
 )
-KIND: Final = _read.one_of(
+KIND: Final = wire.WIRE.one_of(
     ledger_pb2.Command,
     "kind",
     {
@@ -93,7 +90,7 @@ KIND: Final = _read.one_of(
     },
     without=("redrive",),  # The ledger's own.
 )
-COMMAND: Final = _read.struct(
+COMMAND: Final = wire.WIRE.struct(
     Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))
 )
 

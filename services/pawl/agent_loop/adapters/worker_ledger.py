@@ -11,7 +11,6 @@ from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.app.ports import Claim, Inbox, Loaded, Renewal
 from pawl.agent_loop.domain import jobs, loop_state
 from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import Delegation, Notice
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
@@ -164,8 +163,4 @@ def _came_along(run: pb.ClaimedRun) -> Loaded | None:
 
 def _loaded(response: pb.LoadRunResponse) -> Loaded:
     loaded = _LOADED.read(response)
-    if loaded.loop.version == loop_state.with_own_tools().version and not loaded.own_tools:
-        raise NewerVersion("the run came with tools, of which this ledger does not know")
-    if loop_state.is_of_job(loaded.loop) and loaded.run.job is None:
-        raise NewerVersion("the run is a job, of which this ledger does not know")
     return replace(loaded, run=jobs.as_driven(loaded.run))

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from pawl.agent_loop.domain.agents import AgentQuota, draft_name
 from pawl.agent_loop.domain.run import Run
 from pawl.chassis.ids import StoreId
-from pawl.errors import MethodNotFound
 
 NONE_SECONDS_MAX: Final = 5.0
 """So long a budget that an agent did not have may not hold yet."""
@@ -48,11 +47,7 @@ class AgentQuotas:
     async def read(self, run: Run, read: Callable[[StoreId, str], Awaitable[AgentQuota]], now: float) -> AgentQuota:
         """Return the budget of the agent of a run, and what is used of it."""
         key = run.store_id, run.agent.name if run.agent else ""
-        try:
-            quota = await read(*key)
-        except MethodNotFound:
-            # A ledger of the version before knows no budgets.
-            quota = AgentQuota()
+        quota = await read(*key)
         self._rooms.pop(key, None)
         room = _Room(math.inf, now + NONE_SECONDS_MAX)
         if quota.tokens_max:

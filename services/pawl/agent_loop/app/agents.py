@@ -18,7 +18,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import StoreId
 from pawl.chassis.labels import check_labels, has_all
-from pawl.errors import AgentNotFound, InvalidField, MethodNotFound
+from pawl.errors import AgentNotFound, InvalidField
 
 DEFAULT_SECONDS_MAX: Final = 5.0
 """So long a store's new `default` may not hold yet."""
@@ -204,8 +204,7 @@ class Agents:
         return known[0]
 
     async def _of_store(self, caller: Principal) -> AgentVersion | None:
-        # A ledger of the version before has no agents.
-        with suppress(AgentNotFound, MethodNotFound):
+        with suppress(AgentNotFound):
             return await self._ledger.get_agent(caller.store_id, DEFAULT, 0)
         return None
 

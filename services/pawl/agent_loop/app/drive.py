@@ -32,7 +32,6 @@ from pawl.agent_loop.domain.command_rules import (
 from pawl.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
 from pawl.agent_loop.domain.event import OutputDelta, OwnerEvent
 from pawl.agent_loop.domain.fact import (
-    CallChecked,
     CallExecuted,
     CallStopped,
     Fact,
@@ -296,13 +295,8 @@ class Drive:
             planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
             answer = await self._answered(lambda: self._dependencies.ledger.commit(self.claim, commit_id, planned))
-        except (InboxChanged, IllegalTransition) as refusal:
+        except (InboxChanged, IllegalTransition):
             known_seq = self._base.run.last_seq
-            if isinstance(refusal, IllegalTransition):
-                # A ledger of the version before takes no call that has run already: it runs as any other, and so do
-                # those to come. Else each would cost the model call that was begun ahead.
-                self._tasks.may_read = False
-                self._facts = [_without_reads(fact) for fact in self._facts]
             self._base = _state_of(await self._load())
             self._refusals += self._base.run.last_seq == known_seq
             if self._refusals > _REFUSALS_MAX:
@@ -427,15 +421,6 @@ def _result_of(fact: Fact) -> CallResult | None:
             return fact.answer.result.result if fact.answer.result else None
         case _:
             return None
-
-
-def _without_reads(fact: Fact) -> Fact:
-    if isinstance(fact, CallChecked):
-        return replace(fact, verdict=replace(fact.verdict, result=None))
-    if not isinstance(fact, ModelAnswered):
-        return fact
-    verdicts = {call_id: replace(verdict, result=None) for call_id, verdict in fact.verdicts.items()}
-    return replace(fact, verdicts=verdicts)
 
 
 def _state_of(loaded: Loaded) -> State:

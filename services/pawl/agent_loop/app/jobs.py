@@ -77,7 +77,6 @@ class Jobs:
             run_id=self._run_id(caller, request_id),
             new_conversation_id=ConversationId(self._ids.new("conv")),
             job=job,
-            loop_state=jobs.BEGIN,
             asked_sha256=asked_sha256,
         )
         if refusal is None:

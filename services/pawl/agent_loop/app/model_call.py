@@ -156,7 +156,7 @@ def request_of(
         return replace(base, messages=(system, {"role": "user", "content": old}))
     offered = [] if opened is None or opened.without_tools else _offered(state, tools)
     functions, more_instructions = tuple(map(_function, offered)), ""
-    if offered and not jobs.may_begin(state.run, state.open_jobs):
+    if offered and not jobs.may_begin(state.run):
         as_tool = background_as_tool and all(tool.name != background.TOOL for tool in tools)
         functions = (*functions, dict(background.FUNCTION)) if as_tool else functions
         more_instructions = background.INSTRUCTIONS_OF_TOOL if as_tool else background.INSTRUCTIONS

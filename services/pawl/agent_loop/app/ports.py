@@ -52,7 +52,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     own_tools: tuple[Tool, ...] = ()
     """The tools that came with it."""
     notices: tuple[Notice, ...] = ()
-    open_job_count: int | None = None
+    open_job_count: int = 0
 
 
 class Inbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Inbox(msgspec.Struct, frozen=True, kw_only=True):
 
     commands: tuple[Command, ...] = ()
     notices: tuple[Notice, ...] = ()
-    open_job_count: int | None = None
+    open_job_count: int = 0
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,11 +150,7 @@ class AgentReader(Protocol):
         ...
 
     async def agent_quota(self, store_id: StoreId, name: str) -> AgentQuota:
-        """Read the budget of an agent, and what is used of it.
-
-        Raises:
-            MethodNotFound: the ledger is of a version that knows no budgets.
-        """
+        """Read the budget of an agent, and what is used of it."""
         ...
 
 
@@ -253,18 +249,10 @@ class Registry(Protocol):
         ...
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
-        """Write to the audit chain what people decided, before it takes effect. Idempotent.
-
-        Raises:
-            MethodNotFound: the registry is of a version that keeps no chain.
-        """
+        """Write to the audit chain what people decided, before it takes effect. Idempotent."""
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
-        """Write to the audit chain what front ends returned, before it is used. Idempotent.
-
-        Raises:
-            MethodNotFound: the registry is of a version that does not write that.
-        """
+        """Write to the audit chain what front ends returned, before it is used. Idempotent."""
 
     def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         """Run a call: progress, then its result, last. Consume it inside `contextlib.aclosing`.

@@ -205,7 +205,6 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     new_conversation_id: ConversationId
     job: Job
-    loop_state: bytes
     asked_sha256: bytes
 
 

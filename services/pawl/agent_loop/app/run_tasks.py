@@ -133,8 +133,6 @@ class RunTasks(Tasks):
             own_tools=own_tools,
             credential_is_gone=dependencies.credential_is_gone,
         )
-        self.may_read = True
-        """False if calls that only read do not run with their check."""
         self._progress: dict[CallId, ToolProgress] = {}
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
@@ -423,8 +421,8 @@ class RunTasks(Tasks):
     async def _verdicts(
         self, proposed: Sequence[ProposedCall], known: Sequence[str], *, may_read: bool
     ) -> dict[CallId, Verdict]:
-        """Return the verdicts on calls; with `may_read`, if the ledger takes that, with results of what only reads."""
-        verdicts = await self.tool_calls.check(proposed, known, may_read=may_read and self.may_read)
+        """Return the verdicts on calls; with `may_read`, with results of what only reads."""
+        verdicts = await self.tool_calls.check(proposed, known, may_read=may_read)
         for verdict in verdicts.values():
             if verdict.result is not None:
                 self._dependencies.meter.call_executed(verdict.result.outcome)

@@ -28,11 +28,7 @@ class TitleLedger(Protocol):
     """The ledger, for who makes titles. Every method may raise DependencyUnavailable."""
 
     async def claim_titles(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Get conversations whose titles are to be made; nobody else gets them for two minutes.
-
-        Raises:
-            MethodNotFound: the ledger is of a version that knows no such titles.
-        """
+        """Get conversations whose titles are to be made; nobody else gets them for two minutes."""
         ...
 
     async def set_title(self, task: TitleTask, text: str, usage: Usage) -> None:
@@ -65,7 +61,7 @@ class TitleMaker:
         try:
             return await self._ledger.claim_titles(titles_max=_AT_ONCE_MAX)
         except PawlError as error:
-            # Perhaps it is away, or of the version before: nothing waits for a title.
+            # Nothing waits for a title.
             _log.debug("title.not_claimed", error=error.message)
             return ()
 

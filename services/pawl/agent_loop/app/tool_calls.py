@@ -32,7 +32,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId
 from pawl.chassis.retry import TRANSIENT, Retry
-from pawl.errors import DependencyUnavailable, MethodNotFound, Overloaded, PawlError, ToolNotFound
+from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ToolNotFound
 
 _PATIENCE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
@@ -91,7 +91,7 @@ class ToolCalls:
             with suppress(ToolNotFound):
                 more = await self._retry.until_answered(lambda: self._registry.resolve(self._context, sorted(missing)))
                 tools = (*tools, *more.tools)
-        # No more than `most`, also of what they fall back to, and of a registry that knows no bound yet.
+        # No more than `most`, also with the tools that they fall back to.
         kept = tools[:most] if most else tools
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
@@ -133,13 +133,10 @@ class ToolCalls:
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
         """Have these written to the audit chain, however long that takes: before that they have no effect."""
-        # A method may be missing while a deployment goes on: the registry before this version does not write that.
         if decisions:
-            with suppress(MethodNotFound):
-                await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
+            await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         if results:
-            with suppress(MethodNotFound):
-                await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
+            await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
     async def report(self, given_up: Sequence[RecordedResult], *, seconds_max: float) -> bool:
         """Have front-end calls counted that were given up; whether they are: nothing waits for that any longer."""

@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.options import RunDefaults
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.roles import CALLERS
-from pawl.errors import MethodNotFound, PawlError
+from pawl.errors import PawlError
 
 _AGENTS_MAX: Final = 200
 _DECIDE: Final = "/pawl.agent.v1.AgentService/Decide"
@@ -81,9 +81,7 @@ class Introductions:
     async def _agent_names(self, caller: Principal) -> tuple[str, ...]:
         first = PageAsked(page_size=_AGENTS_MAX, page_token="")
         found = [*(await self._agents.list(caller, first, {})).items]
-        # A ledger of the version before has no drafts.
-        with suppress(MethodNotFound):
-            found += (await self._agents.list_drafts(caller, first, {})).items
+        found += (await self._agents.list_drafts(caller, first, {})).items
         usable = (agent for agent in found if agent.may_be_used_with(caller.roles))
         return tuple(sorted(agent.run_name for agent in usable))[:_AGENTS_MAX]
 

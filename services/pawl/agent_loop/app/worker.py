@@ -17,9 +17,7 @@ from typing import Final, TypeVar
 from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim, Loaded, Wakeups
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import FailureClass, RunFailure
-from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.chassis.tasks import within
@@ -36,11 +34,6 @@ _BREATH_SECONDS_MAX: Final = 1.0
 _FENCE_MARGIN_SECONDS: Final = 0.5
 # A renewal that failed is tried again so soon: many attempts fit before the fence.
 _RENEW_AGAIN_SECONDS: Final = 0.25
-# A run of a newer version is held so long before it is let go.
-_NEWER_SECONDS: Final = 1.0
-# If this worker has found it so long, with no longer pause than this, no newer version will come for it.
-_NEWER_SECONDS_MAX: Final = 3600.0
-_NEWER_PAUSE_SECONDS_MAX: Final = 600.0
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
 # What is due later is found by looking now and then.
@@ -117,8 +110,6 @@ class Worker:
         self._left_at = _Recent[Claim, float]()
         # What came with a claim is how the run was before its first drive.
         self._begun = _Recent[Claim, None]()
-        # Since when, and when last, this worker has met runs that it cannot read.
-        self._unread = _Recent[RunKey, tuple[float, float]]()
         self._work_may_be_there = False
         self._work_is_ours = asyncio.Event()
         # That one of these is so, or that something is due sooner.
@@ -321,8 +312,6 @@ class Worker:
         except (LeaseLost, RunEnded, RunNotFound) as error:
             left = "lost"
             _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
-        except NewerVersion as error:
-            left = await self._leave_to_newer(claim, error)
         except Exception:  # noqa: BLE001  # one run must not hurt the others
             left = "failed" if await self._fail(claim) else await self._give_up(claim)
         else:
@@ -330,30 +319,6 @@ class Worker:
         if left != "crashed":
             self._left_at.put(claim, self._clock.monotonic())
         return left
-
-    async def _leave_to_newer(self, claim: Claim, why: NewerVersion) -> str:
-        """Let go of a run that a worker of a newer version can drive, as in a deploy; no crash is counted.
-
-        Not at once: this worker, or another like it, may be the next to claim it. Nor for ever: if no such worker
-        comes, operators must see the run.
-        """
-        _log.warning("run.of_newer_version", error=str(why), epoch=claim.epoch)
-        now = self._clock.monotonic()
-        since, last = self._unread.get(claim.key, (now, now))
-        since = since if now - last <= _NEWER_PAUSE_SECONDS_MAX else now
-        self._unread.put(claim.key, (since, now))
-        if now - since > _NEWER_SECONDS_MAX:
-            return await self._give_up(claim)
-        await self._clock.sleep(_NEWER_SECONDS)
-        try:
-            await self._ledger.commit(claim, self._dependencies.ids.new("cmt"), Step(lease_action=LeaseAction.RELEASE))
-        except (LeaseLost, RunEnded, RunNotFound):
-            return "lost"
-        except PawlError as error:
-            # The next renewal finds the run held and not driven.
-            _log.warning("run.not_left", error=_said(error))
-            return "crashed"
-        return "left_to_newer"
 
     async def _fail(self, claim: Claim) -> bool:
         """End a run whose drive crashed; whether it could be ended."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain import jobs, monitor
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.decision import Decision, Fail, Finish, PinTools, Propose, Wait
-from pawl.agent_loop.domain.loop_state import JobCursor, PausedJob
+from pawl.agent_loop.domain.loop_state import JobCursor
 from pawl.agent_loop.domain.run import FailureClass, Job, RunFailure, RunState, WaitKind
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
@@ -42,17 +42,17 @@ def follows(state: State, now: float) -> Decision:
         raise RuntimeError("a job has lost what it is to do")
     if not (run.round or run.tools or state.tools_pinned):
         return PinTools()
-    cursor = state.loop.cursor
-    paused = (WaitKind.PAUSED,) if isinstance(cursor, PausedJob) else ()
+    cursor = _cursor(state)
+    paused = (WaitKind.PAUSED,) if cursor.is_paused else ()
     if state.open_calls:
         return Wait(until=None, waits=paused)
     last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
     is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
     if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _says_failed(last)):
         return Fail(failure=_failure(last))
-    if run.round >= job.iterations_max or (isinstance(cursor, JobCursor) and monitor.is_over(job, cursor)):
+    if run.round >= job.iterations_max or monitor.is_over(job, cursor):
         return Finish(state=RunState.COMPLETED)
-    due = due_time(job, last, _not_before(job, last, cursor) if isinstance(cursor, JobCursor) else 0.0)
+    due = due_time(job, last, _not_before(job, last, cursor))
     if job.end_time is not None and (due > job.end_time or (paused and now >= job.end_time)):
         return Finish(state=RunState.COMPLETED)
     if paused:
@@ -72,11 +72,10 @@ def gives_up(call: Call, state: State) -> bool:  # noqa: ARG001  # nobody says a
 
 def paused(state: State, time: float, *, resumes: bool) -> State:
     """Return the state in which the job begins no iteration, or does so again."""
-    cursor = state.loop.cursor
-    if not isinstance(cursor, JobCursor) or isinstance(cursor, PausedJob) is not resumes:
+    cursor = _cursor(state)
+    if cursor.is_paused is not resumes:
         return state
-    fields = {name: getattr(cursor, name) for name in cursor.__struct_fields__}
-    after = JobCursor(**fields | {"resume_time": time}) if resumes else PausedJob(**fields)
+    after = replace(cursor, is_paused=not resumes, resume_time=time if resumes else cursor.resume_time)
     return replace(state, loop=replace(state.loop, cursor=after))
 
 
@@ -90,8 +89,8 @@ def reported(base: State, after: State) -> State:
 
     A series of which a rule denies an iteration is paused, and says so: its user resumes it once it may go on.
     """
-    job, cursor = after.run.job, after.loop.cursor
-    if job is None or not isinstance(cursor, JobCursor):
+    job, cursor = after.run.job, _cursor(after)
+    if job is None:
         return after
     settled = [
         call
@@ -114,6 +113,11 @@ def reported(base: State, after: State) -> State:
     if denial:
         after = paused(after, call.end_time or 0.0, resumes=False)
     return replace(after, tells_iteration=call.round) if tells or denial else after
+
+
+def _cursor(state: State) -> JobCursor:
+    cursor = state.loop.cursor
+    return cursor if isinstance(cursor, JobCursor) else JobCursor()
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:

@@ -11,10 +11,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import background, budget, delegation, loop_state, settle, text
+from pawl.agent_loop.domain import background, budget, delegation, settle, text
 from pawl.agent_loop.domain.background import Wish
 from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallResult, CallState, ExecutionContext
-from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import (
@@ -55,15 +54,14 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run at once, and not in the background: {}."
 
 
-BEGIN: Final = loop_state.write(LoopState(cursor=JobCursor()))
 """The state of the worker with which the run of a job begins."""
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 """The places of tools for which a run waits, and a turn that notices have begun does not."""
 
 
-def may_begin(run: Run, open_jobs: int | None) -> str:
+def may_begin(run: Run) -> str:
     """Return why a run may not have calls run in the background; empty if it may."""
-    if run.options.without_background or open_jobs is None:
+    if run.options.without_background:
         return "that is switched off here"
     if run.depth or run.job is not None:
         return "a run that does a call of another one waits for what it does"
@@ -111,7 +109,7 @@ def detached(
         if wish is None or call.settled:
             continue
         verdict = verdicts[call.call_id]
-        why_not = may_begin(state.run, state.open_jobs)
+        why_not = may_begin(state.run)
         if verdict.without_background and not why_not:
             why_not = f"{call.tool_name} does not run there"
         if why_not:
@@ -291,8 +289,7 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
     """Return the state with the call DETACHED, and the run that goes on with it; or FAILED, if it cannot be so."""
     if call.context not in _IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
-    open_jobs = state.open_jobs or 0
-    if open_jobs >= OPEN_MAX:
+    if state.open_jobs >= OPEN_MAX:
         message = f"{OPEN_MAX} jobs of this conversation are open: stop one, or wait until one ends."
         return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
     run, run_id = state.run, delegation.child_run_id(call)
@@ -317,7 +314,6 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
         user_roles=run.user_roles,
         agent=run.agent,
         job=job,
-        loop_state=BEGIN,
     )
     handle: dict[str, Any] = {"job_id": run_id, "state": "RUNNING"}
     if call.state is CallState.AWAITING_APPROVAL:
@@ -332,7 +328,7 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
     bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
     result = CallResult(content_json=strict_json.dumps_canonical(handle))
     state = state.with_calls([settle.settled(bare, CallState.DETACHED, result, now, note)])
-    return replace(state, delegations=(*state.delegations, begun), open_jobs=open_jobs + 1)
+    return replace(state, delegations=(*state.delegations, begun), open_jobs=state.open_jobs + 1)
 
 
 def _refused(call: Call, reason: str, message: str, now: float) -> Call:

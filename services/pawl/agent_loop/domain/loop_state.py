@@ -1,13 +1,11 @@
 """The memory of a run beyond the ledger's rows, which a worker leaves so that another can go on.
 
-Stored as JSON with each commit that changes it. A reader ignores fields that it
-does not know and takes defaults for those that are missing, so that two versions
-can share a database.
+Stored as JSON with each commit that changes it. Fields that are missing have their defaults.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec import field
@@ -17,10 +15,6 @@ from pawl.agent_loop.domain.condition import Seen
 from pawl.agent_loop.domain.run import RunFailure, Usage
 from pawl.agent_loop.domain.undo import UndoPlan
 from pawl.chassis.ids import CallId
-
-
-class NewerVersion(ValueError):
-    """Something was written by a newer version, which has values that this one does not know."""
 
 
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,17 +98,13 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     digest_time: float = 0.0
     resume_time: float = 0.0
     """The time at which it was resumed last: what was due before is skipped."""
-
-
-class PausedJob(JobCursor, frozen=True, kw_only=True, tag="paused job"):
-    """The place of a job that begins no iteration until it is resumed: a worker that knows no pause lets it go."""
+    is_paused: bool = False
+    """True if it starts no iteration until it is resumed."""
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """See the module."""
 
-    version: int | Literal["own tools"] = 1
-    """A text for a run that a worker before this version must not drive: it meets a NewerVersion."""
     model_call: OpenModelCall | None = None
     round_began_active_seconds: float = 0.0
     """Active seconds of the run when its current round began."""
@@ -151,30 +141,13 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """The number of answers that did not fit the response format."""
     counted_prompt: CountedPrompt | None = None
     """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
-    cursor: UndoPlan | JobCursor | PausedJob | None = field(default=None, name="undo")
-    """The place that the program of the run has reached; None of an agent, and of an undo before it begins.
-
-    Only its program looks into it. Its tag names that program: a worker that does not know it meets a NewerVersion and
-    lets the run go, instead of driving it as an agent. Versions before this one call it `undo` and write no tag.
+    cursor: UndoPlan | JobCursor | None = None
+    """The position of the run's program, which only that reads; None for an agent, and before another program starts.
     """
     said_nothing: bool = False
     """True if the last answer was empty, so that no message was added."""
     fallbacks_used: int = 0
     """The number of models that have failed for good: the run goes on with the next of its `model_fallbacks`."""
-
-
-def with_own_tools() -> LoopState:
-    """Return the state with which a run begins that has tools of its own: a worker that knew none would drop them."""
-    return LoopState(version="own tools")
-
-
-def is_of_job(state: LoopState) -> bool:
-    """Return whether a state is of a job, whatever is known of its run."""
-    match state:
-        case LoopState(cursor=JobCursor()):
-            return True
-        case _:
-            return False
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)
@@ -185,24 +158,9 @@ def read(data: bytes) -> LoopState:
     """Return the state stored as `data`; empty bytes are the state of a run that has not begun.
 
     Raises:
-        NewerVersion: a value in it is not known to this version.
-        ValueError: the bytes are no such state.
+        msgspec.DecodeError: the bytes are no such state.
     """
-    if not data:
-        return LoopState()
-    try:
-        return _decoder.decode(_tagged(data))
-    except msgspec.ValidationError as error:
-        raise NewerVersion(f"the loop state has what this version does not know: {error}") from None
-    except msgspec.DecodeError as error:
-        raise ValueError(f"the loop state cannot be read: {error}") from None
-
-
-def _tagged(data: bytes) -> bytes:
-    """Return a state whose cursor is of an undo with its tag, which versions before did not write."""
-    if b'"undo":{' not in data or b'"program":' in data:
-        return data
-    return data.replace(b'"undo":{', b'"undo":{"program":"undo",', 1)
+    return _decoder.decode(data) if data else LoopState()
 
 
 def write(state: LoopState) -> bytes:

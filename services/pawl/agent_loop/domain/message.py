@@ -46,4 +46,4 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     notices_json: bytes = b""
     """Notices of jobs as the model is given them, a JSON array; empty but for NOTICE."""
     user_id: UserId = UserId("")
-    """The user whose it is; empty if the ledger is of a version before there was more than one."""
+    """The user whose it is."""

@@ -344,8 +344,6 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     """The agent that drives it; None for the `default` of the deployment."""
     job: Job | None = None
     """The call in the background, where it is DETACHED; None where the caller waits for it."""
-    loop_state: bytes = b""
-    """The state of its worker with which it begins; empty for none."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

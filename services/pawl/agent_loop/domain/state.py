@@ -52,8 +52,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Runs that do calls, to be created with the next commit."""
     notices: tuple[Notice, ...] = ()
     """The words of jobs to the conversation, of which no model was told yet, as far as this process knows."""
-    open_jobs: int | None = None
-    """The jobs of the conversation that have not ended; None if the ledger is of a version without jobs."""
+    open_jobs: int = 0
+    """The jobs of the conversation that have not ended."""
     entered: tuple[Notice, ...] = ()
     """Notices of which a message tells that is not in a commit yet."""
     tells_iteration: int = 0

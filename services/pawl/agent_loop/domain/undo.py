@@ -79,10 +79,7 @@ class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="undo"):
-    """The plan of an undo: what it does, in order, and what it cannot do; `reported` once the conversation knows it.
-
-    The tag says, in the loop state, whose cursor it is.
-    """
+    """The plan of an undo: what it does, in order, and what it cannot do; `reported` once the conversation knows it."""
 
     steps: tuple[PlannedUndo, ...] = ()
     others: tuple[CallUndo, ...] = ()

@@ -18,7 +18,6 @@ class Column(Generic[R]):
 
     `fixed` columns are never updated. `heavy` ones are left alone by an update
     whose row holds the very same object as the stored one.
-    `of` names an earlier column: the value comes from the value of that, and not from the row.
     """
 
     name: str
@@ -26,7 +25,6 @@ class Column(Generic[R]):
     value: Callable[[R], Any]
     fixed: bool = False
     heavy: bool = False
-    of: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,22 +143,16 @@ class Columns(Generic[R]):
 
     def insert(self, rows: Sequence[R], beside: Sequence[Any] | None = None) -> Write:
         """Return what writes new rows; None in `beside` is what the column is at first."""
-        values: dict[str, list[Any]] = {}
-        for column in self._columns:
-            value, of = column.value, column.of
-            values[column.name] = [value(each) for each in (values[of] if of else rows)]
+        values = [[column.value(row) for row in rows] for column in self._columns]
         if self._beside is not None:
-            name, _, first = self._beside
-            values[name] = [first if value is None else value for value in beside or [None] * len(rows)]
-        return Write(self._insert, [*values.values()])
+            first = self._beside[2]
+            values.append([first if value is None else value for value in beside or [None] * len(rows)])
+        return Write(self._insert, values)
 
     def update(self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> Write:
         """Return what writes rows, as (stored, now), that are there; None in `beside` leaves a value as it is."""
-        values: dict[str, list[Any]] = {}
-        for column in self._updated:
-            value, of = column.value, column.of
-            values[column.name] = [value(each) for each in values[of]] if of else _changes(column, rows)
-        return Write(self._update, [*values.values()] if beside is None else [*values.values(), beside])
+        values: list[Sequence[Any]] = [_changes(column, rows) for column in self._updated]
+        return Write(self._update, values if beside is None else [*values, beside])
 
 
 def _changes(column: Column[R], rows: Sequence[tuple[R, R]]) -> list[Any]:

@@ -78,11 +78,10 @@ _TAKEN_BY_USER: Final = """
  WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS taken_by_user
 """
 
-_HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $5 AND in_background) AS background_held"
+_HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
 # The first of those that are due of some stores: those that have a place come before those that want one, and those of
 # people before those of the background.
-# With $4 those that notices have begun, and all that these begin, are not for this worker.
 # A run whose last allowed worker has died is left to be quarantined; runs that others died of come last.
 _DUE: Final = f"""
 SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}, {_HELD}
@@ -91,15 +90,15 @@ CROSS JOIN LATERAL (SELECT {_TAKEN}) AS places
 CROSS JOIN LATERAL (
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
      WHERE r.store_id = s.store_id AND r.active AND r.claim_at <= now()
-     AND (r.worker_id IS NULL OR r.crashes + 1 < $3) AND NOT ($4 AND (r.generation > 0 OR r.in_background))
+     AND (r.worker_id IS NULL OR r.crashes + 1 < $3)
      ORDER BY r.crashes, r.claim_at LIMIT $2)
     UNION ALL
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
      WHERE r.store_id = s.store_id AND NOT r.active AND NOT r.in_background AND r.claim_at <= now()
-     AND NOT ($4 AND r.generation > 0) ORDER BY r.claim_at LIMIT $2)
+     ORDER BY r.claim_at LIMIT $2)
     UNION ALL
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
-     WHERE r.store_id = s.store_id AND NOT r.active AND r.in_background AND r.claim_at <= now() AND NOT $4
+     WHERE r.store_id = s.store_id AND NOT r.active AND r.in_background AND r.claim_at <= now()
      ORDER BY r.claim_at LIMIT $2)
 ) AS due
 ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
@@ -114,7 +113,7 @@ WITH RECURSIVE users AS (
     SELECT u.store_id, (
         SELECT r.user_id FROM job_store.runs AS r
         WHERE r.store_id = u.store_id AND r.user_id > u.user_id AND r.claim_at <= now()
-        AND NOT r.active AND NOT r.in_background AND NOT ($4 AND r.generation > 0)
+        AND NOT r.active AND NOT r.in_background
         ORDER BY r.user_id LIMIT 1
     ), u.hops + 1
     FROM users AS u WHERE u.user_id IS NOT NULL AND u.hops < $3
@@ -123,7 +122,7 @@ SELECT due.*, {_TAKEN}, {_TAKEN_BY_USER}
 FROM users AS s CROSS JOIN LATERAL (
     SELECT {_DUE_RUN} FROM job_store.runs AS r
     WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND r.claim_at <= now()
-    AND NOT r.active AND NOT r.in_background AND NOT ($4 AND r.generation > 0)
+    AND NOT r.active AND NOT r.in_background
     ORDER BY r.claim_at LIMIT 1
 ) AS due
 WHERE s.hops > 0 AND s.user_id IS NOT NULL
@@ -168,14 +167,9 @@ class DueRuns:
         after_store: StoreId,
         stores_max: int,
         runs_max: int,
-        background_runs_max: int | None,
+        background_runs_max: int,
     ) -> Picked:
-        """Return what the worker may claim of the next stores; keeps others from them until the transaction ends.
-
-        One that says nothing of the background is of a version that knows of none: it would drive a turn that notices
-        have begun as a run of which the message is missing.
-        """
-        is_before = background_runs_max is None
+        """Return what the worker may claim of the next stores; keeps others from them until the transaction ends."""
         limits = self._limits
         records = await connection.fetch(
             _STORES, after_store, limits.per_store, stores_max, limits.background_per_store
@@ -185,7 +179,7 @@ class DueRuns:
         stores = [record["store_id"] for record in records]
         await connection.execute(_LOCK, stores)
         window = max(_WINDOW_MIN, -(-runs_max // len(stores)))
-        records = await connection.fetch(_DUE, stores, window, self._crashes_max, is_before, worker_id)
+        records = await connection.fetch(_DUE, stores, window, self._crashes_max, worker_id)
         held, due = max((record["background_held"] for record in records), default=0), _by_store(stores, records)
         kinds = {
             store: Counter((record["active"], record["in_background"]) for record in due[store]) for store in stores
@@ -200,12 +194,12 @@ class DueRuns:
             limits=limits,
             runs_max=runs_max,
             last_chances_max=last_chances_max,
-            background_max=max(0, (background_runs_max or 0) - held),
+            background_max=max(0, background_runs_max - held),
         )
         runs = share(self._lines(due))
         blocked = self._blocked(due, cut, runs) if len(runs) < runs_max else []
         if blocked:
-            for store, heads in (await self._heads(connection, blocked, is_before=is_before)).items():
+            for store, heads in (await self._heads(connection, blocked)).items():
                 due[store] += heads
             runs = share(self._lines(due))
         return Picked(stores=stores, runs=runs, has_more=has_more or len(stores) == stores_max)
@@ -224,16 +218,14 @@ class DueRuns:
         gets = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
         return [store for store in cut if due[store][0]["taken"] + gets[store] < self._limits.per_store]
 
-    async def _heads(
-        self, connection: Connection, stores: Sequence[StoreId], *, is_before: bool
-    ) -> dict[StoreId, list[Record]]:
+    async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
         """Return the oldest runs of the users of `stores` whose turn it is."""
         # The quotient is how many of them can be at their limits.
         hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
         if len(self._last_users) > _CURSORS_MAX:
             self._last_users.clear()
         after = [self._last_users.pop(store, "") for store in stores]
-        heads = _by_store(stores, await connection.fetch(_HEADS, stores, after, hops, is_before))
+        heads = _by_store(stores, await connection.fetch(_HEADS, stores, after, hops))
         for store, records in heads.items():
             if len(records) == hops:
                 self._last_users[store] = max(record["user_id"] for record in records)

@@ -31,7 +31,7 @@ user_id = '', key_hash = NULL, title = '', made_title = '', model_title = '', ti
 labels = '', archived = false, erase_time = now(),
 update_time = now(),
 searched_title = '', searched_number = c.last_number, erase_user_id = c.user_id, erase_parts = $1,
-past_number = 0, sharing = 1, writable = false
+past_number = 0, sharing = 1
 """
 _ALL_PARTS: Final = list(Part)
 _BEGIN: Final = f"""
@@ -44,20 +44,10 @@ FROM unnest($2::text[], $3::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND c.user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
-# With it go the conversations of agents that have done calls of it. Those that the version before has made are found by
-# the calls.
+# With it go the conversations of agents that have done calls of it.
 _BEGIN_BELOW: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
-FROM (SELECT DISTINCT $2::text AS store_id, conversation_id FROM (
-    SELECT conversation_id FROM job_store.conversations
-    WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> ''
-    UNION ALL
-    SELECT below.conversation_id FROM job_store.runs AS above
-    JOIN job_store.calls AS k ON k.store_id = above.store_id AND k.run_id = above.run_id AND k.child_run_id <> ''
-    JOIN job_store.runs AS below ON below.store_id = k.store_id AND below.run_id = k.child_run_id
-    WHERE above.store_id = $2 AND above.conversation_id = $3 AND below.parent_run_id = above.run_id
-) AS b) AS b
-WHERE c.store_id = b.store_id AND c.conversation_id = b.conversation_id AND c.user_id <> ''
+WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> '' AND user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
 # Whoever forks one of these forks locks what it shows, too, and has come before or finds no title. Forks that retention
@@ -341,10 +331,7 @@ def _erasure(record: Record) -> Erasure:
     key = ErasureKey(
         store_id=record["store_id"], conversation_id=record["conversation_id"], user_id=record["erase_user_id"]
     )
-    # A newer version may know further parts, and does them.
-    known = {part.value for part in Part}
-    parts = tuple(Part(part) for part in record["erase_parts"] if part in known)
-    return Erasure(key=key, erase_time=record["erase_time"], parts=parts)
+    return Erasure(key=key, erase_time=record["erase_time"], parts=tuple(map(Part, record["erase_parts"])))
 
 
 def _left(record: Record) -> LeftCall:

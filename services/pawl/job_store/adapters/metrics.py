@@ -114,7 +114,7 @@ class CountedLeases:
         self._claimed = metrics.counter("claims_total", "Runs given to workers.")
 
     async def claim(
-        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int | None = 64
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
     ) -> list[Claimed]:
         with self._seconds.time():
             claimed = await self._leases.claim(

@@ -87,7 +87,7 @@ _IS_SHOWN: Final = """EXISTS (
     SELECT FROM job_store.conversation_segments AS s
     WHERE s.store_id = {} AND s.source_conversation_id = {} AND s.last_number < {} AND s.first_number <= {}
 )"""
-# The longest there first. Its conversation is locked, as by whoever removes conversations. A fork from before the
+# The longest there first. Its conversation is locked, as by whoever removes conversations. A fork of what precedes the
 # summary shows what that stands for; looked for again once it is locked, as below. What a writer's summary stands for
 # is told to the runs of the conversation's user, and shown by forks: that one is over with at once.
 _OLD_SUMMARY: Final = f"""

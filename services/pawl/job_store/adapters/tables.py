@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Final
@@ -65,10 +64,6 @@ def _packed_background(of_conversation: Background) -> bytes | None:
     return None if of_conversation == NO_BACKGROUND else _pack(of_conversation)
 
 
-def _digest(packed: Any) -> bytes | None:
-    return None if packed is None else hashlib.sha256(packed).digest()
-
-
 def _labels(row: RunRow | ConversationRow) -> str:
     return labels.written(row.store_id, row.user_id, row.labels)
 
@@ -85,9 +80,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         *_fixed("bytea", "key_hash"),
         *_same("text", "active_run_id", "title", "title_run_id"),
         *_same("boolean", "archived", "shows_arguments"),
-        # The version before knows of no writing: to that it is sharing for reading.
-        Column("sharing", "smallint", lambda row: min(row.sharing, Sharing.READ)),
-        Column("writable", "boolean", lambda row: row.sharing is Sharing.WRITE),
+        *_same("smallint", "sharing"),
         Column("queue", "text", lambda row: ",".join(row.queue)),
         Column("interrupting", "text", lambda row: ",".join(row.interrupting)),
         *_same("bigint", "last_number"),
@@ -96,10 +89,9 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         *_same("timestamptz", "update_time", "title_at"),
         Column("labels", "text", _labels),
         Column("background", "bytea", lambda row: _packed_background(row.background)),
-        # For whoever counts those of all. The digest says of which background they are: older versions do not count.
+        # For the counts of all conversations.
         Column("notices_pending", "integer", lambda row: row.background.pending),
         Column("notices_entered", "integer", lambda row: row.background.entered),
-        Column("counted_sha256", "bytea", _digest, of="background"),
     ],
     key_length=2,
 )
@@ -118,10 +110,9 @@ SEGMENTS: Final[Columns[SegmentRow]] = Columns(
 def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
     """Return the row of a record with the columns of CONVERSATIONS."""
     fields = dict(record)
-    for name in ("notices_pending", "notices_entered", "counted_sha256"):
+    for name in ("notices_pending", "notices_entered"):
         del fields[name]
-    is_writable, sharing = fields.pop("writable"), Sharing(fields["sharing"])
-    fields["sharing"] = Sharing.WRITE if is_writable and sharing is Sharing.READ else sharing
+    fields["sharing"] = Sharing(fields["sharing"])
     queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
     fields["labels"] = labels.read(fields["labels"])
     fields["background"] = background(fields["background"])

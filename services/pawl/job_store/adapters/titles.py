@@ -23,7 +23,7 @@ from pawl.job_store.domain.usage import Quota, UsageKey, Used, day_of
 # ruff: noqa: S608
 
 # One that was given often enough, or is nobody's any more, is given to nobody; nor is one whose user has had an answer
-# before, as in a conversation from before there were such titles; compared so that not all runs of the user are read.
+# before models were asked for titles; compared so that not all runs of the user are read.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()

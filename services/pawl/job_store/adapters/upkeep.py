@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import Final
 
 from asyncpg import Record
 
 from pawl.chassis.database import Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
-from pawl.chassis.rows import read_each
-from pawl.job_store.adapters import tables
-from pawl.job_store.domain.background import NO_BACKGROUND, Background
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.states import RunState
 
@@ -47,16 +43,6 @@ FROM (
     SELECT notices_pending, notices_entered FROM job_store.conversations
     WHERE notices_pending + notices_entered > 0 AND user_id <> '' LIMIT 100000
 ) AS told
-"""
-# What replicas of an older version have changed, of which nobody waits for whoever works on it now.
-_NOT_COUNTED: Final = """
-SELECT store_id, conversation_id, background FROM job_store.conversations
-WHERE counted_sha256 IS DISTINCT FROM sha256(background) LIMIT 500 FOR UPDATE SKIP LOCKED
-"""
-_COUNT_AGAIN: Final = """
-UPDATE job_store.conversations
-SET notices_pending = $3, notices_entered = $4, counted_sha256 = sha256(background)
-WHERE store_id = $1 AND conversation_id = $2
 """
 # Counting stops here: more is "very many" to whoever looks.
 _BACKLOG: Final = """
@@ -110,7 +96,6 @@ class PostgresLedgerStats:
         self._limits = limits
 
     async def count(self) -> Mapping[str, float]:
-        await self._count_again()
         async with self._database.transaction() as connection:
             runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
             notices = await connection.fetchrow(_NOTICES)
@@ -121,19 +106,6 @@ class PostgresLedgerStats:
         states |= {RunState(state).name: record["runs"] for state, record in runs.items()}
         jobs = {name: sum(record[name] for record in runs.values()) for name in _JOBS}
         return {name: float(count) for each in (states, jobs, backlog, notices) for name, count in (each or {}).items()}
-
-    async def _count_again(self) -> None:
-        async with self._database.transaction() as connection:
-            for record in await connection.fetch(_NOT_COUNTED):
-                key = record["store_id"], record["conversation_id"]
-                # One that cannot be read counts for nothing, and is not read again until it changes.
-                read = read_each("background", [record], _background, itemgetter("conversation_id"))
-                told = read[0] if read else NO_BACKGROUND
-                await connection.execute(_COUNT_AGAIN, *key, told.pending, told.entered)
-
-
-def _background(record: Record) -> Background:
-    return tables.background(record["background"])
 
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:

@@ -228,7 +228,7 @@ class Leases(Protocol):
     """Leases of workers on runs. All times are the database's."""
 
     async def claim(
-        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int | None = 64
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
     ) -> list[Claimed]:
         """Give up to `runs_max` runs to a worker, each with a new epoch.
 

@@ -35,7 +35,6 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     """True if it goes on when the run that calls ends, and reports to the conversation of that."""
     is_silent: bool = False
     """True if it reports nothing, not even its end."""
-    loop_state: bytes = b""
 
 
 def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -72,8 +71,6 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
     )
-    if delegation.loop_state:
-        unit.loop_states.put(run.key, delegation.loop_state)
     turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
 
 

@@ -86,6 +86,7 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
                 create_time=unit.now,
                 end_time=unit.now,
                 update_time=unit.now,
+                state_time=unit.now,
                 imported=True,
             )
         )

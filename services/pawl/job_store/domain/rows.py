@@ -86,7 +86,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     they came, and each is superseded by the one behind it.
     `title` is what its user called it, `made_title` what was made of its first message, each empty for none.
     `parent_run_id` is the run whose call its run does; empty for one that people began. `parent_conversation_id` is
-    where that run is; empty, too, if a process of the version before has made it.
+    where that run is.
     Of a fork, `fork_of` is the conversation that it was made of, and its messages up to `past_number` stand under
     others, as its segments say; empty and 0 for any other one.
     `model_title` is what a model has made of it, of the run `title_run_id`, empty for none and as long as none was
@@ -230,13 +230,13 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     which `delegate_user_id` acted for the user; both are empty if unknown. `people` are others whose act that was, too,
     where several people are needed, and `steered_by` are all others whose message has entered it, or a run that has
     done a call of it. `update_time` is when its last event was written, `progress_time` when a message was added or a
-    call settled last, `state_time` when it last changed its state or what it waits for; None where the version before
-    wrote it. One that is `imported` stands for a history that was made elsewhere: it never ran, and no list of runs has
-    it. `agent_name` drives it; `labels` are its user's. A job has the conversation that it `reports_to`; it is
-    `in_background`, with places of its own, as is what it begins, and tells nothing if it is `silent`. `generation`
-    counts the turns of the model, begun by notices and by no message, that lead to a run; that of a turn itself is from
-    1. Of a job the calls of `trimmed_rounds` were removed while it was open, of which `trimmed_failures` had not
-    succeeded, and its log up to `trimmed_log_seq`; `mark_round` and `mark_seq` are the next ones (`trimming`).
+    call settled last, `state_time` when it last changed its state or what it waits for. One that is `imported` stands
+    for a history that was made elsewhere: it never ran, and no list of runs has it. `agent_name` drives it; `labels`
+    are its user's. A job has the conversation that it `reports_to`; it is `in_background`, with places of its own, as
+    is what it begins, and tells nothing if it is `silent`. `generation` counts the turns of the model, begun by notices
+    and by no message, that lead to a run; that of a turn itself is from 1. Of a job the calls of `trimmed_rounds` were
+    removed while it was open, of which `trimmed_failures` had not succeeded, and its log up to `trimmed_log_seq`;
+    `mark_round` and `mark_seq` are the next ones (`trimming`).
     The `grant` is the approval of its iterations.
     """
 
@@ -281,9 +281,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     delegate_user_id: UserId = UserId("")
     people: tuple[UserId, ...] = ()
     steered_by: tuple[UserId, ...] = ()
-    update_time: datetime | None = None
+    update_time: datetime
     progress_time: datetime | None = None
-    state_time: datetime | None = None
+    state_time: datetime
     imported: bool = False
     own_tools: OwnTools | None = None
     agent_name: str = DEFAULT_AGENT
@@ -401,9 +401,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     says that its approval was waited for twice, `has_default` that a question has
     an answer for the case that nobody gives one. `child_run_id` is the run that does
     it, empty if none ever did. `progress_time` is when the log last told how far its
-    client is. `state_time` is when it came into its state, None if the version
-    before wrote it. `series` can be granted with it, or is the one under whose grant
-    it runs. `spec` is the rest of the call.
+    client is. `state_time` is when it came into its state. `series` can be
+    granted with it, or is the one under whose grant it runs. `spec` is the rest of the call.
     """
 
     store_id: StoreId
@@ -436,7 +435,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     child_run_id: RunId = RunId("")
     progress_time: datetime | None = None
     earlier_approvals: tuple[Decision, ...] = ()
-    state_time: datetime | None = None
+    state_time: datetime
     series: Series | None = None
 
     @property

@@ -63,5 +63,4 @@ class StartJob(Submit, frozen=True, kw_only=True):
         run = replace(
             self.signed(run), reports_to=conversation.conversation_id, in_background=True, silent=self.is_silent
         )
-        unit.loop_states.put(run.key, self.loop_state)
         return Submitted(run=turn.give(unit, own, run, before=(RunChanged(from_state=None, run=run),)), steered=False)

@@ -95,8 +95,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     own_tools: OwnTools | None = None
     """The tools that come with the run."""
-    loop_state: bytes = b""
-    """The state of its worker with which it begins; empty for none."""
     new_conversation_id: ConversationId = ConversationId("")
     """The id of the conversation that it makes, if it names none; empty for any."""
     only_repeat: bool = False
@@ -260,7 +258,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         run = self.signed(run)
         if self.own_tools is not None:
             run = replace(run, own_tools=self.own_tools)
-            unit.loop_states.put(run.key, self.loop_state)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)

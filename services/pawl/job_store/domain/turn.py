@@ -35,6 +35,8 @@ def queued(
         queued_message=message,
         options=options,
         create_time=now,
+        update_time=now,
+        state_time=now,
     )
 
 

@@ -56,7 +56,6 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.FRONT_END: "A front end of its user that has the tool takes the call, or somebody returns its result.",
         _W.TOKENS: "Its user adds tokens with a top-up.",
         _W.AGENT: "That run ends: see what it waits for.",
-        _W.INPUT: "Look at its open calls.",
         _W.TURN: "The runs before it end, or are cancelled.",
         _W.PLACE: "Another run ends, or waits for somebody: the place goes to the oldest that wants one.",
         _W.WORKER: "A worker takes it up by itself; if none does, see that an agent-loop is running.",
@@ -130,7 +129,7 @@ def explain(
         case RunState.NEEDS_ATTENTION:
             return _in_need(situation)
         case RunState.CANCELLING:
-            return _simple(situation, _W.STOPPING, "It is being stopped: what is open is settled.", _since(run))
+            return _simple(situation, _W.STOPPING, "It is being stopped: what is open is settled.", run.state_time)
         case _:
             return None
 
@@ -176,7 +175,7 @@ def _for_worker(situation: Situation, sentence: str) -> Waiting:
 
 def _in_need(situation: Situation) -> Waiting:
     run = situation.run
-    since = run.attention.since_time if run.attention is not None else _since(run)
+    since = run.attention.since_time if run.attention is not None else run.state_time
     calls = [call for call in situation.calls if call.state is CallState.RUNNING and is_pending(run, call)]
     if run.attention is not None and run.attention.reason is AttentionReason.QUARANTINED:
         died = f"{run.crashes} workers died while they drove it" if run.crashes > 1 else "its worker died"
@@ -203,7 +202,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
     calls = _waited_for(situation)
     reasons = sorted({*calls, *_unseen(situation)})
     if not reasons and not _is_due(situation):
-        reasons = sorted({_REASONS.get(wait, _W.INPUT) for wait in run.waits})
+        reasons = sorted({_REASONS[wait] for wait in run.waits})
     if not reasons:
         return _for_worker(situation, "What it waited for has come: it waits for a worker.")
     first = reasons[0]
@@ -218,7 +217,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
         reason=first,
         sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
         remedy=there.remedy if there else _REMEDIES[first],
-        since_time=min((call.state_time or call.create_time for call in about), default=_since(run)),
+        since_time=min((call.state_time for call in about), default=run.state_time),
         deadline_time=_deadline(situation, first),
         user_ids=there.user_ids if there else own,
         roles=there.roles if there else _ROLES.get(first, ()),
@@ -256,7 +255,7 @@ def _unseen(situation: Situation) -> set[WaitReason]:
     is_due = _is_due(situation)
     found = set()
     for wait in run.waits:
-        reason = _REASONS.get(wait, _W.INPUT)
+        reason = _REASONS[wait]
         is_of_call = reason in _REASONS_OF_CALLS.values()
         if situation.is_cut if is_of_call else not is_due:
             found.add(reason)
@@ -289,7 +288,7 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
             return _listed([f"run {child}" for child in shown], len(calls)) or "another run"
         case _:
-            return "something that this version has no name for"
+            raise ValueError(f"no run waits for {reason.name}")
 
 
 def _approvals(calls: Sequence[CallRow]) -> str:
@@ -342,15 +341,8 @@ def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
     return may_take or (run.worker_id is not None and not of_nobody)
 
 
-def _since(run: RunRow) -> datetime:
-    """Return when the run came into its state; of rows of the version before, about when."""
-    if run.state_time is not None:
-        return run.state_time
-    return run.last_commit.time if run.last_commit is not None else run.create_time
-
-
 def _due_since(situation: Situation) -> datetime:
     """Return since when a worker may take the run, or about when one has taken it."""
     run = situation.run
     is_free = run.worker_id is None and run.claim_at is not None and run.claim_at <= situation.time
-    return run.claim_at if is_free and run.claim_at is not None else _since(run)
+    return run.claim_at if is_free and run.claim_at is not None else run.state_time

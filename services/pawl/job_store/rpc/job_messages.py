@@ -19,17 +19,15 @@ from pawl.job_store.rpc import operations
 
 def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
     """Return the operation of a StartJob."""
-    if not (request.HasField("job") or request.only_repeat):
+    if not (request.HasField("job") or request.message.only_repeat):
         raise InvalidField("there is no job", field="job")
     submitted = operations.submit(request.message, limits)
     begun = {
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
-        "loop_state": request.loop_state,
         "store_places": limits.places.background_per_store,
         "new_conversation_id": ConversationId(
             check_id(request.new_conversation_id, "new_conversation_id", optional=True)
         ),
-        "only_repeat": submitted.only_repeat or request.only_repeat,
     }
     return StartJob(
         **asdict(submitted) | begun,

@@ -84,7 +84,7 @@ _RUN: Final = _WIRE.struct(
         write={
             "waits": lambda row: row.waits,
             "crash_count": lambda row: row.crashes,
-            "update_time": lambda row: timestamp(_update_time(row)),
+            "update_time": lambda row: timestamp(row.update_time),
             "reports_to_conversation_id": lambda row: row.reports_to,
         },
         # Opaque, or of the ledger alone.
@@ -235,12 +235,6 @@ def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
     return message
 
 
-def _update_time(row: RunRow) -> datetime:
-    """Return when the last event of a run was written; a version before this one does not keep it."""
-    step_time = None if row.last_commit is None else row.last_commit.time
-    return max(time for time in (row.update_time, step_time, row.end_time, row.create_time) if time is not None)
-
-
 def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
     """Return a call; a result over `result_bytes_max` is left out and its size given instead.
 
@@ -337,8 +331,6 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
 def message(row: MessageRow, user_id: str) -> message_pb2.Message:
     """Return a message of a conversation of `user_id`, for its author."""
     entry = _message(row, user_id)
-    if entry.role == message_pb2.ROLE_USER_EXTENDED:
-        entry.role = message_pb2.ROLE_USER
     for part in entry.parts:
         leave_out(part)
     return entry
@@ -353,10 +345,7 @@ def leave_out(part: message_pb2.Part) -> None:
 
 
 def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
-    """Return a message of a conversation of `user_id`, which a worker of an older version may have to leave alone.
-
-    For runs of others than its author there is what was said.
-    """
+    """Return a message of a conversation of `user_id`; for runs of others than its author there is what was said."""
     entry = _message(row, user_id)
     if entry.user_id != run_user_id:
         _for_others(entry).ClearField("call_ids")

@@ -58,7 +58,7 @@ from pawl.job_store.domain.states import (
     StopCause,
 )
 from pawl.job_store.domain.submit import Submit
-from pawl.job_store.rpc import messages, user_messages
+from pawl.job_store.rpc import messages, own_tools, user_messages
 from pawl.job_store.rpc.approvals import check_digest, people_needed, series_from
 
 E = TypeVar("E", bound=IntEnum)
@@ -109,6 +109,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
     undo = request.undo if request.HasField("undo") else None
     agent = request.agent if request.HasField("agent") else None
+    own = own_tools.of_request(request)
     return Submit(
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
@@ -116,7 +117,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         # Defaults, roles and credentials are no part of the payload: they may change before it is sent again.
         fingerprint=fingerprint(
             user_messages.without_documents(request),
-            without=("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
+            without=(
+                *("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
+                *("tools", "client_id", "only_repeat"),
+            ),
         ),
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         conversation_must_exist=request.conversation_must_exist,
@@ -125,7 +129,11 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(
-            options=request.options, user_roles=request.user_roles, undo=undo, agent=agent
+            options=request.options,
+            user_roles=request.user_roles,
+            undo=undo,
+            agent=agent,
+            own_tools=None if own is None else run_pb2.OwnTools(names=own.names, client_id=own.client_id),
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
@@ -142,7 +150,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
         labels=check_labels(request.labels),
-        only_repeat=bool(request.asked_agent) and agent is None,
+        own_tools=own,
+        only_repeat=request.only_repeat or (bool(request.asked_agent) and agent is None),
     )
 
 
@@ -320,7 +329,6 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
-        loop_state=entry.loop_state,
     )
 
 

@@ -50,11 +50,6 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         submitted = await self._submit(operations.submit(request, self._ledger.limits), size_bytes)
         return pb.SubmitMessageResponse(run=_placed(submitted), steered=submitted.steered)
 
-    async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
-        size_bytes = request.ByteSize()
-        submitted = await self._submit(own_tools.start(request, self._ledger.limits), size_bytes)
-        return pb.StartRunResponse(run=_placed(submitted), steered=submitted.steered)
-
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
         size_bytes = request.ByteSize()
         submitted = await self._submit(job_messages.start(request, self._ledger.limits), size_bytes)
@@ -74,7 +69,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             worker_id,
             runs_max=request.runs_max,
             lease_seconds=operations.lease_seconds(request.lease_seconds),
-            background_runs_max=request.background_runs_max if request.HasField("background_runs_max") else None,
+            background_runs_max=request.background_runs_max,
         )
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
@@ -215,9 +210,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         store_id = check_id(request.store_id, "store_id")
         user_id = check_id(request.user_id, "user_id", optional=request.running_jobs_of_store)
         wanted = filters.run_filter(request)
-        conversation_id, states, *others = astuple(wanted)
-        # Of the version before, which knows no others, the tokens go on.
-        selection = (store_id, user_id, conversation_id, states, *(others if any(others) else ()))
+        selection = (store_id, user_id, *astuple(wanted))
         page = await self._ledger.reads.runs(
             store_id,
             user_id,

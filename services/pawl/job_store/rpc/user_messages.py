@@ -9,14 +9,9 @@ from pawl.job.v1 import ledger_pb2
 
 
 def body(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return the message of a user that begins a run, opaque.
-
-    Workers of an older version would take text for an answer in the form that is asked for: they leave the run alone.
-    """
-    parts = _parts_of(request)
-    is_extended = request.options.HasField("response_format") or bool(parts)
-    role = message_pb2.ROLE_USER_EXTENDED if is_extended else message_pb2.ROLE_USER
-    return message_pb2.Message(role=role, text=text_of(request), parts=parts).SerializeToString()
+    """Return the message of a user that starts a run, opaque."""
+    said = message_pb2.Message(role=message_pb2.ROLE_USER, text=text_of(request), parts=_parts_of(request))
+    return said.SerializeToString()
 
 
 def _parts_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> Sequence[message_pb2.Part]:
