@@ -330,16 +330,8 @@ def test_a_document_line_has_all_of_a_message() -> None:
     line = json.loads(wording.document_line(event))
     assert set(line) == set(event.DESCRIPTOR.fields_by_name)
     told = {"event_id": 2**53, "kind": "key_created", "roles": ["member"], "key_name": '"x', "user_id": ""}
-    told |= {"time": "2023-11-14T22:13:20Z", "failures": None}
+    told |= {"time": "2023-11-14T22:13:20Z"}
     assert {name: line[name] for name in told} == told
-    event.failures.kind, event.failures.count = key_pb2.LOGIN_FAILURE_KIND_ABSENT, 3
-    assert json.loads(wording.document_line(event))["failures"] == {
-        "kind": "absent",
-        "source": "",
-        "count": 3,
-        "first_time": None,
-        "last_time": None,
-    }
 
 
 def test_a_time_is_told_with_its_zone_as_options_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
