@@ -105,6 +105,24 @@ def events() -> Any:
     events.release.set()
 
 
+def slow_to_describe(events: Events) -> Iterator[Tool[..., Any]]:
+    """Tools whose bulk count and preview block a thread."""
+
+    def slow(**_: Any) -> Any:
+        events.release.wait(30)
+
+    @tool(category=SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=slow)
+    def counted() -> None:
+        """Be counted slowly."""
+
+    @tool(category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT, preview=slow)
+    def shown() -> None:
+        """Be shown slowly."""
+
+    yield counted
+    yield shown
+
+
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
     @tool(category=SAFE, effect=READ)
@@ -146,17 +164,6 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         """Block an event loop."""
         events.release.wait(30)
 
-    def slow(**_: Any) -> Any:
-        events.release.wait(30)
-
-    @tool(category=SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=slow)
-    def counted() -> None:
-        """Be counted slowly."""
-
-    @tool(category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT, preview=slow)
-    def shown() -> None:
-        """Be shown slowly."""
-
     @tool(category=SAFE, effect=READ)
     async def report(context: ToolContext, times: int) -> str:
         """Report progress often."""
@@ -175,8 +182,7 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         spill,
         *(replace(one, runs_apart=True) for one in (wait, impatient, stubborn, hog)),
         block,
-        counted,
-        shown,
+        *slow_to_describe(events),
         report,
     ]
     secrets = {"*": {"api_key": "common-key"}, "acme": {"api_key": "acme-key"}}
