@@ -105,6 +105,23 @@ def events() -> Any:
     events.release.set()
 
 
+def slowly_judged(events: Events) -> list[Tool[..., Any]]:
+    """Tools whose count or preview takes its time."""
+
+    def slow(**_: Any) -> Any:
+        events.release.wait(30)
+
+    @tool(category=SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=slow)
+    def counted() -> None:
+        """Be counted slowly."""
+
+    @tool(category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT, preview=slow)
+    def shown() -> None:
+        """Be shown slowly."""
+
+    return [counted, shown]
+
+
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
     @tool(category=SAFE, effect=READ)
@@ -146,17 +163,6 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         """Block an event loop."""
         events.release.wait(30)
 
-    def slow(**_: Any) -> Any:
-        events.release.wait(30)
-
-    @tool(category=SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=slow)
-    def counted() -> None:
-        """Be counted slowly."""
-
-    @tool(category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT, preview=slow)
-    def shown() -> None:
-        """Be shown slowly."""
-
     @tool(category=SAFE, effect=READ)
     async def report(context: ToolContext, times: int) -> str:
         """Report progress often."""
@@ -175,8 +181,7 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         spill,
         *(replace(one, runs_apart=True) for one in (wait, impatient, stubborn, hog)),
         block,
-        counted,
-        shown,
+        *slowly_judged(events),
         report,
     ]
     secrets = {"*": {"api_key": "common-key"}, "acme": {"api_key": "acme-key"}}

@@ -214,30 +214,27 @@ class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """One execution on a conversation.
 
-    `claim_at` is the one fact of scheduling: None means that nothing is to be
-    done; otherwise a worker may claim the run from that time on (it was queued,
-    its lease ended, its deadline came, a command arrived). `worker_id` is the
-    holder of the lease; None when the run is parked or free. `queued_message`
-    is the first message of a run that has not had its turn yet. `crashes` counts
-    the workers that died with the run since it last made progress; `attention` goes
-    with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if it has no budget; `token_ceiling` is
-    what they can raise it to, 0 if anything, and `topped_up_tokens` what they have added. Beside its
-    own budget it draws on that of `budget_run_id`, the run at the top of its tree; empty if that is itself, or has
-    none. `shared_tokens_used` counts there what all of them have used.
-    `parent_run_id` and `parent_call_id` name the call that it does; empty unless it does one. `steers_waiting` messages
-    have entered it that do not stand in its conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts`
-    is how many receipts it has of commands that changed nothing. `credential_id` started it, or the run above it, for
-    which `delegate_user_id` acted for the user; both are empty if unknown. `people` are others whose act that was, too,
-    where several people are needed, and `steered_by` are all others whose message has entered it, or a run that has
-    done a call of it. `update_time` is when its last event was written, `progress_time` when a message was added or a
-    call settled last, `state_time` when it last changed its state or what it waits for; None where the version before
-    wrote it. One that is `imported` stands for a history that was made elsewhere: it never ran, and no list of runs has
-    it. `agent_name` drives it; `labels` are its user's. A job has the conversation that it `reports_to`; it is
-    `in_background`, with places of its own, as is what it begins, and tells nothing if it is `silent`. `generation`
-    counts the turns of the model, begun by notices and by no message, that lead to a run; that of a turn itself is from
-    1. Of a job the calls of `trimmed_rounds` were removed while it was open, of which `trimmed_failures` had not
-    succeeded, and its log up to `trimmed_log_seq`; `mark_round` and `mark_seq` are the next ones (`trimming`).
-    The `grant` is the approval of its iterations.
+    `claim_at` is the one fact of scheduling: None means that nothing is to be done; otherwise a worker may claim the
+    run from that time on (it was queued, its lease ended, its deadline came, a command arrived). `worker_id` is the
+    holder of the lease; None when the run is parked or free. `queued_message` is the first message of a run that has
+    not had its turn yet. `crashes` counts the workers that died with the run since it last made progress; `attention`
+    goes with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if it has no budget;
+    `token_ceiling` is what they can raise it to, 0 if anything, and `topped_up_tokens` what they have added. It draws
+    on the budget of `budget_run_id`, too, the run at the top of its tree, if another one; there `shared_tokens_used`
+    counts what all use. `parent_run_id` and `parent_call_id` name the call that it does; empty unless it does one.
+    `steers_waiting` messages have entered it that do not stand in its conversation yet, with `steer_bytes_waiting`
+    bytes of text. `idle_receipts` is how many receipts it has of commands that changed nothing. `credential_id` started
+    it, or the run above it, for which `delegate_user_id` acted for the user; both are empty if unknown. `people` are
+    others whose act that was, too, where several people are needed, and `steered_by` are all others whose message has
+    entered it, or a run that has done a call of it. `update_time` is when its last event was written, `progress_time`
+    when a message was added or a call settled last, `state_time` when it last changed its state or what it waits for;
+    None where the version before wrote it. One that is `imported` stands for a history that was made elsewhere: it
+    never ran, and no list of runs has it. `agent_name` drives it; `labels` are its user's. A job has the conversation
+    that it `reports_to`; it is `in_background`, with places of its own, as is what it begins, and tells nothing if it
+    is `silent`. `generation` counts the turns of the model, begun by notices and by no message, that lead to a run;
+    that of a turn itself is from 1. Of a job the calls of `trimmed_rounds` were removed while it was open, of which
+    `trimmed_failures` had not succeeded, and its log up to `trimmed_log_seq`; `mark_round` and `mark_seq` are the next
+    ones (`trimming`). The `grant` is the approval of its iterations.
     """
 
     store_id: StoreId
@@ -305,16 +302,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.generation > 0 and not self.reports_to
 
     @property
-    def budget_of_tree(self) -> RunId:
-        """The run on whose budget the runs draw that this one leads to; empty if that has none."""
-        return self.budget_run_id or (self.run_id if self.token_budget else RunId(""))
-
-    @property
-    def shared_tokens_left(self) -> int:
-        """What the tree of this run, which is at its top, may still use."""
-        return max(0, self.token_budget - self.shared_tokens_used)
-
-    @property
     def key(self) -> RunKey:
         """Store and run."""
         return RunKey(self.store_id, self.run_id)
@@ -333,11 +320,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def wants_to_begin(self, now: datetime) -> bool:
-        """Return whether the run counts as one that waits for a place of its store to begin; turns never do.
-
-        A job that waits for the time of its first iteration does not, and does once that has come: its place is taken
-        only then.
-        """
+        """Return whether the run waits for a place of its store; a turn never does, and a job once it is due."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))
