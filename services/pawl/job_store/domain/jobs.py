@@ -187,7 +187,7 @@ def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
         run,
         user_id=job.user_id,
         generation=generation,
-        budget_run_id=job.budget_of_tree,
+        budget_run_id=turn.budget_below(job),
         agent_name=job.agent_name,
         credential_id=job.credential_id,
         delegate_user_id=job.delegate_user_id,

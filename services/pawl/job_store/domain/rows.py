@@ -288,16 +288,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.generation > 0 and not self.reports_to
 
     @property
-    def budget_of_tree(self) -> RunId:
-        """The run on whose budget the runs draw that this one leads to; empty if that has none."""
-        return self.budget_run_id or (self.run_id if self.token_budget else RunId(""))
-
-    @property
-    def shared_tokens_left(self) -> int:
-        """What the tree of this run, which is at its top, may still use."""
-        return max(0, self.token_budget - self.shared_tokens_used)
-
-    @property
     def key(self) -> RunKey:
         """Store and run."""
         return RunKey(self.store_id, self.run_id)
@@ -316,11 +306,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def wants_to_begin(self, now: datetime) -> bool:
-        """Return whether the run counts as one that waits for a place of its store to begin; turns never do.
-
-        A job that waits for the time of its first iteration does not, and does once that has come: its place is taken
-        only then.
-        """
+        """Return whether the run waits for a place of its store; a turn never does, and a job once it is due."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))

@@ -40,6 +40,11 @@ def queued(
     )
 
 
+def budget_below(run: RunRow) -> RunId:
+    """Return the run on whose budget those draw that a run leads to; empty if it has none."""
+    return run.budget_run_id or (run.run_id if run.token_budget else RunId(""))
+
+
 def give(
     unit: UnitOfWork,
     conversation: ConversationRow,
