@@ -163,7 +163,8 @@ ENTRY = {
     **dict.fromkeys(
         ["store_id", "kind", "user_id", "run_id", "call_id", "tool_name", "verdict", "reason", "by_user_id"], "x"
     ),
-    **dict.fromkeys(["arguments_sha256", "result_sha256", "prev_hash", "hash"], "x"),
+    **dict.fromkeys(["arguments_sha256", "result_sha256", "prev_hash", "hash", "agent_name"], "x"),
+    **dict.fromkeys(["credential_id", "delegate_user_id", "by_credential_id", "by_delegate_user_id"], "x"),
     **dict.fromkeys(["seq", "tool_version", "result_bytes", "duration_us"], 1),
     "recorded_at": datetime(2026, 1, 1, tzinfo=UTC),
 }
