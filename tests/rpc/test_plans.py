@@ -80,9 +80,9 @@ SELECT 'acme', 'call' || n, 'run' || n / 5, 't', 1, '', '', 'i', '', now(), 'SUC
         """
 INSERT INTO tool_registry.worker_calls
     (store_id, call_id, group_name, tool_name, definition_hash, purpose, details, attempt, deadline, token, asker_id,
-     state, lease_epoch, worker_id, run_id)
+     state, lease_epoch, worker_id, run_id, told_epochs)
 SELECT 'acme', 'call' || n, 'group', 't', '', '', '', 1, now(), '', '',
-    (ARRAY['WAITING', 'HELD', 'DONE'])[n % 3 + 1], 1, 'worker' || n / 50, 'run' || n / 5
+    (ARRAY['WAITING', 'HELD', 'DONE'])[n % 3 + 1], 1, 'worker' || n / 50, 'run' || n / 5, '{}'
 FROM generate_series(1, $1) AS n
 """,
     ),

@@ -169,7 +169,7 @@ async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
     plans = {
         name: str(await database.fetch(f"EXPLAIN {statement}", *arguments))
         for name, statement, arguments in (
-            ("claim", CLAIM, (["dlv_1"], [True], [None], [None], ["waiting"], [False])),
+            ("claim", CLAIM, (["dlv_1"], [True], [None], [None], ["waiting"])),
             ("settle", SETTLE, ("dlv_1", NOW, "waiting", 1.0, 500, 1, "")),
             ("give back", GIVE_BACK, (["dlv_1"], [NOW])),
             ("over", NOTE_OVER, (["acme"], ["run1"], [""], [NOW], [False])),

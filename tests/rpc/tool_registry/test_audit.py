@@ -146,7 +146,7 @@ ALL = (
     "store_id, seq, kind, recorded_at, user_id, run_id, call_id, tool_name, tool_version, verdict, reason, by_user_id,"
 )
 ALL += " arguments_sha256, result_sha256, result_bytes, duration_us, prev_hash, hash, credential_id, delegate_user_id,"
-ALL += " by_credential_id, by_delegate_user_id"
+ALL += " by_credential_id, by_delegate_user_id, agent_name"
 COPY_OF_FIVE = (
     f"INSERT INTO tool_registry.audit SELECT {ALL.replace('seq', '{}', 1)} FROM tool_registry.audit WHERE seq = 5"  # noqa: S608
 )

@@ -70,8 +70,9 @@ def test_what_people_allow_is_never_a_tool_that_came_with_a_run(
         approvals_required=1,
         user_may_approve=True,
         arguments={},
+        agent_name="clerk",
     )
-    scope_id = {RuleScope.RUN: "r", RuleScope.CONVERSATION: "c"}.get(scope, "")
+    scope_id = {RuleScope.RUN: "r", RuleScope.CONVERSATION: "c", RuleScope.AGENT: "clerk"}.get(scope, "")
     rule = Rule(
         store_id=STORE,
         rule_id="rule",

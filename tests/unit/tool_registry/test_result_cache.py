@@ -26,6 +26,7 @@ def job(arguments: str = "a", **changes: Any) -> Job:
         conversation_id=ConversationId("c"),
         run_id=RunId("r"),
         call_id=CallId("call"),
+        agent_name="default",
     )
     fields: dict[str, Any] = {
         "context": context,

@@ -63,6 +63,7 @@ def call(arguments: Mapping[str, Any] | None = None, **changes: Any) -> RuledCal
         "approvals_required": 0,
         "user_may_approve": True,
         "arguments": arguments or {},
+        "agent_name": "default",
     }
     return RuledCall(**fields | changes)
 
@@ -92,8 +93,8 @@ calls = st.builds(
     approvals_required=st.integers(0, 2),
     tool_versions=st.sets(st.integers(1, 2), min_size=1).map(frozenset),
     tool_create_time=st.floats(0, 100),
-    agent_name=st.sampled_from(["", "r", "c", "x"]),
-    agents_above=st.sets(st.sampled_from(["", "r", "c", "x"])).map(frozenset),
+    agent_name=st.sampled_from(["r", "c", "x"]),
+    agents_above=st.sets(st.sampled_from(["r", "c", "x"])).map(frozenset),
 )
 
 
@@ -103,15 +104,11 @@ def test_a_rule_of_an_agent_restricts_what_may_be_of_it_and_allows_what_is(rule:
     if ruling([same_for_all], asked, NOW) is None:
         assert ruling([rule], asked, NOW) is None
         return
-    its = {asked.agent_name, *asked.agents_above}
-    if rule.effect is RuleEffect.ALLOW:
-        expected = asked.agent_name != "" and rule.scope_id == asked.agent_name
-    else:
-        expected = rule.scope_id in its or "" in its
-    assert (ruling([rule], asked, NOW) is not None) == expected
+    above = asked.agents_above if rule.effect is not RuleEffect.ALLOW else set()
+    assert (ruling([rule], asked, NOW) is not None) == (rule.scope_id in {asked.agent_name, *above})
 
 
-@given(st.lists(rules, max_size=8), calls, st.sampled_from(["", "r", "c", "x"]))
+@given(st.lists(rules, max_size=8), calls, st.sampled_from(["r", "c", "x"]))
 def test_a_run_below_another_one_is_never_freer_than_beside_it(made: list[Rule], asked: RuledCall, above: str) -> None:
     """Who delegates does not get what it may not do itself."""
     below = replace(asked, agents_above=asked.agents_above | {above})

@@ -212,7 +212,7 @@ def test_secrets_are_taken_out_of_every_text_of_a_value() -> None:
     ],
 )
 def test_a_tool_says_what_is_told_of_its_jobs_as_a_model_does(said: Any, policy: ReportPolicy | None) -> None:
-    """ASYNC-5: a definition that says nothing is the version that it was before there was anything to say."""
+    """ASYNC-5."""
 
     @tool(reports=said)
     def look() -> None:
@@ -221,7 +221,6 @@ def test_a_tool_says_what_is_told_of_its_jobs_as_a_model_does(said: Any, policy:
     definition = look.definition
     assert definition.reports == policy
     assert decode_definition(msgspec.json.decode(encode_definition(definition))) == definition
-    assert (b"reports" in encode_definition(definition)) is (policy is not None)
 
 
 @for_each(

@@ -217,8 +217,10 @@ _FORGET: Final = _REMOVE.format("""
     WHERE insert_time < now() - make_interval(secs => $1)
     ORDER BY insert_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """)
+# Compared like that, the store is no way to look them up.
 ERASE: Final = _REMOVE.format("""
-    SELECT store_id, user_id, number FROM notifier.notifications WHERE store_id = $1 AND conversation_id = $2
+    SELECT store_id, user_id, number FROM notifier.notifications
+    WHERE store_id IS NOT DISTINCT FROM $1 AND conversation_id = $2
     ORDER BY store_id, user_id, number FOR UPDATE
 """)
 

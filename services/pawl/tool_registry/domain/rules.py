@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, StoreId, UserId, is_id
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
 from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
@@ -131,7 +131,7 @@ class RuledCall:
     """The arguments that are those of other tools, too: what is denied or asked there is so here."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations: what is denied to them is denied to it."""
-    agent_name: str = DEFAULT_AGENT
+    agent_name: str
     """The agent of its run."""
     agents_above: frozenset[str] = frozenset()
     """The agents of the runs above."""

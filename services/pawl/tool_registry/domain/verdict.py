@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, CredentialId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import ToolDefinition
@@ -57,7 +57,7 @@ class CallContext:
     """People who must approve each gated call of the run; 0 means one."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations."""
-    agent_name: str = DEFAULT_AGENT
+    agent_name: str
     """The agent of its run."""
     agents_above: frozenset[str] = frozenset()
     """Those of the runs above."""

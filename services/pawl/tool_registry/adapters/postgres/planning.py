@@ -50,7 +50,8 @@ SELECT title FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2
 GROUP BY title ORDER BY max(position) DESC LIMIT 500
 """
 _EARLIER: Final = """
-SELECT change FROM tool_registry.plan_changes WHERE store_id = $1 AND user_id = $2 AND idempotency_key = $3
+SELECT change FROM tool_registry.plan_changes
+WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND idempotency_key = $3
 """
 _WRITE_CHANGE: Final = """
 WITH old AS (
