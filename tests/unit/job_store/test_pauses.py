@@ -12,14 +12,18 @@ from tests.unit.job_store.world import change
 
 
 def test_no_iteration_begins_once_a_pause_is_taken() -> None:
-    """Its worker has not read it: the step in which a call begins is refused, one in which a call ends is not."""
+    """Its worker has not read it: the step in which a call begins is refused, also a read that has run already; one in which a call ends is not."""
     desk, job = desk_with_a_job()
     desk.take(job)
     desk.commit(job, calls=(change("first", CallState.RUNNING),))
     assert desk.send(job, Pause(), "one").outcome is CommandOutcome.ACCEPTED
     desk.commit(job, calls=(change("first", CallState.SUCCEEDED),))
-    with pytest.raises(InboxChanged):
-        desk.commit(job, calls=(change("second", CallState.RUNNING),))
+    for second in (
+        change("second", CallState.RUNNING),
+        change("second", CallState.SUCCEEDED, only_reads=True, attempt=1),
+    ):
+        with pytest.raises(InboxChanged):
+            desk.commit(job, calls=(second,))
     desk.commit(job, consumed=("one",))
     assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "to pause it again is no error"
 

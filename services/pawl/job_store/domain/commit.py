@@ -227,14 +227,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             before = unit.calls.get(CallKey(run.store_id, change.call_id))
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
+            if before is None and any(command.name == inbox.PAUSE for command in unit.inbox(run)):
+                # No iteration starts after a pause was accepted. A read that has run already has no effect to lose.
+                raise InboxChanged
             begins = calls.begun_before(change) if before is None else None
             if begins is not None:
                 before = calls.create(run, begins, now=unit.now)
                 bodies.append(calls.changed(None, before))
             if before is None:
-                if any(command.name == inbox.PAUSE for command in unit.inbox(run)):
-                    # Once a pause is taken no iteration begins.
-                    raise InboxChanged
                 call = calls.create(run, change, now=unit.now, is_granted=grants.covers(run, change))
             else:
                 call = calls.move(run, before, change, self.consumed, now=unit.now)
