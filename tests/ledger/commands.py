@@ -107,7 +107,7 @@ class Chooser:
             calls=wishes,
             delegations=self.pick([begun] * 9 + [{}]),
             state=state,
-            waits=self.pick([[1], [1], [1, 2], [2, 60], []]),
+            waits=self.pick([[1], [1], [1, 2], [2, 9], []]),
             failure=self.pick([True, True, True, False]) if state == "FAILED" else False,
             cause=self.pick(["USER", "USER", ""]) if state in {"CANCELLED", "CANCELLING"} else "",
             unstopped=self.pick([[], [], [], ["a"], ["a", "b"]]),
@@ -235,7 +235,7 @@ class Chooser:
             return None
         run, name = self.pick(free)
         wish = self._new() | {"call": name, "state": "DELEGATED", "child": f"run_{name}", "digest": ""}
-        ask = self.settling_commit(run) | {"state": "WAITING", "waits": [60], "failure": False, "messages": 1}
+        ask = self.settling_commit(run) | {"state": "WAITING", "waits": [9], "failure": False, "messages": 1}
         return ask | {"calls": [wish], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
 
     def reported(self) -> Row | None:
