@@ -12,7 +12,7 @@ from tests.unit.job_store.world import change
 
 
 def test_no_iteration_begins_once_a_pause_is_taken() -> None:
-    """Its worker has not read it: the step in which a call begins is refused, also a read that has run already; one in which a call ends is not."""
+    """Refused even for a read that has run already; a call may still end."""
     desk, job = desk_with_a_job()
     desk.take(job)
     desk.commit(job, calls=(change("first", CallState.RUNNING),))
