@@ -329,7 +329,7 @@ class TriggerPaused(FailedPrecondition):
 
 
 class Unreadable(FailedPrecondition):
-    """What is stored under that name cannot be read: it is damaged, or of a newer version. Delete it."""
+    """The stored row cannot be read: it is damaged. Delete it."""
 
 
 class OutOfRange(PawlError):

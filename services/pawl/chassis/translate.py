@@ -58,7 +58,7 @@ def timestamp(time: float) -> dict[str, int]:
 
 
 class Unknown(NamedTuple):
-    """A value that has no counterpart here: of a newer version, UNSPECIFIED, or no time.
+    """A value that has no counterpart here: an unknown number, UNSPECIFIED, or no time.
 
     `field` is the path of what has it.
     """
@@ -101,7 +101,7 @@ def kinds_of(message: type[Message], name: str) -> Mapping[str, Any]:
 
 
 class _Members(dict[int, Any]):
-    """Members by number; what is missing is of a newer version, or UNSPECIFIED."""
+    """Members by number. Missing ones are unknown or UNSPECIFIED."""
 
     def __init__(self, members: Mapping[int, Any], missing: Callable[[int], Any]) -> None:
         super().__init__(members)
@@ -132,8 +132,7 @@ _NO_EXCEPTIONS: Final = Exceptions()
 class Translator:
     """Makes translations that treat unknown numbers alike.
 
-    UNSPECIFIED is the default of its enum, if there is one; with `newer_is_default` so is
-    every number of a newer version. All others are the `error`. `field` is the path of the
+    UNSPECIFIED is the default of its enum, if there is one. All others are the `error`. `field` is the path of the
     messages in what callers sent, for errors.
     """
 
@@ -142,11 +141,9 @@ class Translator:
         error: Callable[[Unknown], Exception],
         *,
         defaults: Mapping[type[Enum], Enum] = types.MappingProxyType({}),
-        newer_is_default: bool = False,
     ) -> None:
         self._error = error
         self._defaults = defaults
-        self._newer_is_default = newer_is_default
         self._made: dict[tuple[type, str], Translation[Any, Any]] = {}
 
     def enum(self, kind: type[E], wire: Any, *, field: str = "", without: Collection[str] = ()) -> EnumTranslation[E]:
@@ -167,7 +164,7 @@ class Translator:
         default = typing.cast("E | None", self._defaults.get(kind))
 
         def missing(number: int) -> E:
-            if default is not None and (self._newer_is_default or number == 0):
+            if default is not None and number == 0:
                 return default
             raise self._error(Unknown(field, f"{prefix}{number}", number))
 
@@ -212,7 +209,7 @@ class Translator:
     ) -> Translation[Any, M]:
         """Return the translation of a oneof; `without` are the contract's kinds that have no struct here.
 
-        What is written has nothing else. A message that has none, or one of a newer version, is the `error`.
+        What is written has nothing else. A message that has none, or an unknown one, is the `error`.
 
         Raises:
             TypeError: the two do not fit.

@@ -198,8 +198,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     later.
     """
     ERROR_REASON_UNREADABLE: _ErrorReason.ValueType  # 73
-    """FAILED_PRECONDITION. What is stored under that name cannot be read: it is
-    damaged, or a newer version wrote it. It can be deleted.
+    """FAILED_PRECONDITION. The stored row cannot be read: it is damaged. It can be
+    deleted.
     """
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
     """OUT_OF_RANGE. An attach or list position beyond the end of the log;
@@ -447,8 +447,8 @@ ERROR_REASON_TRIGGER_PAUSED: ErrorReason.ValueType  # 71
 later.
 """
 ERROR_REASON_UNREADABLE: ErrorReason.ValueType  # 73
-"""FAILED_PRECONDITION. What is stored under that name cannot be read: it is
-damaged, or a newer version wrote it. It can be deleted.
+"""FAILED_PRECONDITION. The stored row cannot be read: it is damaged. It can be
+deleted.
 """
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
 """OUT_OF_RANGE. An attach or list position beyond the end of the log;
