@@ -55,7 +55,7 @@ _UNREACHABLE: Final = (
     asyncpg.InsufficientResourcesError,
 )
 # The server takes no sessions: it is down, starting or stopping.
-_REFUSING: Final = (OSError, asyncpg.CannotConnectNowError)
+_REFUSING: Final = (ConnectionRefusedError, FileNotFoundError, asyncpg.CannotConnectNowError)
 # A session broke. If the server has gone, the heartbeat says so, once.
 _BROKEN: Final = (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
 # The session is of no more use: the server takes no writes, cannot read its files, or has let go of it.
@@ -203,7 +203,7 @@ class Database:
         try:
             return await kept.take(deadline)
         except _NO_SESSION as error:
-            if isinstance(error, _REFUSING) and not isinstance(error, TimeoutError):
+            if isinstance(error, _REFUSING):
                 self._heartbeat.note_refused()
             raise _unavailable(error) from error
 

@@ -367,7 +367,7 @@ class Method:
 
     async def _login(self, call: _ActiveCall, context: Context, metadata: dict[str, str]) -> Principal:
         """Return who calls, and remember by which metadata; note a failure."""
-        source = source_of(self.interceptor.authenticator.client_of(metadata) or context.peer())
+        source = source_of(self._client(context, metadata) or context.peer())
         failures = self.interceptor.failures
         call.shown = {name: metadata[name] for name in WHO_CALLS if name in metadata}
         try:
@@ -387,6 +387,16 @@ class Method:
             raise
         finally:
             failures.end_look(call)
+
+    def _client(self, context: Context, metadata: dict[str, str]) -> str:
+        """Return the address that the gateway reports for its client; empty for a direct call."""
+        client = self.interceptor.authenticator.client_of(metadata)
+        if client and self.interceptor.certified_services:
+            try:
+                tls.check_service("service:gateway", context.auth_context())
+            except Unauthenticated:
+                return ""
+        return client
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
         """Return what the client is told about `error`."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _SCHEMA: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _COMMENT: Final = re.compile(r"--.*$", re.MULTILINE)
 
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('pawl.schema'), hashtext($1))"
+_SECONDS_MAX: Final = 600.0
+
 _log = logs.get_logger(__name__)
 
 
@@ -44,7 +47,7 @@ async def create(connection: Connection, schema: str, sql: str, rights: Rights |
     try:
         async with connection.transaction():
             await connection.execute("SET LOCAL statement_timeout = 0")
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtext('pawl.schema'), hashtext($1))", schema)
+            await connection.execute(_LOCK, schema, timeout=_SECONDS_MAX)
             created = not await _exists(connection, schema, version)
             if created:
                 await _create(connection, schema, sql, version)
@@ -84,4 +87,4 @@ async def _create(connection: Connection, schema: str, sql: str, version: str) -
     await connection.execute(f"CREATE TABLE {schema}.schema_version (version text NOT NULL)")
     await connection.execute(f"INSERT INTO {schema}.schema_version (version) VALUES ($1)", version)  # noqa: S608
     await connection.execute(f"SET LOCAL search_path = {schema}, public")
-    await connection.execute(sql)
+    await connection.execute(sql, timeout=_SECONDS_MAX)

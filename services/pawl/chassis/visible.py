@@ -48,7 +48,7 @@ def shortened(text: str, bytes_max: int) -> str:
 def undecided(until: datetime | str = "in time") -> str:
     """Return the sentence of an approval's card about what happens if nobody decides until a time."""
     by = until if isinstance(until, str) else f"by {until:%Y-%m-%d %H:%M} UTC"
-    return f"If nobody decides {by}, the call does not run."
+    return f"If nobody decides {by}, it is escalated, or the call does not run."
 
 
 def _with_ascii_name(found: re.Match[str]) -> str:

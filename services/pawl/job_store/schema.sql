@@ -150,8 +150,8 @@ CREATE TABLE runs (
     -- column.
     agent_name text COLLATE "C" NOT NULL DEFAULT 'default',
     labels text COLLATE "C" NOT NULL DEFAULT '',
-    -- The conversation that a job reports to, or whose notices started this turn. `generation` counts jobs that start
-    -- jobs.
+    -- The conversation that a job reports to; empty otherwise. `generation` counts the turns started by notices that lead
+    -- to this run.
     reports_to text COLLATE "C" NOT NULL DEFAULT '',
     generation integer NOT NULL DEFAULT 0,
     -- Background runs have slots of their own.

@@ -15,8 +15,8 @@ from pawl.launcher.services import STAGES, ServiceSpec, pawl_variables
 
 PORT_MAX = 65535
 REPLICAS_MAX = 16
-_OURS = pawl_variables("DATA AGENTS PORTS TOOL_ENVIRONMENT REPLICAS ADDRESS API_KEY KEY_IN_CLEAR")
-"""The variables that no service reads."""
+_OURS = pawl_variables("DATA AGENTS PORTS TOOL_ENVIRONMENT REPLICAS ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
+"""The variables that no service reads: the launcher's, and those of clients and examples."""
 _NEAR = 0.82
 """The likeness from which on a name is taken for a mistyped one of ours."""
 _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|PAWL_(\w+_)?PORT=\w+://.*")

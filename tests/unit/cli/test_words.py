@@ -305,7 +305,7 @@ def test_a_card_says_what_happens_without_a_decision() -> None:
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
     assert wording.call_lines(call, now)[-2:] == [
         "expires in 24 h",
-        "If nobody decides in time, the call does not run.",
+        "If nobody decides in time, it is escalated, or the call does not run.",
     ]
 
 

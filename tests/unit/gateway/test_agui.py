@@ -198,7 +198,10 @@ def resume(**more: Any) -> list[agui_input.Resume]:
 
 def test_a_resume_that_answers_everything_is_decisions() -> None:
     approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
-    assert approval == "May tool run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, the call does not run."
+    assert (
+        approval
+        == "May tool run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
+    )
     assert question == "Which?<U+202E>", "what hides is marked"
     said = agui_input.answers(resume(), WAITING, [], {})
     assert [each["kind"] for each in said.decisions] == ["DECISION_KIND_APPROVE", "DECISION_KIND_ANSWER"]

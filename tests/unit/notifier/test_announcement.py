@@ -154,7 +154,7 @@ def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversati
     drafts = draft_requests(ASKED, APPROVERS)
     assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
     assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
-    body = "An e-mail to bob\n\nIf nobody decides by 2026-05-02 00:00 UTC, the call does not run."
+    body = "An e-mail to bob\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
     assert {(draft.title, draft.body) for draft in drafts} == {("send_email of ann awaits your approval", body)}
     (long,) = draft_requests(replace(ASKED, preview="ü" * 5000), APPROVERS[1:2])
     assert len(long.body.encode()) <= BODY_BYTES_MAX

@@ -25,9 +25,20 @@ async def test_a_thread_that_cannot_be_started_takes_nobody_s_place(monkeypatch:
             patched.setattr(threading.Thread, "start", start)
             with pytest.raises(RuntimeError, match="new thread"):
                 await runner.start(tool, {}, context).result()
+            with pytest.raises(RuntimeError, match="new thread"):
+                await runner.answer("tool", lambda: 1)
         assert runner.threads_busy == 0
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert await runner.start(tool, {}, context).result() == 1
+            assert await runner.start(tool, {}, context).result() == await runner.answer("tool", lambda: 1) == 1
+
+
+async def test_a_timeout_error_of_a_preview_is_not_that_it_takes_too_long() -> None:
+    def preview() -> None:
+        raise TimeoutError("of its own")
+
+    async with PythonRunner(threads_max=1) as runner:
+        with pytest.raises(TimeoutError, match="of its own"):
+            await runner.answer("tool", preview)
 
 
 async def test_a_function_that_raises_stop_iteration_fails_and_leaves_its_place() -> None:

@@ -237,7 +237,7 @@ function Approval({ call }: { call: CallJson }): VNode {
         <button class="second" disabled={busy} aria-expanded={answer !== undefined} onClick={() => setAnswer(answer === undefined ? "" : undefined)}>
           Answer instead
         </button>
-        <span class="quiet">{call.deadlineTime && `expires ${ago(call.deadlineTime)}; then the call does not run`}</span>
+        <span class="quiet">{call.deadlineTime && `expires ${ago(call.deadlineTime)}; then it is escalated, or the call does not run`}</span>
       </p>
       {answer !== undefined && (
         <form

@@ -54,7 +54,6 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run at once, and not in the background: {}."
 
 
-"""The state of the worker with which the run of a job begins."""
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 """The places of tools for which a run waits, and a turn that notices have begun does not."""
 

@@ -88,7 +88,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         """
         found = read_each(self._columns.table, [record], self._read, itemgetter("name"))
         if not found:
-            raise Unreadable(f"{record['name']!r} cannot be read: delete it, or use the version that saved it")
+            raise Unreadable(f"{record['name']!r} is damaged and cannot be read: delete it")
         return found[0]
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[StarterT]:

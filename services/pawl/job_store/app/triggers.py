@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final, Protocol, TypeAlias
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
-from pawl.errors import PawlError, PermissionDenied, TriggerNotFound, TriggerPaused
+from pawl.errors import PawlError, PermissionDenied, TriggerNotFound, TriggerPaused, Unavailable
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.ports import Meter
@@ -220,7 +220,8 @@ class Triggers:
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
         if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:
-            await self._add_refusals(row.key)
+            with suppress(Unavailable):
+                await self._add_refusals(row.key)
 
     async def add_refusals(self) -> None:
         """Add to the rows what was counted here."""
@@ -228,11 +229,15 @@ class Triggers:
             await self._add_refusals(key)
 
     async def _add_refusals(self, key: TriggerKey) -> None:
-        if key in self._adding:
+        if key in self._adding or key not in self._refusals:
             return
         self._adding.add(key)
+        count, reason = self._refusals[key]
         try:
-            await self._repository.add_refusals(key, *self._refusals.pop(key))
+            await self._repository.add_refusals(key, count, reason)
+            left, reason = self._refusals.pop(key)
+            if left > count:
+                self._refusals[key] = (left - count, reason)
         finally:
             self._adding.discard(key)
 

@@ -20,7 +20,7 @@ KEYS_MAX: Final = 1000
 KEPT_KEYS_MAX: Final = 10_000
 """Most keys of a store with those that have ended and are still kept."""
 RESERVED: Final = 0.1
-"""The part of both that operators leave to the deployment."""
+"""The share of both limits that is reserved for the deployment."""
 MAKERS_MAX: Final = 7
 """Most users that a key comes from."""
 NAME_LENGTH_MAX: Final = 200

@@ -30,6 +30,7 @@ from pawl.notifier.domain.channel import CODE_LASTS, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
     CODE,
     FAILING_TRIES_MAX,
+    NOT_SENT,
     TEST,
     TRIES_MAX_AT_ONCE,
     Attempt,
@@ -269,6 +270,9 @@ async def _settle_failure(connection: Connection, attempt: Attempt, outcome: Out
         now=now,
         chance=chance,
     )
+    if is_former and outcome == NOT_SENT:
+        # Saved with another key during this try.
+        verdict = Verdict(state=DeliveryState.WAITING, retry_seconds=0.0)
     if not row["enabled"] or is_former:
         verdict = replace(verdict, disable_reason="")
     if verdict.disable_reason:

@@ -15,6 +15,7 @@ from pawl.chassis.tasks import delivered, shield
 from pawl.tool_registry.adapters.python import tool_loop
 from pawl.tool_registry.adapters.python.tool_loop import ToolLoop
 from pawl.tool_registry.app.execution.ports import Ended
+from pawl.tool_registry.app.policy.ports import TakesTooLong
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 
@@ -134,14 +135,20 @@ class PythonRunner:
 
     async def answer(self, tool_name: str, function: Callable[[], T]) -> T:
         try:
-            async with asyncio.timeout(tool_loop.BLOCKED_SECONDS):
+            async with asyncio.timeout(tool_loop.BLOCKED_SECONDS) as limit:
                 await self._free_to_answer.acquire()
-                ended = self._threads.start(function)
+                try:
+                    ended = self._threads.start(function)
+                except RuntimeError:  # The system starts no more threads now.
+                    self._free_to_answer.release()
+                    raise
                 ended.add_done_callback(lambda _: self._free_to_answer.release())
                 return await shield(ended)
-        except TimeoutError:
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
             _log.warning("tool.blocks", tool=tool_name, seconds=tool_loop.BLOCKED_SECONDS)
-            raise
+            raise TakesTooLong(tool_name) from error
 
     async def _in_task(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
         begin()

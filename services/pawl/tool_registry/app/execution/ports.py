@@ -135,7 +135,7 @@ class Runner(Protocol):
         """Return what a preview or count of a tool returns, run apart from the registry's event loop.
 
         Raises:
-            TimeoutError: it takes too long, or others that do take all threads.
+            TakesTooLong: it does not end in time, or waits for others that do not.
         """
 
 

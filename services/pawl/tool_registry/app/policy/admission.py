@@ -13,7 +13,15 @@ from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, Permissio
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import ExecuteRequest, FittingCall, Job, Proposal, ProposedCall
-from pawl.tool_registry.app.policy.ports import Begun, ExecutionJournal, GrantUses, HeldElsewhere, Observer, RateLimits
+from pawl.tool_registry.app.policy.ports import (
+    Begun,
+    ExecutionJournal,
+    GrantUses,
+    HeldElsewhere,
+    Observer,
+    RateLimits,
+    TakesTooLong,
+)
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.domain.audit import AuditDraft
@@ -223,7 +231,7 @@ class Admission:
         if count is not None:
             try:
                 own_count = await self.answer(name, count)
-            except TimeoutError:
+            except TakesTooLong:
                 raise InvalidArguments(f"bulk_count of {name} takes too long for these arguments") from None
             except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the definition
                 _log.warning("tool.bulk_count_failed", tool=name, error=type(error).__name__)

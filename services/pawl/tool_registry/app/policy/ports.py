@@ -16,6 +16,10 @@ from pawl.tool_registry.domain.rules import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakesTooLong(Exception):
+    """The preview or bulk count of a tool did not end in time."""
+
+
 class JournalCall:
     """A call that is about to have its effect."""
 
