@@ -70,10 +70,11 @@ def read_options(
     (PAWL_DATABASE_OWNER_URL goes with the first),
     PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
 
-    Raises StartError with one sentence about the first mistake, such as a PAWL_ variable that is no setting.
+    Raises StartError with one sentence about the first mistake; unknown PAWL_ variables are one mistake.
     """
-    for name, near in unknown_of(environment).items():
-        raise StartError(f"{name}: there is no such setting{near and f'; did you mean {near}?'}")
+    if unknown := unknown_of(environment):
+        named = (f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())
+        raise StartError(f"there is no such setting: {', '.join(named)}")
     chosen = _pairs("PAWL_PORTS", environment.get("PAWL_PORTS", "").split(","), (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     chosen |= _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     services = [spec.name for stage in STAGES for spec in stage]

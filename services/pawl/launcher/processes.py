@@ -252,9 +252,10 @@ class Process:
 
 
 async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
-    """Returns once a process that has answered has not done so for 30 seconds."""
-    loop, answered_at = asyncio.get_running_loop(), None
-    while answered_at is None or loop.time() - answered_at < SILENT_SECONDS_MAX:
+    """Return once a process, which has just become ready, has not answered for 30 seconds."""
+    loop = asyncio.get_running_loop()
+    answered_at = loop.time()
+    while loop.time() - answered_at < SILENT_SECONDS_MAX:
         await asyncio.sleep(_ASK_SECONDS)
         if await within(_ASK_SECONDS, answers()):
             answered_at = loop.time()

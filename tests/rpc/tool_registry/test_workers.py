@@ -221,7 +221,7 @@ async def test_a_group_belongs_to_its_first_user_and_only_an_admin_makes_its_too
         assert await refusal(registry.users["acme", "robot"].UnregisterTool(remove)) == denied
         async with attached(registry, gated, worker="w2", key="key-of-root-of-acme"):
             pass
-    assert await refused_hello(registry, {"hello": hello([gated], worker="thief")}, "key-of-machine-of-acme") == denied
+    assert await refused_hello(registry, {"hello": hello([gated], worker="thief")}, robot) == denied
     for removed in (False, True):
         if removed:
             await registry.users["acme", "root"].UnregisterTool(remove)

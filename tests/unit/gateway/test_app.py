@@ -20,6 +20,8 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.settings import SettingsError, read
 from pawl.errors import ChannelNotFound, DependencyUnavailable
+from pawl.event.v1 import schedule_pb2
+from pawl.event.v1.schedule_pb2 import ScheduleFire
 from pawl.gateway.adapters.seal import Seal
 from pawl.gateway.adapters.services import PEERS
 from pawl.gateway.domain.door import check_host
@@ -50,6 +52,7 @@ class Channel:
         self.metadata: dict[str, str] = {}
         self.webhooks: list[DeliverWebhookRequest] | None = None
         self.who = WhoAmIResponse()
+        self.delivered = DeliverWebhookResponse()
         self.links = {"good": True, "bad": False}
 
     def unary_unary(self, name: str, **_: object) -> Any:
@@ -58,7 +61,7 @@ class Channel:
             self.metadata = dict(metadata)
             if name.endswith("/DeliverWebhook") and self.webhooks is not None:
                 self.webhooks.append(request)
-                return DeliverWebhookResponse()
+                return self.delivered
             if name.endswith("/UnsubscribeChannel") and request.token in self.links:
                 if not self.links[request.token]:
                     raise ChannelNotFound
@@ -426,6 +429,17 @@ async def test_the_same_body_is_the_same_event_of_a_sender_that_gives_no_id(
         await sent(door, order=order)
     first, again, other = (webhook.request_id for webhook in webhooks)
     assert first == again != other
+
+
+async def test_an_event_that_was_refused_is_not_answered_with_200(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    """The sender delivers it again."""
+    for reason, status in (("QUEUE_FULL: 100 wait", 429), ("PERMISSION_DENIED: no", 403), ("SOMETHING: else", 503)):
+        fire = ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED, reason=reason)
+        door.channel.delivered = DeliverWebhookResponse(fire=fire)
+        assert (await sent(door)).startswith(f"HTTP/1.1 {status} ".encode()), reason
+    assert len(webhooks) == 3
 
 
 async def test_what_proxies_add_is_joined_in_its_order_and_handed_on(

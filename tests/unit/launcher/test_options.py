@@ -58,9 +58,14 @@ MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
     ({"PAWL_PORTS": "x=1"}, [], [], "PAWL_PORTS: there is no 'x'"),
     ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, not '0'"),
     ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: give either"),
-    ({"PAWL_EGRES_FILE": "x"}, [], [], "PAWL_EGRES_FILE: there is no such setting; did you mean PAWL_EGRESS_FILE?"),
-    ({"PAWL_OF_NOBODY": "x"}, [], [], "PAWL_OF_NOBODY: there is no such setting"),
-    ({"PAWL_PORT": "7600"}, [], [], "PAWL_PORT: there is no such setting; did you mean PAWL_PORTS?"),
+    ({"PAWL_EGRES_FILE": "x"}, [], [], "there is no such setting: PAWL_EGRES_FILE (did you mean PAWL_EGRESS_FILE?)"),
+    (
+        {"PAWL_OF_NOBODY": "x", "PAWL_ALSO": "y"},
+        [],
+        [],
+        "there is no such setting: PAWL_ALSO, PAWL_OF_NOBODY",
+    ),
+    ({"PAWL_PORT": "7600"}, [], [], "there is no such setting: PAWL_PORT (did you mean PAWL_PORTS?)"),
     ({"PAWL_NATS_URL_FILE": "/absent"}, [], [], "PAWL_NATS_URL_FILE: cannot read /absent: No such file"),
 ]
 

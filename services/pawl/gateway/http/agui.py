@@ -20,6 +20,7 @@ from pawl.errors import (
     PawlError,
     RunNotFound,
     Unavailable,
+    by_reason,
 )
 from pawl.gateway.adapters.services import PUBLIC, WATCH_RUN, Metadata, Services, write
 from pawl.gateway.domain import agui, agui_input
@@ -278,7 +279,8 @@ class _Thread:
         refused = [each for each in receipts if each["status"] not in _TAKEN]
         hard = [each for each in refused if each["status"] == "RECEIPT_STATUS_REFUSED"]
         if hard and len(hard) == len(receipts) and not more:
-            raise InvalidArguments.restore(hard[0].get("message", ""), hard[0].get("reason", ""), {})
+            reason = hard[0].get("reason", "")
+            raise by_reason.get(reason, InvalidArguments).restore(hard[0].get("message", ""), reason, {})
         plan.notices += [{"callId": each["callId"], "message": each.get("message", "")} for each in refused]
         taken = {each["callId"] for each in receipts if each["status"] in _TAKEN}
         plan.done |= taken

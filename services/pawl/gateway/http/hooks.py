@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from pawl.chassis.ids import is_id
 from pawl.chassis.strict_json import dumps_canonical, loads
-from pawl.errors import CompletionNotFound, InvalidField, TriggerNotFound
+from pawl.errors import CompletionNotFound, InvalidField, TriggerNotFound, Unavailable, by_reason
 from pawl.gateway.adapters.services import (
     COMPLETE_CALL,
     DELIVER_WEBHOOK,
@@ -19,7 +19,7 @@ from pawl.gateway.adapters.services import (
     webhook,
     write,
 )
-from pawl.gateway.domain.door import joined
+from pawl.gateway.domain.door import http_status, joined
 from pawl.gateway.http.answers import answer, read_body
 
 BODY_BYTES_MAX: Final = 256 * 1024
@@ -32,7 +32,7 @@ class Hooks:
         self._stores = stores
 
     async def deliver(self, request: Request) -> Response:
-        """Answer `POST /hooks/{store_id}/{trigger_id}`: 200 with the fire once it is durable."""
+        """Answer `POST /hooks/{store_id}/{trigger_id}` with the fire: 200 once it is durable."""
         trigger_id = request.path_params["trigger_id"]
         call = self._stores.calls(request.path_params["store_id"], TriggerNotFound)
         if not is_id(trigger_id):
@@ -41,7 +41,8 @@ class Hooks:
         body = await read_body(request, BODY_BYTES_MAX)
         # Of a sender that gives no id, the same body is the same event.
         request_id = f"hook_{hashlib.sha256(trigger_id.encode() + body).hexdigest()[:40]}"
-        return answer(write(await call(DELIVER_WEBHOOK, webhook(trigger_id, headers, body, request_id))))
+        delivered = write(await call(DELIVER_WEBHOOK, webhook(trigger_id, headers, body, request_id)))
+        return answer(delivered, status=_status(delivered.get("fire", {})))
 
     async def complete(self, request: Request) -> Response:
         """Answer `POST /completions/{store_id}/{token}`: 200 once the call has the end in the body, for good."""
@@ -56,3 +57,10 @@ class Hooks:
             case _:
                 raise InvalidField('The body must be {"result": ...} or {"error": "..."}.', field="body")
         return answer(write(await call(COMPLETE_CALL, message)))
+
+
+def _status(fire: dict[str, str]) -> int:
+    """Return the status by which the sender learns whether to deliver the event again."""
+    if fire.get("outcome") != "SCHEDULE_FIRE_OUTCOME_REFUSED":
+        return 200
+    return http_status(by_reason.get(fire.get("reason", "").partition(":")[0], Unavailable)())
