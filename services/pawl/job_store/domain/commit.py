@@ -277,7 +277,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         top = replace(top, shared_tokens_used=top.shared_tokens_used + self.tokens_used)
         if run.budget_run_id:
             unit.put_run(top)
-        return run if run.budget_run_id else top, max(0, top.token_budget - top.shared_tokens_used)
+        return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
         """Return whether the run has got somewhere. A step alone does not say so: its workers may die after it."""
