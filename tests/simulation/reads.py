@@ -294,7 +294,7 @@ class MemoryReads:
                 if row.store_id == key.store_id and row.run_id in run_ids and row.state is RunState.FAILED
             },
             told=self._told(conversation, run.user_id),
-            shared_tokens_left=top.shared_tokens_left if top else None,
+            shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:

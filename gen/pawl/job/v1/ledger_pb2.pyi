@@ -1214,7 +1214,9 @@ class CommitRunResponse(_message.Message):
     jobs: read them.
     """
     shared_tokens_left: _builtins.int
-    """Tokens that are left of the budget which the run draws on; absent without one."""
+    """Tokens that are left of the budget which the run draws on, 0 if the run that
+    has the budget was removed; absent without one.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """The commit's time, from the database."""

@@ -211,7 +211,7 @@ class PostgresReads(DatabaseAdapter):
             time=time,
             failures=failures,
             told=told,
-            shared_tokens_left=top.shared_tokens_left if top else None,
+            shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:

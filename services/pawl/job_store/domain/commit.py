@@ -272,7 +272,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     def _spend(self, unit: UnitOfWork, run: RunRow) -> tuple[RunRow, int | None]:
         """Count what is used in the budget that the run draws on; return the run, and what is left of that budget."""
         top = unit.runs.get(RunKey(run.store_id, run.budget_run_id)) if run.budget_run_id else run
-        if top is None or not top.token_budget:
+        if top is None:
+            # Retention has removed it.
+            return run, 0
+        if not top.token_budget:
             return run, None
         top = replace(top, shared_tokens_used=top.shared_tokens_used + self.tokens_used)
         if run.budget_run_id:
