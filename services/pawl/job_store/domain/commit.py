@@ -20,6 +20,8 @@ from pawl.job_store.domain.states import AttentionReason, CallState, LeaseAction
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 ROUND_STARTED: Final = "round.started"
+BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
+"""The reason of a failure, as agent-loop has it."""
 
 _FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
 
@@ -56,6 +58,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState | None = None
     waits: tuple[int, ...] = ()
     failure: bytes | None = None
+    exhausts_budget: bool = False
+    """True if the run fails because its token budget is used up."""
     stop_cause: StopCause | None = None
     round: int | None = None
     usage: bytes | None = None
@@ -342,4 +346,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise InboxChanged
         if still_open:
             raise IllegalTransition(f"call {still_open[0].call_id} is open: settle it first")
+        if self.exhausts_budget:
+            jobs.stop_turns(unit, run)
         return stop.end(unit, run, state, attempt=self.epoch)
