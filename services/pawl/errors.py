@@ -262,7 +262,7 @@ class RunNotEnded(FailedPrecondition):
 
 
 class NoTokenBudget(FailedPrecondition):
-    """The run has no token budget, so there is nothing to add to."""
+    """The run has no token budget of its own, so there is nothing to add to."""
 
 
 class CallNotPending(FailedPrecondition):

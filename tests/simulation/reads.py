@@ -278,6 +278,7 @@ class MemoryReads:
         if run.reports_to:
             calls = [call for call in calls if call.round >= run.round or not call.state.is_terminal]
         calls.sort(key=lambda call: (call.create_time, call.round, call.index, call.call_id))
+        top = self._tables.runs.get(RunKey(key.store_id, run.budget_run_id)) if run.budget_run_id else run
         return Loaded(
             run=run,
             user_id=conversation.user_id,
@@ -293,6 +294,7 @@ class MemoryReads:
                 if row.store_id == key.store_id and row.run_id in run_ids and row.state is RunState.FAILED
             },
             told=self._told(conversation, run.user_id),
+            shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:

@@ -39,7 +39,6 @@ _NEXT: Final = {
     "AGENT_NOT_FOUND": "`pawl agents list` shows those that you may use.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
-    "NO_TOKEN_BUDGET": "It uses as many as it needs.",
     "DOCUMENT_NOT_FOUND": "`pawl documents list` shows those that you can see; --shared means those of the store.",
     "SOURCE_NOT_FOUND": "`pawl sources list` shows those of the store.",
     "SOURCE_EXISTS": "Add `--replace` to put this one in its place.",

@@ -39,7 +39,10 @@ async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owne
 
 
 async def test_the_run_has_what_it_is_given_and_knows_its_caller(user: User) -> None:
-    owner = await user.start()
+    limits = run_pb2.RunLimits(total_tokens_max=100)
+    owner = await user.start(options=run_pb2.RunOptions(model="m", limits=limits))
+    await owner.commit(usage=run_pb2.Usage(input_tokens=45), tokens_used=45)
+    assert (await owner.load()).shared_tokens_left == 55
     options = run_pb2.RunOptions(model="m", limits=run_pb2.RunLimits(total_tokens_max=70, topped_up_tokens_max=70))
     above = [run_pb2.RunAbove(run_id=owner.run_id, conversation_id="c")]
     child = await delegating(user, owner, "a", options=options, user_roles=["editor"], above=above)
@@ -48,7 +51,7 @@ async def test_the_run_has_what_it_is_given_and_knows_its_caller(user: User) -> 
     run = loaded.run
     assert (run.parent_run_id, run.parent_call_id, run.depth) == (owner.run_id, "a", 1)
     assert (run.user_id, list(run.user_roles), run.options, list(run.above)) == ("ann", ["editor"], options, above)
-    assert run.token_budget == 70
+    assert (run.token_budget, loaded.shared_tokens_left) == (70, 55)
     assert [message.text for message in loaded.messages] == ["do it"]
 
 

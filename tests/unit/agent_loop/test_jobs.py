@@ -356,6 +356,34 @@ async def test_a_run_its_jobs_agents_and_turns_together_use_no_more_than_its_bud
     assert story.world.ledger.row(key).shared_tokens_used == used
 
 
+async def test_a_run_whose_job_used_up_the_budget_expires_without_a_top_up() -> None:
+    """LOOP-12."""
+    story = Story(seconds=20.0)
+    begun = calls(background("hire", task="b0"), 'work {"n":1}')
+    costs = iter([(begun, 100), (says("Done."), 2600), (says("Finished."), 100)])
+
+    def reply(_: ModelRequest) -> Script:
+        script, tokens = next(costs)
+        usage = UsageReport(input_tokens=tokens, output_tokens=100)
+        return [usage if isinstance(piece, UsageReport) else piece for piece in script]
+
+    story.world.model.reply = reply
+    key = story.say("do it", RunOptions(limits=Limits(total_tokens_max=3000, top_up_timeout_seconds=120.0)))
+    await story.until(lambda: story.world.ledger.run(key).state in ENDED, seconds_max=300.0)
+    assert story.world.ledger.run(key).state is RunState.EXPIRED
+
+
+async def test_a_used_up_budget_fails_one_turn_and_the_notices_wait_for_a_message() -> None:
+    story = Story(calls(background("work", _interval=600, _stopAfter=4)), says("Begun."), says("I see."))
+    story.say("do it", RunOptions(limits=Limits(total_tokens_max=1000)))
+    await story.until(lambda: bool(story.jobs) and all(run.state in ENDED for run in story.runs))
+    turns = [turn.state for turn in story.turns]
+    assert turns.count(RunState.FAILED) == 1
+    key = story.say("and?")
+    await story.until(lambda: story.world.ledger.run(key).state in ENDED)
+    assert (len(story.turns), story.waiting) == (len(turns), [])
+
+
 async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
     story = Story(calls(f"work {json.dumps(NONSENSE[0][0])}"), says("I see."))
     key = story.say("do it")

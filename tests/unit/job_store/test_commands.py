@@ -6,8 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, ClientId, UserId
+from pawl.chassis.ids import CallId, ClientId, RunId, UserId
 from pawl.errors import IllegalTransition, InboxChanged, LeaseLost, QueueFull
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.command import Progress, Redrive, Steer, TopUp
@@ -172,6 +173,15 @@ def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None
     assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id=UserId("ann"))
     assert world.claim(run_id) == 2
     assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "more cannot be counted"
+
+
+def test_a_top_up_of_a_run_that_uses_the_budget_of_another_is_refused(world: World) -> None:
+    run_id = world.begin(token_budget=100)
+    world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_top")))
+    receipt = top_up(world, run_id)
+    assert (receipt.outcome, receipt.reason) == (CommandOutcome.REFUSED, "NO_TOKEN_BUDGET")
+    assert "run_top" in receipt.message
+    assert world.run(run_id).token_budget == 100
 
 
 def test_the_ceiling_holds_over_all_top_ups_together(world: World) -> None:

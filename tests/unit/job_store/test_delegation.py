@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
@@ -39,6 +40,13 @@ def parent_of_child(world: World) -> str:
         lease=LeaseAction.PARK,
     )
     return run_id
+
+
+def test_nothing_is_left_of_a_budget_whose_run_was_removed(world: World) -> None:
+    """LOOP-12: retention removes ended runs while their jobs are open."""
+    run_id = world.begin()
+    world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_removed")))
+    assert world.commit(run_id, tokens_used=5).shared_tokens_left == 0
 
 
 def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once(world: World) -> None:

@@ -172,7 +172,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_NO_TOKEN_BUDGET: _ErrorReason.ValueType  # 72
     """FAILED_PRECONDITION. The run has no token budget, so there is nothing to
-    add to.
+    add to, or it uses the budget of another run, which the message names.
     """
     ERROR_REASON_AGENT_CYCLE: _ErrorReason.ValueType  # 76
     """FAILED_PRECONDITION. The agents to which an agent delegates lead back to it;
@@ -421,7 +421,7 @@ was shown; look at the changes again.
 """
 ERROR_REASON_NO_TOKEN_BUDGET: ErrorReason.ValueType  # 72
 """FAILED_PRECONDITION. The run has no token budget, so there is nothing to
-add to.
+add to, or it uses the budget of another run, which the message names.
 """
 ERROR_REASON_AGENT_CYCLE: ErrorReason.ValueType  # 76
 """FAILED_PRECONDITION. The agents to which an agent delegates lead back to it;

@@ -622,10 +622,13 @@ class LoadRunResponse(_message.Message):
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    SHARED_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
     loop_state: _builtins.bytes
     """The worker's own state, as last committed; empty at first."""
     open_job_count: _builtins.int
     """Jobs of its user in the conversation that have not ended."""
+    shared_tokens_left: _builtins.int
+    """As CommitRunResponse.shared_tokens_left."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""
@@ -675,12 +678,15 @@ class LoadRunResponse(_message.Message):
         own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
         notices: _abc.Iterable[Global___Notice] | None = ...,
         open_job_count: _builtins.int = ...,
+        shared_tokens_left: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "now", b"now", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "run", b"run", "shared_tokens_left", b"shared_tokens_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
+    _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_tokens_left) -> _WhichOneofReturnType__shared_tokens_left | None: ...
 
 Global___LoadRunResponse: _TypeAlias = LoadRunResponse  # noqa: Y015
 
@@ -1208,7 +1214,9 @@ class CommitRunResponse(_message.Message):
     jobs: read them.
     """
     shared_tokens_left: _builtins.int
-    """Tokens that are left of the budget which the run draws on; absent without one."""
+    """Tokens that are left of the budget which the run draws on, 0 if the run that
+    has the budget was removed; absent without one.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """The commit's time, from the database."""

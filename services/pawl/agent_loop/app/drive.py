@@ -20,6 +20,7 @@ from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import RunTasks, WorkerDependencies
 from pawl.agent_loop.domain import budget, planning, step
 from pawl.agent_loop.domain.call import CallResult, CallState
+from pawl.agent_loop.domain.command import TopUp
 from pawl.agent_loop.domain.command_rules import (
     approvals_given,
     decisions,
@@ -310,7 +311,7 @@ class Drive:
         self._set_time(answer.time)
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
         if is_kept and may_have_been_held(self._base, after):
-            self._base = step.with_shared_budget(_state_of(await self._load()), answer)
+            self._base = _state_of(await self._load())
         else:
             self._base = step.committed(after, answer)
         if answer.commands_pending:
@@ -424,7 +425,7 @@ def _result_of(fact: Fact) -> CallResult | None:
 
 
 def _state_of(loaded: Loaded) -> State:
-    return State(
+    state = State(
         run=loaded.run,
         messages=loaded.messages,
         calls={call.call_id: call for call in loaded.calls},
@@ -433,3 +434,7 @@ def _state_of(loaded: Loaded) -> State:
         notices=loaded.notices,
         open_jobs=loaded.open_job_count,
     )
+    left = loaded.shared_tokens_left
+    # The ledger has counted top-ups that the run has not taken yet.
+    unread = sum(command.kind.tokens for command in loaded.commands if isinstance(command.kind, TopUp))
+    return step.with_shared_budget(state, None if left is None else left - unread)

@@ -53,6 +53,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that came with it."""
     notices: tuple[Notice, ...] = ()
     open_job_count: int = 0
+    shared_tokens_left: int | None = None
 
 
 class Inbox(msgspec.Struct, frozen=True, kw_only=True):

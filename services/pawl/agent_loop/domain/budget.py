@@ -46,7 +46,7 @@ def left(state: State) -> int | None:
 
 
 def used(state: State) -> int:
-    """Return how many tokens of its budget the run has used, and others of those that are for both."""
+    """Return the tokens used of the run's budget, by itself and by runs that share it."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
     return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
 

@@ -74,7 +74,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the day of which the agent has used up the tokens, as it was found here; never written."""
 
     shared_tokens_max: int | None = None
-    """Its `own_tokens` with which the budget would be used up that it draws on, by the last commit; None if unknown."""
+    """The value of `own_tokens` at which the shared budget is exhausted, by the last commit; None if unknown."""
 
     @property
     def own_tokens(self) -> int:

@@ -180,12 +180,11 @@ def committed(after: State, answer: Committed) -> State:
         messages.append(message if message.number else replace(message, number=last))
     run = replace(after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds)
     written = replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), entered=())
-    return with_shared_budget(replace(written, tells_iteration=0), answer)
+    return with_shared_budget(replace(written, tells_iteration=0), answer.shared_tokens_left)
 
 
-def with_shared_budget(state: State, answer: Committed) -> State:
-    """Return the state with what is left of the budget that the run draws on."""
-    left = answer.shared_tokens_left
+def with_shared_budget(state: State, left: int | None) -> State:
+    """Return the state with the tokens left of the budget that the run uses."""
     return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
 
 

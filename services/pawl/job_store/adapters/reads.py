@@ -196,6 +196,10 @@ class PostgresReads(DatabaseAdapter):
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.command(record) for record in records]
             told = await _told(connection, key.store_id, run.user_id, background)
+            top: RunRow | None = run
+            if run.budget_run_id:
+                record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
+                top = tables.run(record) if record else None
         return Loaded(
             run=run,
             user_id=user_id or run.user_id,
@@ -207,6 +211,7 @@ class PostgresReads(DatabaseAdapter):
             time=time,
             failures=failures,
             told=told,
+            shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:

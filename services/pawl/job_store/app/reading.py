@@ -152,6 +152,8 @@ class Loaded:
     failures: Mapping[RunId, bytes]
     """The failures of those runs that FAILED and brought some of the messages."""
     told: Told
+    shared_tokens_left: int | None
+    """The tokens left of the budget that the run uses; 0 if the owner of the budget was removed, None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

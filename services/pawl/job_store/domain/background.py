@@ -49,6 +49,8 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     open_jobs: tuple[OpenJob, ...] = ()
     notices: tuple[Notice, ...] = ()
     turn_times: tuple[TurnTime, ...] = ()
+    used_up_budgets: tuple[RunId, ...] = ()
+    """The runs whose shared budget a turn has used up since the last message; no further turn starts on them."""
 
     @property
     def pending(self) -> int:

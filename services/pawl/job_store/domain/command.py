@@ -291,6 +291,9 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
 
     def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
         """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
+        if run.budget_run_id:
+            message = f"the run uses the token budget of run {run.budget_run_id}: top up that run"
+            raise Refused(CommandOutcome.REFUSED, NoTokenBudget(message))
         if not run.token_budget:
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget())
         budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX

@@ -20,6 +20,8 @@ from pawl.job_store.domain.states import AttentionReason, CallState, LeaseAction
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 ROUND_STARTED: Final = "round.started"
+BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
+"""The reason of a failure, as agent-loop has it."""
 
 _FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
 
@@ -56,6 +58,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState | None = None
     waits: tuple[int, ...] = ()
     failure: bytes | None = None
+    exhausts_budget: bool = False
+    """True if the run fails because its token budget is used up."""
     stop_cause: StopCause | None = None
     round: int | None = None
     usage: bytes | None = None
@@ -272,12 +276,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     def _spend(self, unit: UnitOfWork, run: RunRow) -> tuple[RunRow, int | None]:
         """Count what is used in the budget that the run draws on; return the run, and what is left of that budget."""
         top = unit.runs.get(RunKey(run.store_id, run.budget_run_id)) if run.budget_run_id else run
-        if top is None or not top.token_budget:
+        if top is None:
+            # Retention has removed it.
+            return run, 0
+        if not top.token_budget:
             return run, None
         top = replace(top, shared_tokens_used=top.shared_tokens_used + self.tokens_used)
         if run.budget_run_id:
             unit.put_run(top)
-        return run if run.budget_run_id else top, max(0, top.token_budget - top.shared_tokens_used)
+        return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
         """Return whether the run has got somewhere. A step alone does not say so: its workers may die after it."""
@@ -339,4 +346,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise InboxChanged
         if still_open:
             raise IllegalTransition(f"call {still_open[0].call_id} is open: settle it first")
+        if self.exhausts_budget:
+            jobs.stop_turns(unit, run)
         return stop.end(unit, run, state, attempt=self.epoch)

@@ -112,15 +112,27 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
     return replace(run, steered_by=tuple(sorted({*run.steered_by, *people - people_of(run)})))
 
 
+def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
+    """Start no further turns on the budget of a turn that has used it up, until a message of a user."""
+    if not (run.is_turn and run.budget_run_id):
+        return
+    conversation = unit.conversation_of(run)
+    used_up = (*conversation.background.used_up_budgets, run.budget_run_id)
+    background = replace(conversation.background, used_up_budgets=used_up)
+    unit.put_conversation(replace(conversation, background=background))
+
+
 def left(unit: UnitOfWork, run: RunRow) -> None:
     """Go on once `run` has ended and left its conversation: what was told is answered, for the rest a turn begins."""
     conversation = unit.conversation_of(run)
     background = conversation.background
-    if not background.notices and not run.is_turn:
+    if not (background.notices or background.used_up_budgets or run.is_turn):
         return
     notices = _after(run, background.notices)
     times = (*background.turn_times[:-1], *_begun_at(run)) if run.is_turn else background.turn_times
-    conversation = replace(conversation, background=replace(background, notices=notices, turn_times=times))
+    used_up = background.used_up_budgets if run.is_turn else ()
+    background = replace(background, notices=notices, turn_times=times, used_up_budgets=used_up)
+    conversation = replace(conversation, background=background)
     unit.put_conversation(conversation)
     if conversation.active_run_id is not None or not conversation.user_id:
         return
@@ -166,6 +178,8 @@ def _begun_at(run: RunRow) -> tuple[TurnTime, ...]:
 def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
     """Begin a run of the user of `job` that tells the model its notices, if there may be one now; else they wait."""
     background, generation = conversation.background, job.generation + 1
+    if turn.budget_below(job) in background.used_up_budgets:
+        return
     recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)
     if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
         return

@@ -293,6 +293,11 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return RunKey(self.store_id, self.run_id)
 
     @property
+    def shared_tokens_left(self) -> int | None:
+        """The tokens left of its own budget, by itself and by runs that share it; None without one."""
+        return max(0, self.token_budget - self.shared_tokens_used) if self.token_budget else None
+
+    @property
     def is_active(self) -> bool:
         """True if the run takes a place (LOOP-14): a worker has it or had it when it crashed, or it is in motion.
 

@@ -39,7 +39,7 @@ from pawl.job_store.domain.command import (
     ToolResult,
     TopUp,
 )
-from pawl.job_store.domain.commit import Commit, NewMessage
+from pawl.job_store.domain.commit import BUDGET_EXHAUSTED, Commit, NewMessage
 from pawl.job_store.domain.completion import NoteCompletion
 from pawl.job_store.domain.conversations import key_hash, made_title
 from pawl.job_store.domain.decisions import Decide
@@ -185,6 +185,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         state=enum_member(RunState, request.state, "state") if request.state else None,
         waits=wait_kinds(request.waits),
         failure=run_pb2.Run(failure=request.failure).SerializeToString() if has("failure") else None,
+        exhausts_budget=request.failure.reason == BUDGET_EXHAUSTED,
         stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
         round=_int32(request.round, "round") if has("round") else None,
         usage=_usage(request) if has("usage") else None,
@@ -195,9 +196,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
         loop_state=request.loop_state if has("loop_state") else None,
         consumed=tuple(CommandId(check_id(each, "consumed_command_ids")) for each in request.consumed_command_ids),
-        lease=enum_member(LeaseAction, request.lease_action, "lease_action")
-        if request.lease_action
-        else LeaseAction.KEEP,
+        lease=enum_member(LeaseAction, request.lease_action or LeaseAction.KEEP, "lease_action"),
         wake_time=messages.optional_moment(request, "wake_time"),
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_unstopped(request.unstopped_call_ids),

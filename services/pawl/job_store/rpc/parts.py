@@ -35,6 +35,7 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         own_tools=own_tools.of_run(loaded.run),
         notices=map(messages.notice, loaded.told.notices),
         open_job_count=loaded.told.open_jobs,
+        shared_tokens_left=loaded.shared_tokens_left,
     )
     history = [messages.message_for_worker(row, loaded.user_id, loaded.run.user_id) for row in loaded.messages]
     _without_refused_images(history, loaded.failures)
