@@ -50,8 +50,8 @@ class KeyServiceStub:
     Idempotent by request id: the same request again returns the key without the
     secret. At most 1000 keys of a store are neither revoked nor expired; with
     those that ended, and are kept for 90 days, it has at most 10000: beyond
-    that the answer is TOO_LARGE. Operators make nine tenths of both at most; the
-    rest is for the deployment.
+    that the answer is TOO_LARGE. Keys that operators create may fill at most
+    90 % of both limits; the rest is for the deployment.
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     REQUEST_ID_REUSED.
@@ -98,8 +98,8 @@ class KeyServiceAsyncStub(KeyServiceStub):
     Idempotent by request id: the same request again returns the key without the
     secret. At most 1000 keys of a store are neither revoked nor expired; with
     those that ended, and are kept for 90 days, it has at most 10000: beyond
-    that the answer is TOO_LARGE. Operators make nine tenths of both at most; the
-    rest is for the deployment.
+    that the answer is TOO_LARGE. Keys that operators create may fill at most
+    90 % of both limits; the rest is for the deployment.
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     REQUEST_ID_REUSED.
@@ -149,8 +149,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent by request id: the same request again returns the key without the
         secret. At most 1000 keys of a store are neither revoked nor expired; with
         those that ended, and are kept for 90 days, it has at most 10000: beyond
-        that the answer is TOO_LARGE. Operators make nine tenths of both at most; the
-        rest is for the deployment.
+        that the answer is TOO_LARGE. Keys that operators create may fill at most
+        90 % of both limits; the rest is for the deployment.
 
         Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
         REQUEST_ID_REUSED.

@@ -60,10 +60,11 @@ class ChannelServiceStub(object):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
-    next delivery once the API key that saved the channel last was revoked or has
-    expired, or the delegate's key may not act for users any more: saved with another
-    key it continues. Erasing a conversation removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels.
+    A channel is also disabled, instead of its next delivery, once the API key that
+    last saved it is revoked or expires, or the delegate's key may no longer act for
+    users. Saving it with another key enables it. Erasing a conversation removes what
+    deliveries hold of it.
     """
 
     def __init__(self, channel):
@@ -174,10 +175,11 @@ class ChannelServiceServicer(object):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
-    next delivery once the API key that saved the channel last was revoked or has
-    expired, or the delegate's key may not act for users any more: saved with another
-    key it continues. Erasing a conversation removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels.
+    A channel is also disabled, instead of its next delivery, once the API key that
+    last saved it is revoked or expires, or the delegate's key may no longer act for
+    users. Saving it with another key enables it. Erasing a conversation removes what
+    deliveries hold of it.
     """
 
     def CreateChannel(self, request, context):
@@ -446,10 +448,11 @@ class ChannelService(object):
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
     none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels. So it is instead of the
-    next delivery once the API key that saved the channel last was revoked or has
-    expired, or the delegate's key may not act for users any more: saved with another
-    key it continues. Erasing a conversation removes what deliveries hold of it.
+    notified (CHANNEL_DISABLED), also by their other channels.
+    A channel is also disabled, instead of its next delivery, once the API key that
+    last saved it is revoked or expires, or the delegate's key may no longer act for
+    users. Saving it with another key enables it. Erasing a conversation removes what
+    deliveries hold of it.
     """
 
     @staticmethod
