@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace as replace_fields
@@ -18,9 +17,8 @@ from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.background import read
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece, UsageReport
+from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece
 from pawl.agent_loop.domain.run import (
     ENDED,
     Job,
@@ -31,7 +29,6 @@ from pawl.agent_loop.domain.run import (
     RunOptions,
     RunState,
     StopCause,
-    TokenBudgetPolicy,
 )
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
@@ -327,61 +324,6 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
         RunState.COMPLETED,
         {story.calls(story.jobs[0])[0].call_id: 1},
     )
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_a_run_its_jobs_agents_and_turns_together_use_no_more_than_its_budget(seed: int) -> None:
-    """LOOP-12: whatever they start, the budget is passed by the last call of those that call at once."""
-    story, draw, at_once = Story(seconds=5.0), random.Random(seed), [0]
-    model, budget = story.world.model, draw.randint(1500, 5000)
-
-    def reply(_: ModelRequest) -> Script:
-        at_once.append(model.streaming + 1)
-        hires = [f'hire {{"task":"n{n}"}}' for n in range(2)]
-        series = [background("hire", task=f"b{n}", _interval=7, _stopAfter=3) for n in range(2)]
-        wanted = draw.sample(
-            [*hires, *series, background("work"), 'look {"n":1}'], draw.randint(len(model.requests) < 6, 3)
-        )
-        script = calls(*wanted) if wanted else says("Done.")
-        usage = UsageReport(input_tokens=200, output_tokens=100)
-        return [draw.random(), *(usage if isinstance(piece, UsageReport) else piece for piece in script)]
-
-    model.reply = reply
-    limits = Limits(total_tokens_max=budget, agent_depth_max=2)
-    key = story.say("do it", RunOptions(limits=limits, token_budget_policy=TokenBudgetPolicy.FAIL))
-    await story.until(lambda: all(run.state in ENDED for run in story.runs), look_seconds=30.0)
-    used = 300 * len(model.requests)
-    assert used < budget + 300 * max(at_once)
-    assert used > budget - 300, "nothing is left for nobody"
-    assert story.world.ledger.row(key).shared_tokens_used == used
-
-
-async def test_a_run_whose_job_used_up_the_budget_expires_without_a_top_up() -> None:
-    """LOOP-12."""
-    story = Story(seconds=20.0)
-    begun = calls(background("hire", task="b0"), 'work {"n":1}')
-    costs = iter([(begun, 100), (says("Done."), 2600), (says("Finished."), 100)])
-
-    def reply(_: ModelRequest) -> Script:
-        script, tokens = next(costs)
-        usage = UsageReport(input_tokens=tokens, output_tokens=100)
-        return [usage if isinstance(piece, UsageReport) else piece for piece in script]
-
-    story.world.model.reply = reply
-    key = story.say("do it", RunOptions(limits=Limits(total_tokens_max=3000, top_up_timeout_seconds=120.0)))
-    await story.until(lambda: story.world.ledger.run(key).state in ENDED, seconds_max=300.0)
-    assert story.world.ledger.run(key).state is RunState.EXPIRED
-
-
-async def test_a_used_up_budget_fails_one_turn_and_the_notices_wait_for_a_message() -> None:
-    story = Story(calls(background("work", _interval=600, _stopAfter=4)), says("Begun."), says("I see."))
-    story.say("do it", RunOptions(limits=Limits(total_tokens_max=1000)))
-    await story.until(lambda: bool(story.jobs) and all(run.state in ENDED for run in story.runs))
-    turns = [turn.state for turn in story.turns]
-    assert turns.count(RunState.FAILED) == 1
-    key = story.say("and?")
-    await story.until(lambda: story.world.ledger.run(key).state in ENDED)
-    assert (len(story.turns), story.waiting) == (len(turns), [])
 
 
 async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:

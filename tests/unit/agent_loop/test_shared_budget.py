@@ -1,0 +1,76 @@
+"""The token budget that a run shares with its jobs, agents and turns (LOOP-12)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pawl.agent_loop.domain.command import TopUp
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.model import ModelRequest, UsageReport
+from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, TokenBudgetPolicy, WaitKind
+from pawl.event.v1 import run_pb2
+from tests.fakes.model import Script, calls, says
+from tests.unit.agent_loop.test_jobs import Story, background
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_run_its_jobs_agents_and_turns_together_use_no_more_than_its_budget(seed: int) -> None:
+    """LOOP-12: whatever they start, the budget is passed by the last call of those that call at once."""
+    story, draw, at_once = Story(seconds=5.0), random.Random(seed), [0]
+    model, budget = story.world.model, draw.randint(1500, 5000)
+
+    def reply(_: ModelRequest) -> Script:
+        at_once.append(model.streaming + 1)
+        hires = [f'hire {{"task":"n{n}"}}' for n in range(2)]
+        series = [background("hire", task=f"b{n}", _interval=7, _stopAfter=3) for n in range(2)]
+        wanted = draw.sample(
+            [*hires, *series, background("work"), 'look {"n":1}'], draw.randint(len(model.requests) < 6, 3)
+        )
+        script = calls(*wanted) if wanted else says("Done.")
+        usage = UsageReport(input_tokens=200, output_tokens=100)
+        return [draw.random(), *(usage if isinstance(piece, UsageReport) else piece for piece in script)]
+
+    model.reply = reply
+    limits = Limits(total_tokens_max=budget, agent_depth_max=2)
+    key = story.say("do it", RunOptions(limits=limits, token_budget_policy=TokenBudgetPolicy.FAIL))
+    await story.until(lambda: all(run.state in ENDED for run in story.runs), look_seconds=30.0)
+    used = 300 * len(model.requests)
+    assert used < budget + 300 * max(at_once)
+    assert used > budget - 300, "nothing is left for nobody"
+    assert story.world.ledger.row(key).shared_tokens_used == used
+
+
+async def test_a_run_whose_job_used_up_the_budget_expires_unless_it_gets_enough() -> None:
+    """LOOP-12."""
+    story = Story(seconds=20.0)
+    begun = calls(background("hire", task="b0"), 'work {"n":1}')
+    costs = iter([(begun, 100), (says("Done."), 2600), (says("Finished."), 100)])
+
+    def reply(_: ModelRequest) -> Script:
+        script, tokens = next(costs)
+        usage = UsageReport(input_tokens=tokens, output_tokens=100)
+        return [usage if isinstance(piece, UsageReport) else piece for piece in script]
+
+    story.world.model.reply = reply
+    key = story.say("do it", RunOptions(limits=Limits(total_tokens_max=3000, top_up_timeout_seconds=120.0)))
+    ledger = story.world.ledger
+    await story.until(lambda: WaitKind.BUDGET in ledger.run(key).waits)
+    waiting = ledger.run(key)
+    await ledger.send(key, TopUp(tokens=waiting.tokens_needed - 1))
+    await story.until(lambda: ledger.run(key).state in ENDED, seconds_max=300.0)
+    later = ledger.log(key)[waiting.last_seq :]
+    changes = [event.run_changed.run.state for event in later if event.HasField("run_changed")]
+    assert changes == [run_pb2.RUN_STATE_EXPIRED], "it does not run on too few tokens"
+
+
+async def test_a_used_up_budget_fails_one_turn_and_the_notices_wait_for_a_message() -> None:
+    story = Story(calls(background("work", _interval=600, _stopAfter=4)), says("Begun."), says("I see."))
+    story.say("do it", RunOptions(limits=Limits(total_tokens_max=1000)))
+    await story.until(lambda: bool(story.jobs) and all(run.state in ENDED for run in story.runs))
+    turns = [turn.state for turn in story.turns]
+    assert turns.count(RunState.FAILED) == 1
+    key = story.say("and?")
+    await story.until(lambda: story.world.ledger.run(key).state in ENDED)
+    assert (len(story.turns), story.waiting) == (len(turns), [])
