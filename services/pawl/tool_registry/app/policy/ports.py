@@ -15,11 +15,11 @@ from pawl.tool_registry.domain.rate import Exceeded, Rate
 from pawl.tool_registry.domain.rules import Rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TakesTooLong(Exception):
     """The preview or bulk count of a tool did not end in time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JournalCall:
     """A call that is about to have its effect."""
 
