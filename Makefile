@@ -96,7 +96,7 @@ client: $(VENV)/.installed ## Build @pawl/client, the client for TypeScript, as 
 	@$(BIN)/python web/build.py --client build
 
 screenshots: $(VENV)/.installed ## Take the pictures of the console in docs/images anew
-	@PAWL_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest -q -m long tests/system/console/test_screenshots.py
+	@TESTS_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest -q -m long tests/system/console/test_screenshots.py
 
 proto-check: $(PROTO_VENV)/.installed ## Lint the protos and compare gen/ with them
 	@$(PROTO_BIN)/buf lint proto

@@ -25,7 +25,7 @@ FAILURES_MAX = 20
 KNOWN = Path(__file__).with_name("flaky.toml")
 AGE_DAYS_MAX = 7
 
-_RECORD = "PAWL_TWICE_RECORD"
+_RECORD = "TESTS_TWICE_RECORD"
 _TESTS_FAILED = 1
 
 

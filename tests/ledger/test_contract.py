@@ -20,7 +20,7 @@ from tests.ledger.model import LIMITS, Model
 from tests.ledger.product import Product
 from tests.ledger.stores import MemoryStore, PostgresStore, stop_clock
 
-_WALKS = int(os.environ.get("PAWL_TEST_EXAMPLES", "5"))
+_WALKS = int(os.environ.get("TESTS_EXAMPLES", "5"))
 _STEPS = 50
 _RACES = 12
 
@@ -43,7 +43,7 @@ async def databases(still_url: str) -> AsyncIterator[Sequence[Database]]:
 
 @pytest.mark.timeout(3600)
 async def test_both_stores_answer_alike_and_keep_the_same_rows(databases: Sequence[Database]) -> None:
-    """Seeded walks: each answer, each row and each byte of the log. `PAWL_TEST_EXAMPLES=500` walks longer."""
+    """Seeded walks: each answer, each row and each byte of the log. `TESTS_EXAMPLES=500` walks longer."""
     for seed in range(_WALKS):
         limits = LIMITS[seed % len(LIMITS)]
         real = PostgresStore(databases[0], limits)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.ledger.machine import LedgerMachine
 
-_EXAMPLES = int(os.environ.get("PAWL_TEST_EXAMPLES", "60"))
+_EXAMPLES = int(os.environ.get("TESTS_EXAMPLES", "60"))
 
 LedgerMachine.TestCase.settings = settings(
     max_examples=_EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -18,4 +18,4 @@ LedgerMachine.TestCase.settings = settings(
 
 @pytest.mark.timeout(3600)
 class TestLedger(LedgerMachine.TestCase):  # type: ignore[misc,valid-type]  # made at run time
-    """`PAWL_TEST_EXAMPLES=20000` plays a night long."""
+    """`TESTS_EXAMPLES=20000` plays a night long."""

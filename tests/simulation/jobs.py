@@ -12,6 +12,7 @@ import msgspec
 
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, TURNS_MAX
+from pawl.job_store.domain.turn import budget_below
 from tests.simulation.model import WATCHED
 from tests.simulation.record import Ledger, Record, call_state, run_state
 from tests.simulation.reference import SETTLED
@@ -92,7 +93,7 @@ def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
         if waiting is not None:
             if bool(waiting.entered_by) != bool(told):
                 yield f"the end of {job.run_id} is entered by {waiting.entered_by!r}, and stands in {told}"
-            if not waiting.entered_by and not _is_held_back(record, conversation_id, job.generation):
+            if not waiting.entered_by and not _is_held_back(record, conversation_id, job):
                 yield f"nobody is told of the end of {job.run_id}"
         elif _was_dismissed(record, conversation_id, job):
             continue
@@ -287,9 +288,13 @@ def _tells(record: Record, job: run_pb2.Run) -> bool:
     return any(notice["job_id"] == job.run_id for _, notice in entered(record, job.reports_to_conversation_id))
 
 
-def _is_held_back(record: Record, conversation_id: str, generation: int) -> bool:
+def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:
+    tables = record.tables
     turns = [run for run in record.runs.values() if is_turn(run) and run.conversation_id == conversation_id]
-    return generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
+    (row,) = (each for each in tables.runs.values() if each.run_id == job.run_id)
+    (conversation,) = (each for each in tables.conversations.values() if each.conversation_id == conversation_id)
+    is_used_up = budget_below(row) in conversation.background.used_up_budgets
+    return is_used_up or job.generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
 
 
 def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:

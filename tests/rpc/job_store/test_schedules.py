@@ -399,7 +399,7 @@ async def test_a_schedule_that_cannot_be_read_holds_up_no_other(timer: Timer, re
     listed = await timer.stub.ListSchedules(pb.ListSchedulesRequest(store_id="acme", user_id="ann"))
     assert [each.definition.name for each in listed.schedules] == ["good", "moved"]
     for call in (timer.get("broken"), timer.pause("broken")):
-        with pytest.raises(Unreadable, match="'broken' cannot be read: delete it"):
+        with pytest.raises(Unreadable, match="'broken' is damaged and cannot be read: delete it"):
             await call
     await timer.delete("broken")
     await timer.pause("moved")

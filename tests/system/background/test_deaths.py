@@ -62,7 +62,7 @@ SOME: Final = (
     ("mail", "notifier", "kill"),
     ("mail", "notifier", "deploy"),
 )
-"""Those that are played each time; PAWL_TEST_STORIES=all plays every one."""
+"""Those that are played each time; TESTS_STORIES=all plays every one."""
 EVERY: Final = tuple(itertools.product(STORIES, SERVICES, WAYS))
 
 
@@ -79,7 +79,7 @@ def by_death(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, st
     return found
 
 
-PLAYED: Final = by_death(EVERY if os.environ.get("PAWL_TEST_STORIES") == "all" else SOME)
+PLAYED: Final = by_death(EVERY if os.environ.get("TESTS_STORIES") == "all" else SOME)
 
 
 @pytest.mark.long

@@ -54,7 +54,7 @@ async def suite() -> AsyncIterator[Suite]:
 
 def missing(reason: str) -> NoReturn:
     """Skip where somebody's machine has no browser; CI has one, or fails."""
-    if os.environ.get("PAWL_BROWSER_REQUIRED"):
+    if os.environ.get("TESTS_BROWSER_REQUIRED"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
 
