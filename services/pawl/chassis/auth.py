@@ -23,7 +23,7 @@ WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
 GATEWAY_KEY: Final = "pawl-gateway-key"
 """The metadata with the service key of the gateway, beside the credential of the caller."""
 CLIENT_ADDRESS: Final = "pawl-client-address"
-"""The metadata with the address of the gateway's client, in the form of gRPC; they count beside GATEWAY_KEY only."""
+"""The metadata with the address of the gateway's client, in gRPC's format; ignored without GATEWAY_KEY."""
 LOCAL_CREDENTIAL: Final = CredentialId("local")
 """The id of the local key."""
 _DECIDES_NOTHING: Final = (
@@ -84,6 +84,7 @@ def service_principal(name: str) -> Principal:
     return Principal(is_service=True, credential_id=CredentialId(right), rights=frozenset({right}))
 
 
+GATEWAY: Final = service_principal("gateway")
 _current: ContextVar[Principal] = ContextVar("pawl_principal")
 
 
@@ -172,7 +173,7 @@ class Authenticator(Protocol):
         """
 
     def client_of(self, metadata: Mapping[str, str]) -> str:
-        """Return the address of the client for whom the gateway calls, in the form of gRPC; else an empty text."""
+        """Return the address of the client for whom the gateway calls, in gRPC's format; empty for none."""
 
 
 def check_said_once(metadata: Iterable[tuple[str, str | bytes]]) -> None:

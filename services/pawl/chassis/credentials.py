@@ -13,6 +13,7 @@ import msgspec
 from pawl.chassis import logs
 from pawl.chassis.auth import (
     CLIENT_ADDRESS,
+    GATEWAY,
     GATEWAY_KEY,
     Authenticator,
     Credential,
@@ -42,7 +43,6 @@ _FILE: Final = "file-"
 """The beginning of the ids of keys that stand in a file."""
 _ROW: Final = "key_"
 """The same for keys that are rows."""
-_GATEWAY: Final = service_principal("gateway")
 _LOOK_SECONDS: Final = 1.0
 _GONE_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 60.0
@@ -259,7 +259,7 @@ class KeyAuthenticator:
 
     def client_of(self, metadata: Mapping[str, str]) -> str:
         service = self._services().get(digest_of(metadata.get(GATEWAY_KEY, "")))
-        return metadata.get(CLIENT_ADDRESS, "") if service == _GATEWAY else ""
+        return metadata.get(CLIENT_ADDRESS, "") if service == GATEWAY else ""
 
     def _why_not(self, digest: bytes) -> LoginRefused:
         ended = self._rows.ended(digest) if self._rows else None

@@ -393,7 +393,7 @@ class Method:
         client = self.interceptor.authenticator.client_of(metadata)
         if client and self.interceptor.certified_services:
             try:
-                tls.check_service("service:gateway", context.auth_context())
+                tls.check_service(auth.GATEWAY.credential_id, context.auth_context())
             except Unauthenticated:
                 return ""
         return client

@@ -214,7 +214,7 @@ class Service:
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
         """Return the server that the settings describe; add the servicers, then `serve` it.
 
-        Callers may show `keys` beside those of the settings.
+        Callers may use these `keys` as well as those of the settings.
         """
         issuers = read_issuers(self._settings, self.clock)
         if issuers:

@@ -45,9 +45,9 @@ def shortened(text: str, bytes_max: int) -> str:
     return _UNFINISHED_MARK.sub("", data[: bytes_max - 3].decode(errors="ignore")) + "..."
 
 
-def undecided(until: datetime | str = "in time") -> str:
-    """Return the sentence of an approval's card about what happens if nobody decides until a time."""
-    by = until if isinstance(until, str) else f"by {until:%Y-%m-%d %H:%M} UTC"
+def undecided(until: datetime | None = None) -> str:
+    """Return what an approval's card says about a request that nobody decides in time."""
+    by = "in time" if until is None else f"by {until:%Y-%m-%d %H:%M} UTC"
     return f"If nobody decides {by}, it is escalated, or the call does not run."
 
 

@@ -402,8 +402,8 @@ CREATE INDEX key_events_of_key ON key_events (key_id, event_id);
 CREATE INDEX key_events_of_kind ON key_events (kind, event_id);
 CREATE INDEX key_events_of_store ON key_events (store_id, event_id);
 
--- Removes at most `rows_max` events older than 90 days, and returns how many. Runs with the rights of the table's owner,
--- whoever calls.
+-- Removes at most `rows_max` events older than 90 days, and returns how many. Runs with the table owner's rights for
+-- every caller.
 CREATE FUNCTION remove_old_key_events(rows_max integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH gone AS (

@@ -254,7 +254,7 @@ async def _answers_http(listen: str, *, is_tls: bool) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_tls else None
     if context is not None:
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # Nothing is told to it.
+        context.verify_mode = ssl.CERT_NONE  # The probe sends no secrets.
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)

@@ -252,7 +252,7 @@ class Process:
 
 
 async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
-    """Return once a process, which has just become ready, has not answered for 30 seconds."""
+    """Return once a ready process has not answered its health check for 30 seconds."""
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
     while loop.time() - answered_at < SILENT_SECONDS_MAX:

@@ -134,7 +134,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     tokens_added: int = 0
     """The tokens that top-ups have added to the budget."""
     agents_tokens: int = 0
-    """The tokens in the usage of the run that the runs which did its calls have used."""
+    """The part of the run's usage that agents it called have used."""
     top_up_deadline_time: float | None = None
     """Until when the run waits for a top-up; None if it does not."""
     misfits: int = 0

@@ -357,7 +357,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     waits: tuple[WaitKind, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
     budget_run_id: RunId = RunId("")
-    """The run whose token budget counts what this one uses, beside its own; empty if there is none."""
+    """The root run whose token budget also counts this run's tokens; empty for none."""
     tools: tuple[PinnedTool, ...] = ()
     round: int = 0
     last_seq: int = 0

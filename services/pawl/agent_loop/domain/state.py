@@ -78,7 +78,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_tokens(self) -> int:
-        """The tokens of its own model calls."""
+        """Tokens of the run's own model calls, without agents that it called."""
         return self.run.usage.total_tokens - self.loop.agents_tokens
 
     @property

@@ -288,8 +288,8 @@ def _approval(call: Json) -> Json:
     shown = {"digest": asked.get("digest", ""), "arguments": arguments(call), "cause": asked.get("cause", "")}
     shown |= {"agent": visible(call["agentName"])} if call.get("agentName") else {}
     message = visible(asked.get("preview", "")) or f"May {call.get('toolName', '')} run?"
-    until = [datetime.fromisoformat(call["deadlineTime"])] if call.get("deadlineTime") else []
-    message += f"\n\n{undecided(*until)}"
+    until = datetime.fromisoformat(call["deadlineTime"]) if call.get("deadlineTime") else None
+    message += f"\n\n{undecided(until)}"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
 
 

@@ -84,7 +84,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         """Return the row of a record.
 
         Raises:
-            Unreadable: it has none.
+            Unreadable: the row cannot be read.
         """
         found = read_each(self._columns.table, [record], self._read, itemgetter("name"))
         if not found:

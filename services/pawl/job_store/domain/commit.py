@@ -21,7 +21,7 @@ from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 ROUND_STARTED: Final = "round.started"
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
-"""The reason of a failure, as agent-loop has it."""
+"""agent-loop's reason for a failure."""
 
 _FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
 
@@ -64,9 +64,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     round: int | None = None
     usage: bytes | None = None
     tokens_used: int = 0
-    """The tokens of its own model calls that are new."""
+    """Tokens of the run's own model calls since the last commit."""
     budget_run_id: RunId = RunId("")
-    """That of the run."""
+    """`RunRow.budget_run_id`."""
     output: bytes | None = None
     active_seconds: float | None = None
     tools: bytes | None = None
@@ -274,7 +274,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _spend(self, unit: UnitOfWork, run: RunRow) -> tuple[RunRow, int | None]:
-        """Count what is used in the budget that the run draws on; return the run, and what is left of that budget."""
+        """Count the tokens used in the run's shared budget; return the run and what is left of that budget."""
         top = unit.runs.get(RunKey(run.store_id, run.budget_run_id)) if run.budget_run_id else run
         if top is None:
             # Retention has removed it.

@@ -113,7 +113,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Start no further turns on the budget of a turn that has used it up, until a message of a user."""
+    """Start no turns on a budget that a turn has used up, until a user sends a message."""
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)

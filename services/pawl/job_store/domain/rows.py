@@ -294,7 +294,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shared_tokens_left(self) -> int | None:
-        """The tokens left of its own budget, by itself and by runs that share it; None without one."""
+        """Tokens left of this run's budget after all runs that share it; None without a budget."""
         return max(0, self.token_budget - self.shared_tokens_used) if self.token_budget else None
 
     @property

@@ -41,7 +41,7 @@ def queued(
 
 
 def budget_below(run: RunRow) -> RunId:
-    """Return the run on whose budget those draw that a run leads to; empty if it has none."""
+    """Return the budget_run_id of runs that this run starts; empty if there is no budget."""
     return run.budget_run_id or (run.run_id if run.token_budget else RunId(""))
 
 

@@ -223,7 +223,7 @@ def _request(asked: ApprovalAsked, user_id: UserId, kind: NotificationKind, titl
         call_id=asked.call_id,
         event_id=asked.event_id,
         title=_line(title),
-        body=_body(asked.preview, undecided(asked.expire_time or "in time")),
+        body=_body(asked.preview, undecided(asked.expire_time)),
         create_time=asked.time,
     )
 
@@ -258,6 +258,6 @@ def _line(text: str) -> str:
 
 
 def _body(text: str, end: str = "") -> str:
-    """Return a text, cut so that a last sentence of ours is there whole."""
+    """Return the text, shortened so that `end` fits whole."""
     end = f"\n\n{end}" if end else ""
     return (shortened(visible(storable(text).strip()), BODY_BYTES_MAX - len(end)) + end).lstrip()

@@ -57,7 +57,7 @@ class Threads:
         def deliver(value: Any, error: BaseException | None) -> None:
             if error is not None:
                 ended.set_exception(error)
-                ended.exception()  # Seen, also when nobody wants it any more.
+                ended.exception()  # Mark it as retrieved, even if no caller awaits it.
             else:
                 ended.set_result(value)
 
