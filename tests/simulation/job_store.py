@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from pawl.agent_loop.domain.run import Usage
 from pawl.chassis.ids import IdSource
-from pawl.errors import PawlError
+from pawl.chassis.metrics import Metrics
+from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.app.ports import Announcer, Limits, Ports
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations
@@ -63,26 +64,11 @@ class Channel:
         return [type(response).FromString(response.SerializeToString()) for response in responses]
 
 
-class Unmetered:
-    """All meters; nobody looks."""
+class Unmetered(PrometheusMeter):
+    """The meter of the ledger, and one of the loop that counts nothing."""
 
-    def group_written(self, *, operations: int, seconds: float) -> None: ...
-
-    def refused(self, error: PawlError) -> None: ...
-
-    def quarantined(self, runs: int) -> None: ...
-
-    def relayed(self, events: int) -> None: ...
-
-    def schedule_fired(self, outcome: str, delay_seconds: float) -> None: ...
-
-    def trigger_fired(self, outcome: str) -> None: ...
-
-    def mailbox_unreachable(self) -> None: ...
-
-    def webhook_refused(self, error: PawlError) -> None: ...
-
-    def ledger_counted(self, counts: Mapping[str, float]) -> None: ...
+    def __init__(self) -> None:
+        super().__init__(Metrics("simulation"))
 
     def model_called(self, outcome: str, usage: Usage) -> None: ...
 

@@ -42,11 +42,11 @@ from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRep
 from pawl.job_store.adapters.usage import PostgresUsage
 from pawl.job_store.app import sweeps
 from pawl.job_store.app.agents import Agents
-from pawl.job_store.app.erasing import Erasing, ErasureLog, Erasures
+from pawl.job_store.app.erasing import Erasing
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex, Titles
+from pawl.job_store.app.ports import Limits, Ports
 from pawl.job_store.app.schedules import ScheduleRepository, Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.app.triggers import TriggerRepository, Triggers
@@ -66,16 +66,16 @@ from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
 class Upkeep:
     """The outside of what keeps a database small and its subscribers informed."""
 
-    outbox: Outbox
-    stream: LifecycleStream
-    retention: Retention
-    search: SearchIndex
-    stats: LedgerStats
+    outbox: PostgresOutbox
+    stream: JetStreamLifecycle
+    retention: PostgresRetention
+    search: PostgresSearchIndex
+    stats: PostgresLedgerStats
     periods: RetentionPeriods
     schedules: ScheduleRepository
     triggers: TriggerRepository
-    erasures: Erasures
-    erasure_log: ErasureLog | None
+    erasures: PostgresErasures
+    erasure_log: JetStreamErasures | None
     """None without a NATS."""
     ids: IdSource
 
@@ -98,7 +98,7 @@ class JobStore:
     triggers: Triggers | None
     """As `erasing`."""
     loops: Mapping[str, Callable[[], Awaitable[None]]]
-    titles: Titles | None = None
+    titles: PostgresTitles | None = None
     """As `keys`."""
 
     def add_to(self, server: RpcServer) -> None:
@@ -128,7 +128,7 @@ def wire(
     keys: Keys | None = None,
     agents: Agents | None = None,
     *,
-    titles: Titles | None = None,
+    titles: PostgresTitles | None = None,
 ) -> JobStore:
     """Return a job store over these ports; without `upkeep` its loops leave the database as it is."""
     relay = Relay(upkeep.outbox, upkeep.stream, ports.meter) if upkeep else None

@@ -11,18 +11,15 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.egress_requests import Egress
 from pawl.chassis.ids import IdSource
 from pawl.chassis.rpc_server import RpcServer
+from pawl.notifier.adapters.bus import NatsAnnouncer
+from pawl.notifier.adapters.channels import PostgresChannels
+from pawl.notifier.adapters.deliveries import PostgresDeliveries
+from pawl.notifier.adapters.metrics import PrometheusCounters
+from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.app.channels import Channels
-from pawl.notifier.app.deliveries import Deliveries
+from pawl.notifier.app.deliveries import ChannelSender, Deliveries
 from pawl.notifier.app.intake import Intake
-from pawl.notifier.app.ports import (
-    Announcer,
-    ChannelRepository,
-    ChannelSender,
-    Counters,
-    DeliveryQueue,
-    PreferenceRepository,
-    Store,
-)
 from pawl.notifier.app.publication import Publication, forget_old
 from pawl.notifier.app.subscription import Subscriptions
 from pawl.notifier.domain.channel import ChannelKind
@@ -55,15 +52,15 @@ class Notifier:
 
 def wire(
     *,
-    store: Store,
-    channels: ChannelRepository,
-    queue: DeliveryQueue,
-    preferences: PreferenceRepository,
+    store: PostgresStore,
+    channels: PostgresChannels,
+    queue: PostgresDeliveries,
+    preferences: PostgresPreferences,
     senders: Mapping[ChannelKind, ChannelSender],
     sends_email: bool,
     egress: Egress,
-    announcer: Announcer,
-    counters: Counters,
+    announcer: NatsAnnouncer,
+    counters: PrometheusCounters,
     clock: Clock,
     ids: IdSource,
     keep_days: float,

@@ -21,6 +21,8 @@ from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from pawl.tool_registry.adapters.ledger import LedgerReads
+from pawl.tool_registry.adapters.metrics import RegistryMetrics
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.adapters.postgres.checkpoints import PostgresCheckpoints
 from pawl.tool_registry.adapters.postgres.completions import PostgresCompletions
@@ -34,32 +36,21 @@ from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
+from pawl.tool_registry.adapters.process.runner import ProcessRunner
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.catalog.ports import Helper, ToolRepository
-from pawl.tool_registry.app.documents.documents import DocumentRepository, Documents
-from pawl.tool_registry.app.documents.memories import Memories, MemoryRepository
+from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.completions import Completing
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.execution.ports import AwaitedRuns, Checkpoints, Completions, ResourceLocks, Runner, Secrets
 from pawl.tool_registry.app.mailboxes.mailboxes import Mailboxes, MailboxReader
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.ports import (
-    AuditLog,
-    ExecutionJournal,
-    GrantUses,
-    Observer,
-    RateLimits,
-    RuleRepository,
-    RunReads,
-)
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
 from pawl.tool_registry.app.sources.sources import Sources
-from pawl.tool_registry.app.workers.ports import WorkerRepository
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
 from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
@@ -79,19 +70,19 @@ from pawl.tool_registry.rpc.worker_servicer import WorkerServicer
 class Record:
     """The record that all processes of the registry share."""
 
-    tools: ToolRepository
-    workers: WorkerRepository
+    tools: PostgresToolRepository
+    workers: PostgresWorkerRepository
     sources: SourceRepository
-    documents: DocumentRepository
-    memories: MemoryRepository
-    rules: RuleRepository
-    grants: GrantUses
-    journal: ExecutionJournal
-    checkpoints: Checkpoints
-    completions: Completions
-    locks: ResourceLocks
-    rates: RateLimits
-    audit: AuditLog
+    documents: PostgresDocumentRepository
+    memories: PostgresMemoryRepository
+    rules: PostgresRuleRepository
+    grants: PostgresGrantUses
+    journal: PostgresExecutionJournal
+    checkpoints: PostgresCheckpoints
+    completions: PostgresCompletions
+    locks: PostgresResourceLocks
+    rates: PostgresRateLimits
+    audit: PostgresAuditLog
 
     @classmethod
     def on_postgres(
@@ -126,16 +117,15 @@ class Ports:
     """The outside of the registry. `stopping` returns when the process is to end."""
 
     record: Record
-    runs: RunReads
-    awaited_runs: AwaitedRuns
-    runner: Runner
-    secrets: Secrets
+    ledger: LedgerReads
+    runner: ProcessRunner
+    secrets: FileSecrets
     helper: Helper
     connectors: Mapping[str, Connector]
     mailboxes: MailboxReader
     misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
     """Say for a store what is wrong with an answer to a question with a schema."""
-    observer: Observer
+    observer: RegistryMetrics
     clock: Clock
     ids: IdSource
     stopping: Callable[[], Awaitable[object]]
@@ -163,15 +153,15 @@ class ToolRegistry:
     catalog: Catalog
     rules: Rules
     sources: Sources
-    documents: Documents
-    memories: Memories
+    documents: PostgresDocumentRepository
+    memories: PostgresMemoryRepository
     mailboxes: Mailboxes
     hub: WorkerHub
     worker_tools: WorkerTools
     completing: Completing
     executor: Executor
     execution: ExecutionServicer
-    audit: AuditLog
+    audit: PostgresAuditLog
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for it."""
@@ -194,7 +184,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     audit = AuditTrail(record.audit, clock.now)
     hub = WorkerHub(record.workers, audit, clock=clock, stopping=ports.stopping, options=limits.workers)
     catalog = Catalog(record.tools, sources={WORKER: hub, **ports.connectors}, helper=ports.helper)
-    rules = Rules(repository=record.rules, catalog=catalog, runs=ports.runs, audit=audit, ids=ports.ids, clock=clock)
+    rules = Rules(repository=record.rules, catalog=catalog, runs=ports.ledger, audit=audit, ids=ports.ids, clock=clock)
     admission = Admission(
         catalog=catalog,
         rules=rules,
@@ -207,7 +197,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         answer=ports.runner.answer,
         store_calls_per_minute=limits.store_calls_per_minute,
     )
-    completing = Completing(completions=record.completions, runs=ports.awaited_runs, secrets=ports.secrets, audit=audit)
+    completing = Completing(completions=record.completions, runs=ports.ledger, secrets=ports.secrets, audit=audit)
     parts = AttemptParts(
         locks=record.locks,
         runner=ports.runner,
@@ -221,7 +211,6 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         on_withdrawn=completing.look,
     )
     executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
-    documents = Documents(record.documents)
     return ToolRegistry(
         is_ones_own=limits.is_ones_own,
         catalog=catalog,
@@ -229,15 +218,15 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         sources=Sources(
             repository=record.sources, tools=record.tools, catalog=catalog, connectors=ports.connectors, clock=clock
         ),
-        documents=documents,
-        memories=Memories(record.memories),
-        mailboxes=Mailboxes(ports.mailboxes, ports.secrets, ports.helper, documents, monotonic=clock.monotonic),
+        documents=record.documents,
+        memories=record.memories,
+        mailboxes=Mailboxes(ports.mailboxes, ports.secrets, ports.helper, record.documents, monotonic=clock.monotonic),
         hub=hub,
         worker_tools=WorkerTools(record.tools, record.workers, catalog),
         completing=completing,
         executor=executor,
         execution=ExecutionServicer(
-            catalog, BatchCheck(admission, executor, audit), executor, audit, ports.misfit, documents
+            catalog, BatchCheck(admission, executor, audit), executor, audit, ports.misfit, record.documents
         ),
         audit=record.audit,
     )

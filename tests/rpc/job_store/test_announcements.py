@@ -18,6 +18,7 @@ from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
@@ -197,7 +198,7 @@ async def test_events_that_were_sent_long_ago_are_forgotten(
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 2
 
 
-class Shortened:
+class Shortened(JetStreamLifecycle):
     """A stream that is back without what it had; while `failing`, sending is the last thing that the ledger does."""
 
     def __init__(self) -> None:

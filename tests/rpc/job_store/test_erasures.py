@@ -16,6 +16,7 @@ from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import erasure_pb2 as pb
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.erasure_pb2_grpc import ErasureServiceStub
+from pawl.job_store.adapters.erasure_log import JetStreamErasures
 from pawl.job_store.adapters.erasures import PostgresErasures
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.erasing import Erasing
@@ -32,7 +33,7 @@ MARKER = "zanzibar"
 SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
 
 
-class Log:
+class Log(JetStreamErasures):
     """The list of what was erased, and how often the life cycle was purged."""
 
     def __init__(self) -> None:

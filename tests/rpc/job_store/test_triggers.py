@@ -24,6 +24,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1.schedules_pb2 import ScheduleOwner
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
+from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
@@ -364,7 +365,7 @@ async def test_after_ten_failures_in_a_row_a_trigger_pauses_itself(hook: Hook, u
     assert (await hook.deliver("next")).fire.outcome == STARTED
 
 
-class Told:
+class Told(JetStreamLifecycle):
     """A stream that keeps what it was sent, unless it is away."""
 
     def __init__(self) -> None:

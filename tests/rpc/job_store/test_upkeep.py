@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -13,10 +13,10 @@ from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailabl
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.journal import PostgresJournal
+from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
-from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from pawl.job_store.app.sweeps import RetentionSweep
 from pawl.job_store.rpc.events import encode_event
 from pawl.job_store.rpc.messages import usage_of
@@ -173,22 +173,12 @@ async def test_operations_and_refusals_are_counted(user: User, replica: Replica)
     assert "group_operations_count 3.0" in text
 
 
-class Deaf:
-    """A stream that must not be used."""
-
-    async def end(self) -> StreamEnd | None:
-        raise AssertionError("another replica relays")
-
-    async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
-        raise AssertionError("another replica relays")
-
-
 async def test_one_replica_at_a_time_relays_the_life_cycle(user: User, database: Database) -> None:
     """Two at once would mix up the order."""
     await user.submit()
     async with database.transaction() as connection:
         await connection.fetchval("SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))")
-        assert await PostgresOutbox(database).relay(Deaf(), events_max=10) == 0
+        assert await PostgresOutbox(database).relay(create_autospec(JetStreamLifecycle), events_max=10) == 0
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 1
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import create_autospec
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.tasks import end
+from pawl.notifier.adapters.bus import NatsAnnouncer
 from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.adapters.deliveries import PostgresDeliveries
 from pawl.notifier.adapters.email_sender import Emails
@@ -33,8 +35,7 @@ from pawl.notifier.adapters.webhook_sender import SignedPosts
 from pawl.notifier.app.subscription import Subscriptions
 from pawl.notifier.domain.announcement import notification_id
 from pawl.notifier.domain.channel import ChannelKind
-from pawl.notifier.domain.delivery import ChannelEvent
-from pawl.notifier.domain.notification import Draft, EventId, Inbox, Notification, NotificationKind
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationKind
 from pawl.notifier.wiring import Notifier, wire
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
@@ -106,14 +107,6 @@ class Repository(PostgresChannels, PostgresDeliveries):
     """All that is kept of channels and their deliveries."""
 
 
-class Silent:
-    """An announcer that nobody hears."""
-
-    async def announce(self, notifications: Sequence[Notification]) -> None: ...
-
-    async def tell(self, events: Sequence[ChannelEvent]) -> None: ...
-
-
 def wired(
     database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None, gone_keys: Collection[str] = ()
 ) -> Notifier:
@@ -131,7 +124,7 @@ def wired(
         sends_email=mail_server is not None,
         egress=egress,
         ids=ids,
-        announcer=Silent(),
+        announcer=create_autospec(NatsAnnouncer),
         counters=PrometheusCounters(Metrics("notifier")),
         clock=SystemClock(),
         keep_days=30,

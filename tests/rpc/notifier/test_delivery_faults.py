@@ -19,7 +19,6 @@ from pawl.chassis.tasks import end
 from pawl.notifier.adapters.deliveries import CLAIM, DUE, GIVE_BACK, HOLD_DUE, SETTLE, PostgresDeliveries
 from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, PostgresStore, added_columns
 from pawl.notifier.adapters.postgres import WAITING as WAITING_SQL
-from pawl.notifier.app.ports import NewChannel, NewCode
 from pawl.notifier.domain.announcement import (
     ApprovalAsked,
     ApprovalSettled,
@@ -38,6 +37,8 @@ from pawl.notifier.domain.delivery import (
     DeliveryFilter,
     DeliveryId,
     DeliveryState,
+    NewChannel,
+    NewCode,
     Outcome,
     choose,
 )

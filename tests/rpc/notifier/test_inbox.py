@@ -18,9 +18,8 @@ from pawl.chassis.ids import CallId, ConversationId, StoreId, UserId
 from pawl.chassis.status import from_rpc_error
 from pawl.errors import PawlError, SlowConsumer
 from pawl.notifier.adapters.postgres import ERASE, PostgresStore
-from pawl.notifier.app.ports import PoisonEvent
 from pawl.notifier.app.subscription import PAGE, Subscriptions
-from pawl.notifier.domain.announcement import Over
+from pawl.notifier.domain.announcement import Over, PoisonEvent
 from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
 from pawl.notifier.rpc.servicer import Notify
 from pawl.notify.v1 import notify_pb2

@@ -35,9 +35,11 @@ from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
+from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.adapters.mail.imap import ImapMailboxes
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
+from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
@@ -45,7 +47,6 @@ from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.app.sources.ports import Connector
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, Record, ToolRegistry, wire
@@ -97,8 +98,16 @@ FOR_ANN = (("pawl-user", "ann"), ("pawl-roles", "approver,admin"))
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 
-class KnownRuns:
-    """A ledger with the run `run` of ann of acme, its call `approved` of pay, and the agents clerk and counter."""
+class Ledger(LedgerReads):
+    """A ledger with the run `run` of ann of acme, its call `approved` of pay, and the agents clerk and counter.
+
+    `told` are completed calls that it was notified of, `stopped` the runs that take no results any more.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.stopped: set[str] = set()
+        self.away = False
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
         return (run.store_id, user_id, run.run_id) == ("acme", "ann", "run")
@@ -111,15 +120,6 @@ class KnownRuns:
 
     async def has_agent(self, store_id: StoreId, name: str) -> bool:
         return name == "default" or (store_id, name) in {("acme", "clerk"), ("acme", "counter")}
-
-
-class AwaitedRuns:
-    """A ledger that has been told of completed calls; `stopped` are runs that take no results any more."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-        self.stopped: set[str] = set()
-        self.away = False
 
     async def takes_results(self, run: RunKey) -> bool:
         self._answer()
@@ -171,7 +171,7 @@ class Registry:
     documents: Mapping[tuple[str, str], DocumentServiceAsyncStub]
     memories: Mapping[tuple[str, str], MemoryServiceAsyncStub]
     completions: Mapping[tuple[str, str], CompletionServiceAsyncStub]
-    awaited: AwaitedRuns
+    ledger: Ledger
     executor: Executor
     catalog: Catalog
     metrics: Metrics
@@ -330,7 +330,7 @@ async def running(
     drain_seconds: float = 1.0,
     worker_options: WorkerOptions = _WORKER_OPTIONS,
     store_calls_per_minute: int = 0,
-    wrap_journal: Callable[[ExecutionJournal], ExecutionJournal] = lambda journal: journal,
+    wrap_journal: Callable[[PostgresExecutionJournal], Any] = lambda journal: journal,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
     options = options or ExecutorOptions(grace_seconds=drain_seconds, renew_seconds=0.2)
@@ -346,8 +346,7 @@ async def running(
         mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
         ports = Ports(
             record=replace(record, journal=wrap_journal(record.journal)),
-            runs=KnownRuns(),
-            awaited_runs=(awaited := AwaitedRuns()),
+            ledger=(ledger := Ledger()),
             runner=(processes := ProcessRunner(threads, processes_max=processes_max)),
             secrets=known_secrets,
             helper=(helpers := Helpers()),
@@ -375,7 +374,7 @@ async def running(
                 documents=channels.stubs(DocumentServiceStub),
                 memories=channels.stubs(MemoryServiceStub),
                 completions=channels.stubs(CompletionServiceStub),
-                awaited=awaited,
+                ledger=ledger,
                 executor=registry.executor,
                 catalog=registry.catalog,
                 metrics=metrics,

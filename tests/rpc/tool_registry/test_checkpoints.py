@@ -17,8 +17,8 @@ from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId
 from pawl.tool.v1 import worker_pb2
 from pawl.tool_registry.adapters.postgres.checkpoints import PostgresCheckpoints
 from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
-from pawl.tool_registry.app.execution.ports import Writer
 from pawl.tool_registry.app.workers.workers import WorkerOptions
+from pawl.tool_registry.domain.journal import Writer
 from pawl.tools import Category, EffectClass, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.attached import EffectClass as WireEffect

@@ -131,7 +131,7 @@ def refused(registry: Registry, token: str, *rest: Any, **end: Any) -> Awaitable
 async def told(registry: Registry, call: str = "call") -> None:
     """Wait until the run of a call was told that it was completed."""
 
-    await eventually(lambda: ("run", call) in registry.awaited.told)
+    await eventually(lambda: ("run", call) in registry.ledger.told)
 
 
 @pytest.mark.parametrize("name", ["print", "print_in_thread"])
@@ -191,9 +191,9 @@ async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could
     assert await refused(registry, token, "x" * 1000) == "TOO_LARGE"
     for error in ("x" * 4001, ""):
         assert await refused(registry, token, error=error) == "INVALID_FIELD"
-    registry.awaited.stopped.add("run")
+    registry.ledger.stopped.add("run")
     assert await refused(registry, token) == "CALL_NOT_PENDING", "its run is being stopped"
-    registry.awaited.stopped.clear()
+    registry.ledger.stopped.clear()
     assert outcome(await run(registry)) == "AWAITING_COMPLETION"
     async with Database(database_url, application_name="test") as database:
         rows = str(await database.fetch("SELECT e::text FROM tool_registry.executions e"))
@@ -248,7 +248,7 @@ async def test_an_end_that_cannot_be_read_holds_up_no_other(
         await run(registry, call=call)
         await complete(registry, press.tokens[call].token)
         await told(registry, call)
-    registry.awaited.told.clear()
+    registry.ledger.told.clear()
     change = "UPDATE tool_registry.executions SET untold_at = now()"
     await execute(database_url, f"{change}, completion_terms = '' WHERE call_id = 'broken'")
     await execute(database_url, f"{change} WHERE call_id = 'good'")
@@ -262,12 +262,12 @@ async def test_the_run_is_told_later_if_the_ledger_is_unavailable_and_the_chain_
 ) -> None:
     await run(registry)
     token = press.tokens["call"].token
-    registry.awaited.away = True
+    registry.ledger.away = True
     assert await refused(registry, token) == "DEPENDENCY_UNAVAILABLE", "its run may have been stopped"
-    registry.awaited.away = False
+    registry.ledger.away = False
     await complete(registry, token, user="door")
     await told(registry)
-    registry.awaited.told.clear()
+    registry.ledger.told.clear()
     await execute(database_url, "UPDATE tool_registry.executions SET untold_at = now()")
     await told(registry)
     (entry,) = [entry for entry in await listed(registry) if entry.result_sha256]

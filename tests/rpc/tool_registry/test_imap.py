@@ -20,9 +20,9 @@ from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.chassis.tasks import end
 from pawl.errors import DependencyUnavailable, InvalidField, MailboxUnreachable, TooLarge
 from pawl.tool_registry.adapters.mail.imap import SESSIONS_MAX, ImapMailboxes
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.app.mailboxes.mailboxes import Mailboxes, RawMails, Wanted
 from pawl.tool_registry.domain.mail import MAIL_BYTES_MAX, Senders
 from tests.fakes.imap_server import ImapServer
@@ -223,8 +223,8 @@ class Kept:
         self.texts: dict[str, str] = {}
         self._fault = fault
 
-    async def put(self, caller: Principal, *, shared: bool, name: str, text: str, language: str) -> None:
-        assert (caller.user_id, shared) == ("ann", False)
+    async def put(self, store_id: str, owner_id: str, name: str, text: str, language: str) -> None:
+        assert owner_id == "ann"
         if self._fault is not None:
             raise self._fault
         if len(self.texts) == 2:
@@ -243,7 +243,7 @@ def reading(
 ) -> Callable[..., Awaitable[Any]]:
     """Read a mailbox as ann, keeping attachments."""
     secrets = FileSecrets({"acme": {"mail": "secret", "odd": "a\r\nb"}, "*": {"common": "secret"}})
-    mailboxes = Mailboxes(reader, secrets, helpers, cast("Documents", kept), monotonic=monotonic)
+    mailboxes = Mailboxes(reader, secrets, helpers, cast("PostgresDocumentRepository", kept), monotonic=monotonic)
     senders = Senders(senders=("@example.com",))
 
     def read(server: ImapServer, secret: str = "mail", senders: Senders = senders) -> Awaitable[Any]:

@@ -17,7 +17,6 @@ from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.domain.execution import Outcome, succeeded
 from pawl.tools import Category, EffectClass, ReconcileResult, cannot_say, did_not_happen, happened, tool
 from tests.poll import until
@@ -118,7 +117,7 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
 class FlakyJournal:
     """A journal whose database goes away: `before` a statement, or `after` it was carried out; or is broken then."""
 
-    def __init__(self, journal: ExecutionJournal, faults: dict[str, list[str]]) -> None:
+    def __init__(self, journal: PostgresExecutionJournal, faults: dict[str, list[str]]) -> None:
         self._journal = journal
         self._faults = faults
 

@@ -14,8 +14,8 @@ import psutil
 from pawl.chassis.database import Database
 from pawl.chassis.ids import CallId, CallKey, RunId, StoreId
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
-from pawl.tool_registry.app.policy.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.journal import Begun, JournalCall
 from pawl.tool_registry.domain.verdict import call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from tests.rpc.tool_registry.registry import Registry

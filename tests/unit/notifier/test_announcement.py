@@ -11,13 +11,13 @@ import pytest
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.adapters.lifecycle import read_change
-from pawl.notifier.app.ports import PoisonEvent
 from pawl.notifier.domain.announcement import (
     BODY_BYTES_MAX,
     TITLE_BYTES_MAX,
     ApprovalAsked,
     ApprovalSettled,
     Over,
+    PoisonEvent,
     RunChange,
     StarterPaused,
     Wait,

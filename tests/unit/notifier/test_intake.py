@@ -12,9 +12,10 @@ from structlog.testing import capture_logs
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
+from pawl.notifier.adapters.lifecycle import JetStreamDelivery
+from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
-from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import ApprovalAsked, Change, Over, RunChange, over_by
+from pawl.notifier.domain.announcement import ApprovalAsked, Change, Over, PoisonEvent, RunChange, over_by
 from pawl.notifier.domain.notification import Draft, EventId, Inbox
 
 
@@ -29,7 +30,7 @@ def change(name: str, event_type: str = "run.completed") -> RunChange:
     )
 
 
-class ScriptedDelivery:
+class ScriptedDelivery(JetStreamDelivery):
     """An event that remembers how it was answered, and what was stored by then."""
 
     def __init__(self, content: Change | PoisonEvent | None, store: BrittleStore, *, attempt: int = 1) -> None:
@@ -59,7 +60,7 @@ class ScriptedDelivery:
         self.answers.append("rejected")
 
 
-class BrittleStore:
+class BrittleStore(PostgresStore):
     """The methods that the intake uses; it can be away, and chokes on a draft of `run_bad`."""
 
     def __init__(self) -> None:
@@ -162,7 +163,7 @@ async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_u
 
 async def test_while_the_database_is_away_every_event_comes_again_however_often_it_came(scene: Scene) -> None:
     scene.store.away = True
-    deliveries: list[Delivery] = [scene.delivery(change("a")), scene.delivery(change("b"), attempt=1000)]
+    deliveries: list[JetStreamDelivery] = [scene.delivery(change("a")), scene.delivery(change("b"), attempt=1000)]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries if isinstance(delivery, ScriptedDelivery)] == [
         ["retry in 1"],

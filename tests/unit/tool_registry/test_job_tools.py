@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import CommandId, ConversationId, RunKey, StoreId, UserId
+from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.builtin.jobs import job_tools
 from pawl.tool_registry.domain.jobs import Job
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -32,7 +33,7 @@ JOB = Job(
 )
 
 
-class SomeJobs:
+class SomeJobs(LedgerReads):
     """The jobs of one conversation of one user."""
 
     def __init__(self, *jobs: Job) -> None:

@@ -40,14 +40,22 @@ _CONFIG: Final = StreamConfig(
 
 
 class JetStreamErasures:
-    """See `erasing.ErasureLog`."""
+    """The life cycle on NATS, from which erased runs are removed, and beside it the list of what was erased.
+
+    All raise DependencyUnavailable while it is away.
+
+    See `erasing.ErasureLog`.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._opened_number = self._applied_number = 0
 
     async def open(self) -> bool | None:
-        """See the port. The list is looked at on each new connection, where it may be that of another server."""
+        """Make sure that the list exists; True if it is new, None if it was applied and is the same since.
+
+        It is read on each new connection, which may be to another server.
+        """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:
             return None
@@ -57,20 +65,24 @@ class JetStreamErasures:
         return info.state.messages == 0
 
     def applied(self) -> None:
+        """Take the list for applied, as it was opened."""
         self._applied_number = self._opened_number
 
     async def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
+        """Yield what was ever erased, in parts."""
         with _translating():
             async for messages in _scan(self._bus.jetstream(), STREAM, SUBJECTS):
                 places = [message.subject.split(".") for message in messages]
                 yield [(StoreId(place[2]), ConversationId(place[4])) for place in places]
 
     async def write(self, key: ErasureKey) -> None:
+        """Add a conversation. Durable when it returns; more than once does no harm."""
         with _translating():
             subject = f"pawl.v1.{key.store_id}.erased.{key.conversation_id}"
             await self._bus.jetstream().publish(subject, b"", timeout=_SECONDS, stream=STREAM)
 
     async def purge(self, store_id: StoreId, run_ids: Collection[str]) -> int:
+        """Remove the life cycle of some runs; returns how many messages."""
         count = 0
         with _translating():
             jetstream = self._bus.jetstream()

@@ -15,9 +15,17 @@ from pawl.chassis.database import Connection, Database, DatabaseAdapter, affecte
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationNotFound
 from pawl.job_store.adapters import outbox, retention
-from pawl.job_store.app.erasing import ItemPart, OpenRun
 from pawl.job_store.app.reading import Page
-from pawl.job_store.domain.erasure import Erasure, ErasureKey, ErasureReceipt, LeftCall, Part, has_left
+from pawl.job_store.domain.erasure import (
+    Erasure,
+    ErasureKey,
+    ErasureReceipt,
+    ItemPart,
+    LeftCall,
+    OpenRun,
+    Part,
+    has_left,
+)
 from pawl.job_store.domain.states import CallState, RunState
 
 # The statements are made from constants of this module only.
@@ -192,25 +200,36 @@ _RUNS_AT_ONCE_MAX: Final = 50
 
 
 class PostgresErasures(DatabaseAdapter):
-    """See `erasing.Erasures`."""
+    """Conversations that are being erased, or were. Each step is durable when it returns, and may be made again.
+
+    See `erasing.Erasures`.
+    """
 
     def __init__(self, database: Database, kind_of: CallKind) -> None:
         super().__init__(database)
         self._kind_of = kind_of
 
     async def begin(self, key: ErasureKey) -> None:
+        """Take a conversation from its user, with all parts still to be done; nothing if it is not that user's."""
         async with self._database.transaction() as connection:
             await _mark(connection, _BEGIN, key.store_id, key.conversation_id, key.user_id)
 
     async def begin_again(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
+        """Do so with those that are somebody's, as of a database that was restored; returns how many."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _BEGIN_AGAIN, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
+        """Have those be written to the log again that were begun so lately, or all; returns how many."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> ErasureReceipt:
+        """Return how far a conversation is erased.
+
+        Raises:
+            ConversationNotFound: it is not being erased, or was not that user's.
+        """
         record = await self._database.fetchrow(_RECEIPT, key.store_id, key.conversation_id, key.user_id)
         if record is None or record["erase_time"] is None:
             raise ConversationNotFound
@@ -223,6 +242,7 @@ class PostgresErasures(DatabaseAdapter):
         )
 
     async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[LeftCall]:
+        """Return calls that had begun, by run and call, from the one after `after` on."""
         arguments = (key.store_id, key.conversation_id, key.user_id, *after, rows_max + 1)
         rows = [_left(record) for record in await self._database.fetch(_LEFT, *arguments)]
         return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
@@ -230,11 +250,13 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
+        """Return the oldest erasures of which one of `parts` is to be done, and none of `without`, after another."""
         place = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
         arguments = (list(parts), list(without), *place, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
 
     async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[OpenRun]:
+        """Return runs of a conversation that have not ended."""
         return [
             OpenRun(
                 key=RunKey(key.store_id, RunId(record["run_id"])),
@@ -245,6 +267,7 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
+        """Take RUNS for done if no run is open, and begin with the conversations below it; whether that was so."""
         place = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
             root = await connection.fetchval(_LOCK, *place, Part.RUNS)
@@ -255,6 +278,7 @@ class PostgresErasures(DatabaseAdapter):
         return True
 
     async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
+        """Remove what the ledger has, about `rows_max` rows of each kind; 0, with LEDGER done, once nothing is left."""
         place = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
             if await connection.fetchval(_LOCK, *place, Part.LEDGER) is None:
@@ -300,10 +324,12 @@ class PostgresErasures(DatabaseAdapter):
         return call["run_id"], call["call_id"], tool_name, effect_class, call["state"], call["start_time"], left
 
     async def done(self, key: ErasureKey, part: Part) -> None:
+        """Take a part for done."""
         async with self._database.transaction() as connection:
             await _done(connection, key, part)
 
     async def items(self, key: ErasureKey, *, after: tuple[str, str], items_max: int) -> ItemPart:
+        """Return ids of runs and calls, in order, from the one after `after` on."""
         records = await self._database.fetch(_ITEMS, key.store_id, key.conversation_id, *after, items_max + 1)
         taken = records[:items_max]
         return ItemPart(

@@ -13,8 +13,7 @@ from pawl.chassis.database import Database, affected
 from pawl.chassis.ids import KeyId, StoreId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant
 from pawl.errors import RequestIdReused
-from pawl.job_store.app.keys import EventFilter, NewKey
-from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind
+from pawl.job_store.domain.key_events import EventFilter, KeyEvent, KeyEventKind, NewKey
 from pawl.job_store.domain.keys import Key
 
 # The statements are made from constants of this module only.
@@ -77,12 +76,23 @@ _told: Final = attrgetter(*_TOLD.split(", "))
 
 
 class PostgresKeyRepository:
-    """See `keys.KeyRepository`."""
+    """Keeps keys. Whoever reads changes after one misses none that comes later.
+
+    See `keys.KeyRepository`.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, new: NewKey, check_new: Callable[[Key, int, int], None]) -> Key:
+        """Keep a key and its event, or return that of the same request.
+
+        `check_new` gets it, how many live ones its store has, and how many with those that have ended.
+
+        Raises:
+            RequestIdReused: the request made another key.
+            PawlError: what `check_new` raises.
+        """
         key = new.key
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
@@ -99,10 +109,12 @@ class PostgresKeyRepository:
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
+        """Return a key, None if there is none; with a store as if it had the only ones."""
         row = await self._database.fetchrow(_GET, key_id, store_id)
         return None if row is None else _key(dict(row))
 
     async def revoke(self, key: Key, event: KeyEvent) -> Key:
+        """Keep that a key was revoked, and the event, if it was not yet; returns it as it is now."""
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
             by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)
@@ -114,10 +126,12 @@ class PostgresKeyRepository:
     async def list(
         self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
     ) -> Sequence[Key]:
+        """Return keys of a store, the newest first, from the one before `before` on."""
         rows = await self._database.fetch(_LIST, store_id, before, include_ended, now, keys_max)
         return [_key(dict(row)) for row in rows]
 
     async def changes(self, after_change: int, *, keys_max: int) -> KeyChanges:
+        """Return the keys that have changed since."""
         async with self._database.acquire() as connection:
             last_change: int = await connection.fetchval(_LAST_CHANGE)
             if last_change <= after_change:
@@ -130,9 +144,11 @@ class PostgresKeyRepository:
         return KeyChanges(keys=[_grant(row) for row in changed], last_change=last_change, has_more=has_more)
 
     async def note_uses(self, key_ids: Sequence[str]) -> None:
+        """Note that keys were used now, of each at most once a minute."""
         await self._database.execute(_NOTE_USES, key_ids)
 
     async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
+        """Return events, the newest first, from the one before `before` on."""
         asked = {"key_id": wanted.key_id or None, "store_id": wanted.store_id, "kind": wanted.kind}
         given = {column: value for column, value in asked.items() if value is not None}
         rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())

@@ -49,7 +49,10 @@ _log = logs.get_logger(__name__)
 
 
 class JetStreamLifecycle:
-    """See `ports.LifecycleStream`. Creates the stream where it is missing, also after NATS was wiped."""
+    """The stream of life-cycle events. It may lose what it has stored, the end of it or all.
+
+    Creates the stream where it is missing, also after NATS was wiped.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -58,7 +61,10 @@ class JetStreamLifecycle:
         self._looks = itertools.count(1)
 
     async def end(self) -> StreamEnd | None:
-        """See the port. The stream is looked at on each new connection, and after each failure."""
+        """Make sure that the stream exists; returns its state then, or None while it is unavailable.
+
+        It is read on each new connection, and after each failure.
+        """
         if not self._bus.connected:
             return None
         connection_number = self._bus.connection_number
@@ -76,6 +82,12 @@ class JetStreamLifecycle:
         return self._end
 
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
+        """Send events in order to the stream that `end` last told of; returns the stored ones' `outbox_id` and seq.
+
+        One that is larger than the stream ever takes is left out, with seq 0.
+
+        Those that are not returned may have been stored as well: sending them again is safe.
+        """
         stored: dict[int, int] = {}
         for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
             part = events[start : start + _UNACKNOWLEDGED_MAX]

@@ -15,7 +15,7 @@ _DELAYS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
 
 
 class PrometheusMeter:
-    """See `ports.Meter`."""
+    """Counts what the ledger does."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._group_size = metrics.histogram("group_operations", "Operations of one transaction.", buckets=_GROUP_SIZES)
@@ -54,35 +54,44 @@ class PrometheusMeter:
         self._due_schedules = metrics.gauge("due_schedules", "Schedules that are due and that nobody has claimed.")
 
     def group_written(self, *, operations: int, seconds: float) -> None:
+        """A group was committed."""
         self._group_size.observe(operations)
         self._group_seconds.observe(seconds)
         self._operations.inc(operations)
 
     def refused(self, error: PawlError) -> None:
+        """An operation was refused."""
         self._refused.labels(error.reason).inc()
         if isinstance(error, LeaseLost):
             self._lease_losses.inc()
 
     def quarantined(self, runs: int) -> None:
+        """Runs were quarantined because their workers died."""
         self._quarantined.inc(runs)
 
     def relayed(self, events: int) -> None:
+        """Life-cycle events reached the stream."""
         self._relayed.inc(events)
 
     def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
+        """A schedule was fired so long after it was due."""
         self._fires.labels(outcome).inc()
         self._fire_delay.observe(max(0.0, delay_seconds))
 
     def trigger_fired(self, outcome: str) -> None:
+        """An event was fired, or found to be a duplicate."""
         self._events.labels(outcome).inc()
 
     def mailbox_unreachable(self) -> None:
+        """A mailbox could not be read."""
         self._mailboxes.inc()
 
     def webhook_refused(self, error: PawlError) -> None:
+        """A webhook was refused before it could fire anything."""
         self._webhooks_refused.labels(error.reason).inc()
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
+        """The ledger was counted."""
         for name, count in counts.items():
             match name:
                 case "claimable":

@@ -20,7 +20,8 @@ from pawl.chassis import logs
 from pawl.chassis.database import Connection, Database, affected
 from pawl.chassis.ids import RunId
 from pawl.event.v1 import event_pb2
-from pawl.job_store.app.ports import Lifecycle, LifecycleStream, StreamEnd
+from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
+from pawl.job_store.app.ports import Lifecycle, StreamEnd
 
 # What a crash undoes is sent again under the same id: nothing is gained by waiting for the disk. A recall is not
 # made again, so it waits.
@@ -74,13 +75,21 @@ _log = logs.get_logger(__name__)
 
 
 class PostgresOutbox:
-    """See `ports.Outbox`. An advisory lock lets one replica relay at a time, which keeps the order."""
+    """Life-cycle events that the stream does not have yet, or has lost.
+
+    An advisory lock lets one replica relay at a time, which keeps the order.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._recalled_look = 0
 
-    async def relay(self, stream: LifecycleStream, *, events_max: int) -> int:
+    async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
+        """Send the oldest events and lay those aside that were stored; returns how many that were.
+
+        One replica relays at a time; the others get 0 meanwhile. 0 also means
+        that the stream is away: then nothing is lost.
+        """
         async with self._database.transaction() as connection:
             if not await connection.fetchval(_RELAY_LOCK):
                 return 0
@@ -122,7 +131,7 @@ async def _recall(connection: Connection, end: StreamEnd) -> None:
         _log.warning("lifecycle.lost_by_stream", events=recalled)
 
 
-async def _tell_pauses(connection: Connection, stream: LifecycleStream, pauses_max: int) -> None:
+async def _tell_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
     """Send what has paused itself and was not told of yet."""
     pauses = dict(enumerate(await connection.fetch(_PAUSES, pauses_max)))
     if not pauses:

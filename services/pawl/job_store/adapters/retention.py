@@ -225,35 +225,52 @@ _CONVERSATIONS_AT_ONCE_MAX: Final = 20
 
 
 class PostgresRetention(DatabaseAdapter):
-    """See `ports.Retention`."""
+    """Removes what is old."""
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget request ids; returns how many."""
         return await deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
 
     async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget API keys that were revoked or expired so long ago; returns how many."""
         return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_key_events(self, *, rows_max: int) -> int:
+        """Remove events of API keys that are older than 90 days, and failed logins but the last; returns how many."""
         count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
+        """Forget what was used more than 400 days ago; returns how many rows."""
         return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget events that fired triggers so long ago, and what none has waited for since; returns how many rows."""
         removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
         return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Give up life-cycle events that no stream has taken for so long; returns how many."""
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget life-cycle events that were sent so long ago: they cannot be sent again; returns how many."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
+        """Remove all commands, and all events but the last one, of runs that ended so long ago; returns how many runs.
+
+        Of one run at least, then as many as have `events_max` events in all. Runs whose life-cycle events
+        the stream does not have yet are left.
+        """
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Remove runs of conversations in use that a summary has stood for so long; returns how many rows at least.
+
+        With all that they hold, about `rows_max` of each kind at once. They had ended before the summary, and
+        none of their messages is needed any more by the history for the model. 0 means that none is left.
+        """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
             if summary is None:
@@ -273,6 +290,11 @@ class PostgresRetention(DatabaseAdapter):
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Remove conversations in which nothing happened for so long, with all that they hold; returns how many rows.
+
+        About `rows_max` of each kind at once. From the first time on they are not there any more for anybody
+        who asks for one of them by its id.
+        """
         async with self._database.transaction() as connection:
             locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
             records = await connection.fetch(_OLD_CONVERSATIONS, *columns(locked)) if locked else []

@@ -79,13 +79,20 @@ class _Read:
 
 
 class PostgresSearchIndex(DatabaseAdapter):
-    """See `ports.SearchIndex`. `text_of` gives the text by which a message can be found."""
+    """Makes what was written findable, after it was written.
+
+    `text_of` gives the text by which a message can be found.
+    """
 
     def __init__(self, database: Database, text_of: Callable[[bytes], str]) -> None:
         super().__init__(database)
         self._text_of = text_of
 
     async def take_in(self, *, conversations_max: int) -> int:
+        """Take in new messages and titles of some conversations; returns of how many, 0 if nothing is left to do now.
+
+        Several replicas may do so at once. Nothing is taken in of what was removed or emptied meanwhile.
+        """
         due = await self._database.fetch(_DUE, conversations_max)
         if not due:
             return 0

@@ -76,7 +76,10 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """See `ports.Titles`. `said` reads the body of a message, `quota` the budget of an agent."""
+    """Keeps the titles that models make.
+
+    `said` reads the body of a message, `quota` the budget of an agent.
+    """
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class PostgresTitles(DatabaseAdapter):
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
+        """Give conversations whose titles are to be made, and to nobody else for two minutes."""
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, self._task(each)), itemgetter("conversation_id"))
         tasks = []
@@ -115,6 +119,7 @@ class PostgresTitles(DatabaseAdapter):
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
     ) -> None:
+        """Keep the title in what a model has said, unless it is not waited for any more; count what that cost."""
         title = said_title(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:

@@ -89,13 +89,19 @@ class PostgresOfferRepository(DatabaseAdapter):
 
 
 class PostgresLedgerStats:
-    """See `ports.LedgerStats`."""
+    """Counts the ledger, for metrics."""
 
     def __init__(self, database: Database, limits: PlaceLimits) -> None:
         self._database = database
         self._limits = limits
 
     async def count(self) -> Mapping[str, float]:
+        """Return runs by open state (`QUEUED`...), the `outbox` backlog, `due_schedules` and `due_events`.
+
+        The last two are those that nobody has claimed. Of jobs, and what they begin, `working`, `waiting` and `late`.
+        Of the runs that are due, `claimable` are those that a worker could have now; the others wait for
+        a place, `over_user_limit` of them also if their store had any number of places, `over_store_limit` not.
+        """
         async with self._database.transaction() as connection:
             runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
             notices = await connection.fetchrow(_NOTICES)

@@ -6,16 +6,17 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from pawl.chassis import logs, tasks
-from pawl.chassis.ids import CommandId, ConversationId, IdSource, RunKey, StoreId, UserId
+from pawl.chassis.ids import CommandId, IdSource, StoreId
 from pawl.errors import ConversationErased, PawlError
+from pawl.job_store.adapters.erasure_log import JetStreamErasures
+from pawl.job_store.adapters.erasures import PostgresErasures
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.reading import ConversationReads, Page
 from pawl.job_store.domain.command import Cancel, Send
-from pawl.job_store.domain.erasure import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, LeftCall, Part
+from pawl.job_store.domain.erasure import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, ItemPart, LeftCall, Part
 from pawl.job_store.domain.states import RunState, StopCause
 
 T = TypeVar("T")
@@ -34,97 +35,13 @@ _UNSURE_SECONDS: Final = 3600.0
 _log = logs.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRun:
-    """A run that has not ended."""
-
-    key: RunKey
-    user_id: UserId
-    state: RunState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemPart:
-    """Some ids of runs and calls of a conversation, the last of them, and whether there are more."""
-
-    run_ids: Sequence[str]
-    call_ids: Sequence[str]
-    last: tuple[str, str]
-    has_more: bool
-
-
-class Erasures(Protocol):
-    """Conversations that are being erased, or were. Each step is durable when it returns, and may be made again."""
-
-    async def begin(self, key: ErasureKey) -> None:
-        """Take a conversation from its user, with all parts still to be done; nothing if it is not that user's."""
-
-    async def begin_again(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Do so with those that are somebody's, as of a database that was restored; returns how many."""
-
-    async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Have those be written to the log again that were begun so lately, or all; returns how many."""
-
-    async def receipt(self, key: ErasureKey) -> ErasureReceipt:
-        """Return how far a conversation is erased.
-
-        Raises:
-            ConversationNotFound: it is not being erased, or was not that user's.
-        """
-
-    async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[LeftCall]:
-        """Return calls that had begun, by run and call, from the one after `after` on."""
-
-    async def open(
-        self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
-    ) -> Sequence[Erasure]:
-        """Return the oldest erasures of which one of `parts` is to be done, and none of `without`, after another."""
-
-    async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[OpenRun]:
-        """Return runs of a conversation that have not ended."""
-
-    async def end_runs(self, key: ErasureKey) -> bool:
-        """Take RUNS for done if no run is open, and begin with the conversations below it; whether that was so."""
-
-    async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
-        """Remove what the ledger has, about `rows_max` rows of each kind; 0, with LEDGER done, once nothing is left."""
-
-    async def done(self, key: ErasureKey, part: Part) -> None:
-        """Take a part for done."""
-
-    async def items(self, key: ErasureKey, *, after: tuple[str, str], items_max: int) -> ItemPart:
-        """Return ids of runs and calls, in order, from the one after `after` on."""
-
-
-class ErasureLog(Protocol):
-    """The life cycle on NATS, from which erased runs are removed, and beside it the list of what was erased.
-
-    All raise DependencyUnavailable while it is away.
-    """
-
-    async def open(self) -> bool | None:
-        """Make sure that the list is there; True if it is a new one, None if it was applied and is the same since."""
-
-    def applied(self) -> None:
-        """Take the list for applied, as it was opened."""
-
-    def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
-        """Yield what was ever erased, in parts."""
-
-    async def write(self, key: ErasureKey) -> None:
-        """Add a conversation. Durable when it returns; more than once does no harm."""
-
-    async def purge(self, store_id: StoreId, run_ids: Collection[str]) -> int:
-        """Remove the life cycle of some runs; returns how many messages."""
-
-
 class Erasing:
     """Erases conversations. Without a `log` there is nothing to purge, and no list. `cancel` is what owners read."""
 
     def __init__(
         self,
-        erasures: Erasures,
-        log: ErasureLog | None,
+        erasures: PostgresErasures,
+        log: JetStreamErasures | None,
         group_commit: GroupCommit,
         conversations: ConversationReads,
         ids: IdSource,
@@ -258,7 +175,7 @@ class Erasing:
         for erasure in erasures:
             await self._erasures.done(erasure.key, Part.STREAM)
 
-    async def _apply_log(self, log: ErasureLog) -> None:
+    async def _apply_log(self, log: JetStreamErasures) -> None:
         """Erase again what was erased before and is there, as after a restore; list again what the list has lost."""
         is_new = await log.open()
         if is_new is None:

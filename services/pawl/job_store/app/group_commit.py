@@ -18,8 +18,9 @@ from typing import Any, Final, Self, TypeVar
 from pawl.chassis import logs
 from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ShuttingDown
+from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.app.lanes import Lane, Lanes
-from pawl.job_store.app.ports import Announcer, GroupConflict, Journal, Meter, Operation, Written
+from pawl.job_store.app.ports import Announcer, GroupConflict, Journal, Operation, Written
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class GroupCommit:
         self,
         journal: Journal,
         announcer: Announcer,
-        meter: Meter,
+        meter: PrometheusMeter,
         *,
         monotonic: Callable[[], float],
         lifecycle_written: Callable[[], None],

@@ -7,18 +7,19 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import IdSource, KeyId, StoreId, UserId
+from pawl.chassis.ids import IdSource, KeyId, UserId
 from pawl.chassis.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, KeyNotFound
+from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.domain import keys
-from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind, event_of, visible_store
+from pawl.job_store.domain.key_events import EventFilter, KeyEvent, KeyEventKind, NewKey, event_of, visible_store
 from pawl.job_store.domain.keys import Governor, Key
 
 CHANGES_MAX: Final = 1000
@@ -35,17 +36,6 @@ class KeysExist(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewKey:
-    """A key to be kept, and the request that made it; an empty request id is of none. The event goes with it."""
-
-    key: Key
-    event: KeyEvent
-    digest: bytes
-    request_id: str = ""
-    request_hash: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
     """A key as made, with its secret; that is empty where the same request had made the key before."""
 
@@ -53,55 +43,12 @@ class MadeKey:
     secret: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventFilter:
-    """The events that are asked for; what is None or empty means any."""
-
-    store_id: StoreId | None
-    key_id: str = ""
-    kind: KeyEventKind | None = None
-
-
-class KeyRepository(Protocol):
-    """Keeps keys. Whoever reads changes after one misses none that comes later."""
-
-    async def add(self, new: NewKey, check_new: Callable[[Key, int, int], None]) -> Key:
-        """Keep a key and its event, or return that of the same request.
-
-        `check_new` gets it, how many live ones its store has, and how many with those that have ended.
-
-        Raises:
-            RequestIdReused: the request made another key.
-            PawlError: what `check_new` raises.
-        """
-
-    async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
-        """Return a key, None if there is none; with a store as if it had the only ones."""
-
-    async def revoke(self, key: Key, event: KeyEvent) -> Key:
-        """Keep that a key was revoked, and the event, if it was not yet; returns it as it is now."""
-
-    async def list(
-        self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
-    ) -> Sequence[Key]:
-        """Return keys of a store, the newest first, from the one before `before` on."""
-
-    async def changes(self, after_change: int, *, keys_max: int) -> KeyChanges:
-        """Return the keys that have changed since."""
-
-    async def note_uses(self, key_ids: Sequence[str]) -> None:
-        """Note that keys were used now, of each at most once a minute."""
-
-    async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
-        """Return events, the newest first, from the one before `before` on."""
-
-
 class Keys:
     """The use cases of keys; also the KeySource of its own process."""
 
     def __init__(
         self,
-        repository: KeyRepository,
+        repository: PostgresKeyRepository,
         clock: Clock,
         ids: IdSource,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,

@@ -11,9 +11,9 @@ from typing import Final, Protocol, TypeAlias
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.errors import InvalidField, ScheduleNotFound
+from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
-from pawl.job_store.app.ports import Meter
 from pawl.job_store.domain import schedules, timing
 from pawl.job_store.domain.fire import Fire
 from pawl.job_store.domain.schedules import Definition, FireRow, Owner, ScheduleRow
@@ -87,7 +87,9 @@ class ScheduleRepository(Protocol):
 class Schedules:
     """The use cases of schedules in the ledger."""
 
-    def __init__(self, repository: ScheduleRepository, group_commit: GroupCommit, meter: Meter, ids: IdSource) -> None:
+    def __init__(
+        self, repository: ScheduleRepository, group_commit: GroupCommit, meter: PrometheusMeter, ids: IdSource
+    ) -> None:
         self._repository = repository
         self._group_commit = group_commit
         self._meter = meter

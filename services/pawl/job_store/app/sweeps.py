@@ -9,8 +9,13 @@ from typing import Final
 
 from pawl.chassis import logs, tasks
 from pawl.chassis.clock import Clock
+from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
+from pawl.job_store.adapters.metrics import PrometheusMeter
+from pawl.job_store.adapters.outbox import PostgresOutbox
+from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.search_index import PostgresSearchIndex
+from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Meter, Outbox, Retention, SearchIndex
 from pawl.job_store.app.reading import DueTimes
 from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain.attention import Silence
@@ -43,7 +48,7 @@ _log = logs.get_logger(__name__)
 class Relay:
     """Moves life-cycle events from the outbox to the stream, in order, until it is empty; again those that it lost."""
 
-    def __init__(self, outbox: Outbox, stream: LifecycleStream, meter: Meter) -> None:
+    def __init__(self, outbox: PostgresOutbox, stream: JetStreamLifecycle, meter: PrometheusMeter) -> None:
         self._outbox = outbox
         self._stream = stream
         self._meter = meter
@@ -105,7 +110,7 @@ class ClockSweep:
 class QuarantineSweep:
     """Quarantines the runs that kill their workers."""
 
-    def __init__(self, ledger: Ledger, meter: Meter, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
         self._ledger = ledger
         self._meter = meter
         self._clock = clock
@@ -136,7 +141,7 @@ class RetentionPeriods:
 class RetentionSweep:
     """Removes what is old, a little at a time."""
 
-    def __init__(self, retention: Retention, clock: Clock, periods: RetentionPeriods) -> None:
+    def __init__(self, retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
         self._retention = retention
         self._clock = clock
         self._periods = periods
@@ -171,7 +176,7 @@ class RetentionSweep:
             _log.exception("retention.failed", step=remove.__name__)
 
 
-async def collect_stats(stats: LedgerStats, meter: Meter, clock: Clock) -> None:
+async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
     """Count the ledger for the metrics: every 5 s, and up to every 60 s where it takes over 0.2 % of the time."""
     while True:
         began = clock.monotonic()
@@ -187,7 +192,7 @@ async def add_refusals(triggers: Triggers, clock: Clock) -> None:
         await triggers.add_refusals()
 
 
-async def take_in_texts(index: SearchIndex, clock: Clock) -> None:
+async def take_in_texts(index: PostgresSearchIndex, clock: Clock) -> None:
     """Make new messages and titles findable, every second."""
     while True:
         while await index.take_in(conversations_max=_SEARCHED_AT_ONCE):

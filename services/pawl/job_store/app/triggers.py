@@ -11,9 +11,9 @@ from typing import Final, Protocol, TypeAlias
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.errors import PawlError, PermissionDenied, TriggerNotFound, TriggerPaused, Unavailable
+from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
-from pawl.job_store.app.ports import Meter
 from pawl.job_store.app.schedules import pause_seconds
 from pawl.job_store.domain import triggers, webhooks
 from pawl.job_store.domain.deliver import Deliver, Delivered
@@ -89,7 +89,7 @@ class Triggers:
         self,
         repository: TriggerRepository,
         group_commit: GroupCommit,
-        meter: Meter,
+        meter: PrometheusMeter,
         ids: IdSource,
         *,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -10,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.roles import NOTIFIER, TOOL_REGISTRY
 from pawl.errors import PermissionDenied
-from pawl.job_store.domain.states import CallState
+from pawl.job_store.domain.states import CallState, RunState
 
 _BACKEND: Final = 1
 _FRONT_END: Final = 2
@@ -101,3 +102,22 @@ def has_left(state: CallState, *, context: int, has_begun: bool) -> bool:
     """Return whether a tool or a client was given what a call is about. Questions, and calls of agents, stay here."""
     ran = has_begun or state in {CallState.SUCCEEDED, CallState.OUTCOME_UNKNOWN}
     return ran and context in {_BACKEND, _FRONT_END}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run that has not ended."""
+
+    key: RunKey
+    user_id: UserId
+    state: RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemPart:
+    """Some ids of runs and calls of a conversation, the last of them, and whether there are more."""
+
+    run_ids: Sequence[str]
+    call_ids: Sequence[str]
+    last: tuple[str, str]
+    has_more: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -67,3 +68,23 @@ def visible_store(governor: Governor, named: str) -> StoreId | None:
         InvalidId: it cannot exist.
     """
     return None if governor.is_deployment and not named else governed_store(governor, named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """A key to be kept, and the request that made it; an empty request id is of none. The event goes with it."""
+
+    key: Key
+    event: KeyEvent
+    digest: bytes
+    request_id: str = ""
+    request_hash: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """The events that are asked for; what is None or empty means any."""
+
+    store_id: StoreId | None
+    key_id: str = ""
+    kind: KeyEventKind | None = None

@@ -14,9 +14,9 @@ from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
-from pawl.job_store.app.keys import EventFilter, Keys
+from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.pages import Id, Large, make_token, page_size, read_token
-from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind
+from pawl.job_store.domain.key_events import EventFilter, KeyEvent, KeyEventKind
 from pawl.job_store.domain.keys import Governor, Key
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

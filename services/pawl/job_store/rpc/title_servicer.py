@@ -10,7 +10,7 @@ from pawl.errors import InvalidField
 from pawl.event.v1 import message_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1 import titles_pb2_grpc
-from pawl.job_store.app.ports import Titles
+from pawl.job_store.adapters.titles import PostgresTitles
 from pawl.job_store.domain.titles import Said
 from pawl.job_store.rpc.messages import TITLE_TASK, used_of
 
@@ -21,7 +21,7 @@ _ATTEMPTS_MAX: Final = 2**15
 class TitleServicer(titles_pb2_grpc.TitleServiceServicer):
     """Serves those who ask models for titles."""
 
-    def __init__(self, titles: Titles) -> None:
+    def __init__(self, titles: PostgresTitles) -> None:
         self._titles = titles
 
     async def ClaimTitles(self, request: pb.ClaimTitlesRequest, context: Context) -> pb.ClaimTitlesResponse:

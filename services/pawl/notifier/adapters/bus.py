@@ -23,7 +23,10 @@ _log = logs.get_logger(__name__)
 
 
 class NatsAnnouncer:
-    """See `ports.Announcer`. `encode` gives the payload of a notification, `encode_event` that of an event."""
+    """The bus, as far as telling goes.
+
+    `encode` gives the payload of a notification, `encode_event` that of an event.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,11 @@ class NatsAnnouncer:
         self._encode_event = encode_event
 
     async def announce(self, notifications: Sequence[Notification]) -> None:
+        """Publish each under its id; on return the bus has them all.
+
+        Raises:
+            DependencyUnavailable: the bus is away; some may have been published.
+        """
         await self._bus.publish_all(
             (
                 subject(notification.draft.inbox),
@@ -46,6 +54,7 @@ class NatsAnnouncer:
         )
 
     async def tell(self, events: Sequence[ChannelEvent]) -> None:
+        """Publish what became of deliveries and channels, as `announce` does."""
         await self._bus.publish_all(
             (
                 f"pawl.v1.{event.store_id}.user.{event.user_id}.channels",

@@ -14,7 +14,6 @@ from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import ChannelNotFound, DeliveryNotFound, InvalidField, RequestIdReused
 from pawl.notifier.adapters.postgres import ADD, added_columns, inbox_of
-from pawl.notifier.app.ports import NewChannel, NewCode
 from pawl.notifier.domain.channel import (
     CHANNELS_MAX,
     CODE_LASTS,
@@ -39,6 +38,8 @@ from pawl.notifier.domain.delivery import (
     DeliveryFilter,
     DeliveryId,
     DeliveryState,
+    NewChannel,
+    NewCode,
     body_of_own,
     notice,
 )
@@ -192,9 +193,20 @@ _MISSED: Final = "UPDATE notifier.webhooks SET code_tries = code_tries + 1 WHERE
 
 
 class PostgresChannels(DatabaseAdapter):
-    """See `ports.ChannelRepository`. Locked in this order: an inbox, a channel, its deliveries by their ids."""
+    """Channels and the log of their deliveries. Every method raises DependencyUnavailable when the database is away.
+
+    Methods with an inbox raise ChannelNotFound for a channel of another user.
+
+    Locked in this order: an inbox, a channel, its deliveries by their ids.
+    """
 
     async def create(self, new: NewChannel) -> Channel:
+        """Keep a channel, or return that of the same request.
+
+        Raises:
+            RequestIdReused: the request made another channel.
+            InvalidField: the user has as many as there may be, or too many codes were sent.
+        """
         inbox, channel = new.inbox, new.channel
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK_USER, inbox.store_id, inbox.user_id)
@@ -228,14 +240,24 @@ class PostgresChannels(DatabaseAdapter):
         return channel_of(_there(made))
 
     async def channels(self, inbox: Inbox) -> Sequence[Channel]:
+        """Return the channels of a user, oldest first."""
         return list(map(channel_of, await self._database.fetch(_LIST, inbox.store_id, inbox.user_id)))
 
     async def channel(self, inbox: Inbox, channel_id: ChannelId) -> Channel:
+        """Return a channel."""
         return channel_of(_there(await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id, channel_id)))
 
     async def update(
         self, inbox: Inbox, channel_id: ChannelId, change: Callable[[Channel], tuple[Channel, str]], *, code: NewCode
     ) -> Channel:
+        """Replace what a user says of a channel by what `change` makes of it, and its host; nothing comes in between.
+
+        Disabled, what waits for it is dead. To a new address the code is sent.
+
+        Raises:
+            PawlError: what `change` raises.
+            InvalidField: too many codes were sent.
+        """
         key = (inbox.store_id, inbox.user_id, channel_id)
         async with self._database.transaction() as connection:
             before = channel_of(_there(await connection.fetchrow(LOCK, *key)))
@@ -251,11 +273,17 @@ class PostgresChannels(DatabaseAdapter):
         return channel_of(row)
 
     async def delete(self, inbox: Inbox, channel_id: ChannelId) -> None:
+        """Delete a channel and its deliveries."""
         async with self._database.transaction() as connection:
             _there(await connection.fetchrow(_DELETE, inbox.store_id, inbox.user_id, channel_id))
             await connection.execute(_DELETE_DELIVERIES, channel_id)
 
     async def send_code(self, inbox: Inbox, channel_id: ChannelId, code: NewCode) -> None:
+        """Have a code be sent in place of the one before.
+
+        Raises:
+            InvalidField: the channel has no address to be confirmed, or too many codes were sent.
+        """
         async with self._database.transaction() as connection:
             row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
             if channel_of(row).kind is not ChannelKind.EMAIL or row["confirm_time"] is not None:
@@ -263,6 +291,11 @@ class PostgresChannels(DatabaseAdapter):
             await _send_code(connection, inbox, row["url"], code)
 
     async def confirm(self, inbox: Inbox, channel_id: ChannelId, code: str) -> Channel:
+        """Confirm the address of a channel, which is enabled then; one that is confirmed stays so.
+
+        Raises:
+            InvalidField: it has none, or the code is another one, or no longer good.
+        """
         async with self._database.transaction() as connection:
             row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
             channel = channel_of(row)
@@ -280,6 +313,13 @@ class PostgresChannels(DatabaseAdapter):
         raise InvalidField(f"code: {told}", field="code")
 
     async def unsubscribe(self, store_id: StoreId, token: str) -> None:
+        """Disable the e-mail of a store for whose address a token was made, and notify its user.
+
+        Of one that is disabled nothing changes.
+
+        Raises:
+            ChannelNotFound: the store has none.
+        """
         channel_id = channel_of_token(token)
         row = await self._database.fetchrow(_FIND_OF_STORE, store_id, channel_id) if channel_id else None
         inbox = inbox_of(_there(row))
@@ -299,10 +339,12 @@ class PostgresChannels(DatabaseAdapter):
             await end_disabled(connection, inbox, disabled, DeliveryId(""), notice_time=now)
 
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
+        """Give a channel another secret; those before sign for a day, too."""
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
         _there(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
     async def add_test(self, inbox: Inbox, test: ChannelDelivery, body: str) -> ChannelDelivery:
+        """Keep a test of a channel, or return the one that waits. Of those that have ended the newest 20 stay."""
         async with self._database.transaction() as connection:
             _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
             await connection.execute(_FORGET_TESTS, test.channel_id, TESTS_KEPT)
@@ -320,16 +362,23 @@ class PostgresChannels(DatabaseAdapter):
     async def deliveries(
         self, inbox: Inbox, wanted: DeliveryFilter, before: tuple[datetime, str] | None, *, limit: int
     ) -> Sequence[ChannelDelivery]:
+        """Return deliveries before a time and an id (None: from the newest), newest first."""
         channel_ids = await self._ids(inbox, wanted.channel_id)
         rows = await self._database.fetch(_DELIVERIES, channel_ids, *(before or (None, "")), list(wanted.states), limit)
         return list(map(_delivery, rows))
 
     async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[DeliveryCount]:
+        """Return how many deliveries of a channel, or with an empty id of all, are in each state."""
         rows = await self._database.fetch(_COUNT_DELIVERIES, await self._ids(inbox, channel_id))
         found = {DeliveryState(row["state"]): row["count"] for row in rows}
         return [DeliveryCount(state=state, count=found[state]) for state in DeliveryState if state in found]
 
     async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[ChannelDelivery]:
+        """Have deliveries tried now, their tries counted anew; one at work goes on. They come in the order of the ids.
+
+        Raises:
+            DeliveryNotFound: the user has none of one of the ids; then nothing is sent.
+        """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)
             found = {row["delivery_id"]: _delivery(row) for row in rows}

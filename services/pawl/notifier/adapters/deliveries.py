@@ -178,9 +178,16 @@ WHERE d.due_time IS NOT NULL GROUP BY kind
 
 
 class PostgresDeliveries(DatabaseAdapter):
-    """See `ports.DeliveryQueue`. Locked in this order: an inbox, a channel, its deliveries by their ids."""
+    """Deliveries that wait. Every method raises DependencyUnavailable when the database is away.
+
+    Locked in this order: an inbox, a channel, its deliveries by their ids.
+    """
 
     async def due(self, at_work: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
+        """Return deliveries that are due; none of hosts, users, stores and failing channels with enough at work.
+
+        Those of users with the fewest at work are first, then the longest due.
+        """
         rows = await self._database.fetch(
             DUE,
             crowded((each.host for each in at_work), "host"),
@@ -205,6 +212,10 @@ class PostgresDeliveries(DatabaseAdapter):
         ]
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
+        """Claim deliveries that are still due and to be sent now; nobody else tries them for so long.
+
+        Of the others, as `plan` says, some wait and some are not sent.
+        """
         by_id = {candidate.delivery_id: candidate for candidate in candidates}
         async with self._database.transaction() as connection:
             rows = await connection.fetch(HOLD_DUE, list(by_id), CODE_LASTS)
@@ -226,10 +237,15 @@ class PostgresDeliveries(DatabaseAdapter):
         return [_attempt(by_id[row["delivery_id"]], row, until) for row, each in plans if each.sends]
 
     async def give_back(self, attempts: Sequence[Attempt]) -> None:
+        """Let others try now what was claimed, as if it had not been; nothing comes of those that were settled."""
         ids = [attempt.candidate.delivery_id for attempt in attempts]
         await self._database.execute(GIVE_BACK, ids, [attempt.claim_until for attempt in attempts])
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
+        """Write what came of a try, and count it; None if the claim was over and somebody else has it, or it is gone.
+
+        Where that disables the channel, its user is notified in the same transaction; not of what a test disables.
+        """
         if outcome.is_success:
             # No lock on the channel, which has many at once.
             verdict = Verdict(state=DeliveryState.DELIVERED)
@@ -243,10 +259,15 @@ class PostgresDeliveries(DatabaseAdapter):
             return await _settle_failure(connection, attempt, outcome, chance)
 
     async def note_viewers(self, viewers: Collection[tuple[Inbox, RunId]]) -> None:
+        """Note that users have seen runs as they are now, as far as they have channels."""
         columns = zip(*((inbox.store_id, inbox.user_id, run_id) for inbox, run_id in viewers), strict=True)
         await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
+        """Return how many deliveries wait, to channels of each kind, and for how many seconds one is due.
+
+        That is of those that nobody tries, to channels that do not fail.
+        """
         rows = await self._database.fetch(_COUNT_WAITING)
         found = {ChannelKind(row["kind"]): (row["count"], row["delay_seconds"]) for row in rows}
         return dict.fromkeys(ChannelKind, (0, 0.0)) | found

@@ -25,8 +25,15 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_
 from pawl.chassis.translate import Translator
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import ApprovalAsked, ApprovalSettled, Change, RunChange, StarterPaused, Wait
+from pawl.notifier.domain.announcement import (
+    ApprovalAsked,
+    ApprovalSettled,
+    Change,
+    PoisonEvent,
+    RunChange,
+    StarterPaused,
+    Wait,
+)
 from pawl.notifier.domain.notification import EventId, Inbox
 
 STREAM: Final = "PAWL_LIFECYCLE"
@@ -62,7 +69,7 @@ _log = logs.get_logger(__name__)
 class JetStreamLifecycle:
     """Hands events to `take`, many at a time, for as long as the bus is connected."""
 
-    def __init__(self, bus: Bus, take: Callable[[Sequence[Delivery]], Awaitable[None]]) -> None:
+    def __init__(self, bus: Bus, take: Callable[[Sequence[JetStreamDelivery]], Awaitable[None]]) -> None:
         self._bus = bus
         self._take = take
 
@@ -123,25 +130,34 @@ async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
 
 
 class JetStreamDelivery:
-    """See `ports.Delivery`."""
+    """One event of the life cycle, to be answered exactly once. Unanswered, it comes again."""
 
     def __init__(self, message: Msg) -> None:
         self._message = message
 
     @property
     def attempt(self) -> int:
+        """The number of deliveries, this one included."""
         return self._message.metadata.num_delivered
 
     def read(self) -> Change | None:
+        """Return what it tells, or None if it tells nothing for an inbox.
+
+        Raises:
+            PoisonEvent: its bytes make no sense and never will.
+        """
         return read_change(self._message.subject, self._message.data)
 
     async def accept(self) -> None:
+        """It is done with."""
         await self._message.ack()
 
     async def retry(self, *, delay_seconds: float) -> None:
+        """It shall come again."""
         await self._message.nak(delay=delay_seconds)
 
     async def reject(self) -> None:
+        """It shall never come again."""
         await self._message.term()
 
 

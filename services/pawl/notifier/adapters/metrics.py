@@ -6,7 +6,7 @@ from pawl.chassis.metrics import Metrics
 
 
 class PrometheusCounters:
-    """See `ports.Counters`."""
+    """The counters of the use cases."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._events = metrics.counter(
@@ -32,17 +32,22 @@ class PrometheusCounters:
         )
 
     def event_taken(self, outcome: str) -> None:
+        """`outcome`: notified, ignored, rejected or retried."""
         self._events.labels(outcome).inc()
 
     def published(self, count: int) -> None:
+        """Notifications were handed to the bus."""
         self._published.inc(count)
 
     def watching(self, count: int) -> None:
+        """So many subscriptions are open."""
         self._subscriptions.set(count)
 
     def delivery_tried(self, kind: str, state: str, seconds: float) -> None:
+        """A try of a delivery to a ChannelKind has ended after so long, and it is now `state`: a DeliveryState."""
         self._tried.labels(kind, state).observe(seconds)
 
     def deliveries_waiting(self, kind: str, count: int, delay_seconds: float) -> None:
+        """So many deliveries to a ChannelKind wait, over all replicas, and one is due for so long."""
         self._waiting.labels(kind).set(count)
         self._delay.labels(kind).set(delay_seconds)

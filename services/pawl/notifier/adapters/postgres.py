@@ -15,8 +15,7 @@ from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.errors import NotificationNotFound
-from pawl.notifier.app.ports import PoisonEvent
-from pawl.notifier.domain.announcement import Over
+from pawl.notifier.domain.announcement import Over, PoisonEvent
 from pawl.notifier.domain.delivery import ChannelEvent, body_of, type_of
 from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind, shown
 
@@ -263,13 +262,26 @@ _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now
 
 
 class PostgresStore(DatabaseAdapter):
-    """See `ports.Store`. What channels tell has links to `public_url`, if there is one."""
+    """The inboxes, and who approves. Every method raises DependencyUnavailable when the database is away.
+
+    What is for approvers (APPROVAL_NEEDED) is there only for a reader who `approves`.
+
+    What channels tell has links to `public_url`, if there is one.
+    """
 
     def __init__(self, database: Database, public_url: str = "") -> None:
         super().__init__(database)
         self._public_url = public_url
 
     async def add(self, drafts: Sequence[Draft]) -> int:
+        """Put drafts into their inboxes, in one transaction; returns how many were new.
+
+        Durable on return. A draft whose notification is there already changes
+        nothing and takes no number.
+
+        Raises:
+            PoisonEvent: the values of a draft cannot be stored, now or ever; nothing is.
+        """
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
                 added: int = await self._database.fetchval(ADD, *added_columns(drafts, self._public_url))
@@ -283,32 +295,38 @@ class PostgresStore(DatabaseAdapter):
         raise AssertionError("unreachable")
 
     async def note_over(self, over: Sequence[Over]) -> None:
+        """Note on what people were told that they are not needed for it any more. Noted again, nothing changes."""
         columns = ([getattr(each, name) for each in over] for name in ("store_id", "run_id", "call_id", "time"))
         await self._database.execute(NOTE_OVER, *columns, [each.run_ended for each in over])
 
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
+        """Return those of some conversations of users in which a run needs somebody, as they were told."""
         columns = zip(*((inbox.store_id, inbox.user_id, each) for inbox, each in conversations), strict=True)
         rows = await self._database.fetch(WAITING, *map(list, columns))
         return {(inbox_of(row), ConversationId(row["conversation_id"])) for row in rows}
 
     async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
+        """Return notifications with a greater number, oldest first."""
         rows = await self._database.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]
 
     async def read_before(
         self, inbox: Inbox, number: int | None, *, only_unread: bool, approves: bool, limit: int
     ) -> Sequence[Notification]:
+        """Return notifications with a smaller number (None: from the newest), newest first."""
         query = _READ_UNREAD_BEFORE if only_unread else _READ_BEFORE
         rows = await self._database.fetch(query, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]
 
     async def count_unread(self, inbox: Inbox, *, approves: bool) -> int:
+        """Return how many notifications were not read."""
         count: int = await self._database.fetchval(_COUNT_UNREAD, inbox.store_id, inbox.user_id, approves)
         return count
 
     async def last_numbers(self, inboxes: Sequence[Inbox]) -> Mapping[Inbox, int]:
+        """Return the newest number of each inbox that has one."""
         stores = [inbox.store_id for inbox in inboxes]
         users = [inbox.user_id for inbox in inboxes]
         rows = await self._database.fetch(_LAST_NUMBERS, stores, users)
@@ -317,6 +335,11 @@ class PostgresStore(DatabaseAdapter):
     async def acknowledge(
         self, inbox: Inbox, ids: Sequence[NotificationId], *, approves: bool
     ) -> Sequence[Notification]:
+        """Mark notifications as read, once; returns them as they are now, in the order of `ids`.
+
+        Raises:
+            NotificationNotFound: one is not in the inbox; then nothing is marked.
+        """
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:
             held = await connection.fetch(_LOCK, inbox.store_id, inbox.user_id, wanted, approves)
@@ -328,6 +351,10 @@ class PostgresStore(DatabaseAdapter):
 
     @asynccontextmanager
     async def unpublished(self, *, limit: int) -> AsyncIterator[Sequence[Notification]]:
+        """Hold notifications that were not published yet, oldest first; other replicas get others.
+
+        Leaving without an exception marks them as published; with one, they stay.
+        """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNPUBLISHED, limit)
             # One that cannot be read is never published, and marked like the others.
@@ -342,6 +369,7 @@ class PostgresStore(DatabaseAdapter):
 
     @asynccontextmanager
     async def untold(self, *, limit: int) -> AsyncIterator[Sequence[ChannelEvent]]:
+        """Hold events of channels that were not published yet, as `unpublished` does; told, they are forgotten."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNTOLD, limit)
             yield read_each("channel event", rows, lambda row: ChannelEvent(**row), itemgetter("event_id"))
@@ -349,6 +377,7 @@ class PostgresStore(DatabaseAdapter):
                 await connection.execute(_FORGET_TOLD, [row["event_id"] for row in rows])
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
+        """Delete notifications that came longer ago; returns how many. Forget what else is old, such as approvers."""
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(FORGET_CODES)
@@ -368,9 +397,11 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
+        """Remember that the user of an inbox approves calls of the store, and was seen now."""
         await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
+        """Return who approves in each of some stores: the 100 who were seen last."""
         found: dict[StoreId, list[UserId]] = {store_id: [] for store_id in store_ids}
         for record in await self._database.fetch(_APPROVERS, sorted(store_ids), _APPROVERS_MAX):
             found[record["store_id"]].append(UserId(record["user_id"]))

@@ -46,27 +46,35 @@ _UNMUTE: Final = "DELETE FROM notifier.mutes WHERE store_id = $1 AND user_id = $
 
 
 class PostgresPreferences(DatabaseAdapter):
-    """See `ports.PreferenceRepository`."""
+    """The preferences of users. Every method raises DependencyUnavailable when the database is away."""
 
     async def preferences(self, inbox: Inbox) -> Preferences:
+        """Return the preferences of a user, with the mutes that hold."""
         row = await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id)
         mutes = await self._database.fetch(_MUTES, inbox.store_id, inbox.user_id)
         found = (Mute(conversation_id=ConversationId(each[0]), until_time=each[1]) for each in mutes)
         return preferences_of(row, tuple(found)) if row is not None else Preferences(mutes=tuple(found))
 
     async def change(self, inbox: Inbox, change: PreferencesChange) -> None:
+        """Change preferences; what waits is looked at again."""
         kinds = list(change.kinds.kinds) if change.kinds is not None else None
         quiet = msgspec.json.encode(change.quiet).decode() if change.quiet is not None else None
         await self._database.execute(_CHANGE, inbox.store_id, inbox.user_id, kinds, quiet)
         await self._database.execute(_LOOK_AGAIN, inbox.store_id, inbox.user_id)
 
     async def mute(self, inbox: Inbox, mute: Mute) -> None:
+        """Have nothing of a conversation be sent.
+
+        Raises:
+            InvalidField: the user mutes as many as there may be.
+        """
         of = (inbox.store_id, inbox.user_id)
         await self._database.execute(_FORGET_MUTES, *of)
         if await self._database.fetchrow(_MUTE, *of, mute.conversation_id, mute.until_time, MUTES_MAX) is None:
             raise InvalidField(f"a user mutes at most {MUTES_MAX} conversations: unmute one", field="mute")
 
     async def unmute(self, inbox: Inbox, conversation_id: ConversationId) -> None:
+        """End the mute of a conversation, if there is one."""
         await self._database.execute(_UNMUTE, inbox.store_id, inbox.user_id, conversation_id)
 
 

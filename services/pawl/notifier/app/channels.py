@@ -15,7 +15,7 @@ from pawl.chassis.egress_requests import Egress
 from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.ids import IdSource, StoreId
 from pawl.errors import InvalidField
-from pawl.notifier.app.ports import ChannelRepository, NewChannel, NewCode
+from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.domain.channel import (
     UNCONFIRMED,
     Channel,
@@ -31,6 +31,8 @@ from pawl.notifier.domain.delivery import (
     ChannelDelivery,
     DeliveryId,
     DeliveryState,
+    NewChannel,
+    NewCode,
     body_of_own,
 )
 from pawl.notifier.domain.notification import Inbox
@@ -44,7 +46,7 @@ class Channels:
 
     def __init__(
         self,
-        repository: ChannelRepository,
+        repository: PostgresChannels,
         egress: Egress,
         clock: Clock,
         ids: IdSource,

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
@@ -14,9 +14,17 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.retry import Retry
 from pawl.chassis.tasks import end, within
 from pawl.errors import Unavailable
-from pawl.notifier.app.ports import ChannelSender, Counters, DeliveryQueue
+from pawl.notifier.adapters.deliveries import PostgresDeliveries
+from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.domain.channel import ChannelKind, kind_of
-from pawl.notifier.domain.delivery import LOST, NOT_SENT, TRIES_MAX_AT_ONCE, Attempt, Outcome, choose
+from pawl.notifier.domain.delivery import (
+    LOST,
+    NOT_SENT,
+    TRIES_MAX_AT_ONCE,
+    Attempt,
+    Outcome,
+    choose,
+)
 
 CLAIM_SECONDS: Final = 30.0
 """The time that a claim holds: longer than a try and writing down what came of it."""
@@ -29,6 +37,16 @@ _COUNT_SECONDS: Final = 15.0
 _log = logs.get_logger(__name__)
 
 
+class ChannelSender(Protocol):
+    """The way to receivers of one kind."""
+
+    async def send(self, attempt: Attempt) -> Outcome:
+        """Try a delivery; returns within 16 s, whatever the receiver does. Safe to cancel."""
+
+    async def rest(self, attempt: Attempt) -> None:
+        """Return when nothing of a try goes on, such as the look-up of a name that took too long. Safe to cancel."""
+
+
 class Deliveries:
     """Tries what is due: at once when woken, and every second.
 
@@ -39,9 +57,9 @@ class Deliveries:
 
     def __init__(
         self,
-        queue: DeliveryQueue,
+        queue: PostgresDeliveries,
         senders: Mapping[ChannelKind, ChannelSender],
-        counters: Counters,
+        counters: PrometheusCounters,
         clock: Clock,
         *,
         on_notice: Callable[[], None],

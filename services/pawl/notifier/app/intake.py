@@ -8,10 +8,13 @@ from typing import Final
 from pawl.chassis import logs
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import Unavailable
-from pawl.notifier.app.ports import Counters, Delivery, PoisonEvent, Store
+from pawl.notifier.adapters.lifecycle import JetStreamDelivery
+from pawl.notifier.adapters.metrics import PrometheusCounters
+from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.domain.announcement import (
     ApprovalAsked,
     Change,
+    PoisonEvent,
     RunChange,
     StarterPaused,
     draft_job_end,
@@ -34,17 +37,17 @@ _log = logs.get_logger(__name__)
 class Intake:
     """Takes events, many at a time; one that cannot be taken holds up no other."""
 
-    def __init__(self, store: Store, counters: Counters, *, on_new: Callable[[], None]) -> None:
+    def __init__(self, store: PostgresStore, counters: PrometheusCounters, *, on_new: Callable[[], None]) -> None:
         self._store = store
         self._counters = counters
         self._on_new = on_new
 
-    async def take(self, deliveries: Sequence[Delivery]) -> None:
+    async def take(self, deliveries: Sequence[JetStreamDelivery]) -> None:
         """Make the notifications of these events durable, then answer the events.
 
         Safe to cancel: an event that was not answered comes again.
         """
-        changes: list[tuple[Delivery, Change | None]] = []
+        changes: list[tuple[JetStreamDelivery, Change | None]] = []
         for delivery in deliveries:
             try:
                 changes.append((delivery, delivery.read()))
@@ -54,8 +57,8 @@ class Intake:
             except Exception as error:  # noqa: BLE001  # whatever one event does, the others go on
                 await self._postpone(delivery, error)
         approvers = await self._approvers(changes)
-        drafts: list[tuple[Delivery, Sequence[Draft]]] = []
-        ends: list[tuple[Delivery, Draft]] = []
+        drafts: list[tuple[JetStreamDelivery, Sequence[Draft]]] = []
+        ends: list[tuple[JetStreamDelivery, Draft]] = []
         for delivery, change in changes:
             if isinstance(change, ApprovalAsked) and approvers is None:
                 await self._retry(delivery)
@@ -71,7 +74,7 @@ class Intake:
         if ends:
             await self._tell_of_jobs(ends)
 
-    async def _tell_of_jobs(self, ends: Sequence[tuple[Delivery, Draft]]) -> None:
+    async def _tell_of_jobs(self, ends: Sequence[tuple[JetStreamDelivery, Draft]]) -> None:
         """Tell users of the ends of jobs of which their conversations cannot, since these wait for somebody."""
         try:
             waiting = await self._store.waiting({(draft.inbox, draft.conversation_id) for _, draft in ends})
@@ -98,7 +101,7 @@ class Intake:
             _log.warning("intake.over_not_noted", exc_info=True)
 
     async def _approvers(
-        self, changes: Sequence[tuple[Delivery, Change | None]]
+        self, changes: Sequence[tuple[JetStreamDelivery, Change | None]]
     ) -> Mapping[StoreId, Sequence[UserId]] | None:
         """Return who approves in the stores that ask for it; None if that cannot be told now."""
         store_ids = {change.store_id for _, change in changes if isinstance(change, ApprovalAsked)}
@@ -112,7 +115,7 @@ class Intake:
             _log.warning("intake.approvers_unknown", exc_info=True)
             return None
 
-    async def _add(self, drafts: Sequence[tuple[Delivery, Sequence[Draft]]]) -> None:
+    async def _add(self, drafts: Sequence[tuple[JetStreamDelivery, Sequence[Draft]]]) -> None:
         try:
             added = await self._store.add([draft for _, each in drafts for draft in each])
         except Unavailable:
@@ -133,7 +136,7 @@ class Intake:
             await delivery.accept()
             self._counters.event_taken("notified")
 
-    async def _postpone(self, delivery: Delivery, error: Exception) -> None:
+    async def _postpone(self, delivery: JetStreamDelivery, error: Exception) -> None:
         """Try an event that failed alone again; give it up in the end only where its own values are at fault."""
         _log.warning("intake.event_failed", attempt=delivery.attempt, exc_info=error)
         if isinstance(error, PoisonEvent) and delivery.attempt >= ATTEMPTS_MAX:
@@ -141,16 +144,16 @@ class Intake:
         else:
             await self._retry(delivery)
 
-    async def _ignore(self, delivery: Delivery) -> None:
+    async def _ignore(self, delivery: JetStreamDelivery) -> None:
         await delivery.accept()
         self._counters.event_taken("ignored")
 
-    async def _retry(self, delivery: Delivery) -> None:
+    async def _retry(self, delivery: JetStreamDelivery) -> None:
         delay = min(_RETRY_SECONDS * 2 ** min(delivery.attempt - 1, 10), _RETRY_SECONDS_MAX)
         await delivery.retry(delay_seconds=delay)
         self._counters.event_taken("retried")
 
-    async def _reject(self, delivery: Delivery) -> None:
+    async def _reject(self, delivery: JetStreamDelivery) -> None:
         await delivery.reject()
         self._counters.event_taken("rejected")
 

@@ -9,7 +9,9 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.tasks import within
 from pawl.errors import Unavailable
-from pawl.notifier.app.ports import Announcer, Counters, Store
+from pawl.notifier.adapters.bus import NatsAnnouncer
+from pawl.notifier.adapters.metrics import PrometheusCounters
+from pawl.notifier.adapters.postgres import PostgresStore
 
 _BATCH: Final = 100
 _SWEEP_SECONDS: Final = 1.0
@@ -27,7 +29,7 @@ class Publication:
     under the same id.
     """
 
-    def __init__(self, store: Store, announcer: Announcer, counters: Counters) -> None:
+    def __init__(self, store: PostgresStore, announcer: NatsAnnouncer, counters: PrometheusCounters) -> None:
         self._store = store
         self._announcer = announcer
         self._counters = counters
@@ -68,7 +70,7 @@ class Publication:
                 return
 
 
-async def forget_old(store: Store, clock: Clock, *, keep_days: float) -> None:
+async def forget_old(store: PostgresStore, clock: Clock, *, keep_days: float) -> None:
     """Delete notifications older than `keep_days`, every hour, until cancelled."""
     while True:
         try:

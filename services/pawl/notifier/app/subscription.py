@@ -9,7 +9,8 @@ from typing import Final
 from pawl.chassis import logs
 from pawl.chassis.tasks import within
 from pawl.errors import Unavailable
-from pawl.notifier.app.ports import Counters, Store
+from pawl.notifier.adapters.metrics import PrometheusCounters
+from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.domain.notification import Inbox, Notification
 
 PAGE: Final = 100
@@ -26,7 +27,7 @@ class Subscriptions:
     what the bus dropped, from one query a second for all followers together.
     """
 
-    def __init__(self, store: Store, counters: Counters) -> None:
+    def __init__(self, store: PostgresStore, counters: PrometheusCounters) -> None:
         self._store = store
         self._counters = counters
         self._followers: dict[Inbox, dict[_Follower, None]] = {}
@@ -62,7 +63,7 @@ class Subscriptions:
     async def follow(
         self, inbox: Inbox, *, approves: bool, after_number: int | None, silence_seconds: float
     ) -> AsyncGenerator[Notification | None, None]:
-        """Yield notifications after a number (None: only new ones), in order, each once; never ends. See `Store`.
+        """Yield notifications after a number (None: only new ones), in order, each once; never ends.
 
         Yields None after `silence_seconds` without one. Close the iterator when done.
 

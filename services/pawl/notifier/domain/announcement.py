@@ -261,3 +261,7 @@ def _body(text: str, end: str = "") -> str:
     """Return the text, shortened so that `end` fits whole."""
     end = f"\n\n{end}" if end else ""
     return (shortened(visible(storable(text).strip()), BODY_BYTES_MAX - len(end)) + end).lstrip()
+
+
+class PoisonEvent(Exception):
+    """An event that cannot be read, or whose values cannot be stored."""

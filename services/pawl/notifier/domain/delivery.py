@@ -379,3 +379,25 @@ def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetim
         title=f"Channel {name}{told}",
         create_time=now,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewCode:
+    """A code to be sent to an address: the secret that it is made with, and the delivery that takes it there."""
+
+    delivery: ChannelDelivery
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChannel:
+    """A channel to be kept, and the request that made it; an empty request id is of none."""
+
+    inbox: Inbox
+    channel: Channel
+    host: str
+    secret: bytes
+    request_id: str
+    request_hash: bytes
+    code: NewCode | None = None
+    """The code that is sent, if it has to be confirmed."""

@@ -12,8 +12,8 @@ from pawl.chassis.ids import check_id
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidPageToken
+from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.app.channels import Channels
-from pawl.notifier.app.ports import ChannelRepository
 from pawl.notifier.domain.channel import Channel, ChannelChange, ChannelId
 from pawl.notifier.domain.delivery import ChannelDelivery, DeliveryCount, DeliveryFilter, DeliveryId
 from pawl.notifier.rpc.convert import WIRE, caller_inbox, page_size, several_ids
@@ -34,7 +34,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
     """Serves a user's own channels, and the links that end them; the credential says whose."""
 
-    def __init__(self, channels: Channels, repository: ChannelRepository) -> None:
+    def __init__(self, channels: Channels, repository: PostgresChannels) -> None:
         self._channels = channels
         self._repository = repository
 

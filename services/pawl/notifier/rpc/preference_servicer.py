@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.chassis.ids import ConversationId, check_id
 from pawl.chassis.rpc_kinds import Context
-from pawl.notifier.app.ports import PreferenceRepository
+from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.domain.preferences import Mute, Preferences, PreferencesChange
 from pawl.notifier.rpc.convert import WIRE, caller_inbox
 from pawl.notify.v1 import preference_pb2 as pb
@@ -21,7 +21,7 @@ _CHANGE: Final = WIRE.struct(PreferencesChange, pb.UpdatePreferencesRequest)
 class PreferenceServicer(preference_pb2_grpc.PreferenceServiceServicer):
     """Serves a user's own preferences; the credential says whose. `on_change` is called when others hold."""
 
-    def __init__(self, repository: PreferenceRepository, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, repository: PostgresPreferences, *, on_change: Callable[[], None]) -> None:
         self._repository = repository
         self._on_change = on_change
 

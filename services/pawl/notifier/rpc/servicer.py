@@ -10,7 +10,7 @@ from pawl.chassis.auth import require_user
 from pawl.chassis.roles import APPROVERS
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField, SlowConsumer
-from pawl.notifier.app.ports import Store
+from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.app.subscription import Subscriptions
 from pawl.notifier.domain.notification import Inbox, NotificationId
 from pawl.notifier.rpc import convert
@@ -26,7 +26,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
 
     def __init__(
         self,
-        store: Store,
+        store: PostgresStore,
         subscriptions: Subscriptions,
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,

@@ -21,13 +21,14 @@ _OPEN_MAX: Final = 50
 
 
 class LedgerReads:
-    """The ports StoredResults and Jobs of built-in tools, RunReads of rules and AwaitedRuns, over LedgerService."""
+    """The runs, calls, jobs and agents of job-store, over LedgerService. All methods raise DependencyUnavailable."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._agents = agents_pb2_grpc.AgentLedgerServiceStub(channel)
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
+        """Return whether the user has that run, ended or not."""
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, user_id=user_id, run_id=run.run_id)
         try:
             await translated(self._ledger.GetRun(request))
@@ -36,6 +37,11 @@ class LedgerReads:
         return True
 
     async def has_conversation(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> bool:
+        """Return whether that conversation is the user's.
+
+        Raises:
+            ConversationErased: the user has erased it.
+        """
         request = ledger_pb2.GetConversationRequest(store_id=store_id, user_id=user_id, conversation_id=conversation_id)
         try:
             found = (await translated(self._ledger.GetConversation(request))).conversation
@@ -45,10 +51,12 @@ class LedgerReads:
         return found.user_id == user_id or found.sharing == conversation_pb2.SHARING_WRITE
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
+        """Return the tool of a call of the user that needed an approval; None if there is no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
     async def has_agent(self, store_id: StoreId, name: str) -> bool:
+        """Return whether runs of the store can be those of that agent."""
         try:
             await translated(self._agents.GetAgent(agents_pb2.GetAgentRequest(store_id=store_id, name=name)))
         except AgentNotFound:
@@ -56,6 +64,7 @@ class LedgerReads:
         return True
 
     async def takes_results(self, run: RunKey) -> bool:
+        """Return whether the run is open and is not being stopped."""
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, run_id=run.run_id)
         try:
             state = (await translated(self._ledger.GetRun(request))).run.state
@@ -64,6 +73,7 @@ class LedgerReads:
         return state not in {*_ENDED, run_pb2.RUN_STATE_CANCELLING}
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
+        """Tell a run that its call was completed; one that is gone or has ended is told nothing."""
         request = ledger_pb2.NoteCompletionRequest(store_id=run.store_id, run_id=run.run_id, call_id=key.call_id)
         with suppress(RunNotFound):
             await translated(self._ledger.NoteCompletion(request))
@@ -76,6 +86,7 @@ class LedgerReads:
             return None
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
+        """Return the result of a call of that conversation or its jobs, as JSON; None if there is none."""
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
             return None
@@ -95,6 +106,7 @@ class LedgerReads:
     async def jobs(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
     ) -> Sequence[Job]:
+        """Return the open jobs of that conversation, then those that have ended; of both the newest first."""
         found: list[Job] = []
         for states, most in ((_OPEN, _OPEN_MAX), (_ENDED, ended_max)):
             request = ledger_pb2.ListRunsRequest(
@@ -110,6 +122,7 @@ class LedgerReads:
     async def stop_job(
         self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
     ) -> tuple[Job, bool] | None:
+        """Return a job after a stop, and whether it was open before; None if that conversation has no such job."""
         request = ledger_pb2.StopJobRequest(
             store_id=key.store_id,
             user_id=user_id,

@@ -8,7 +8,10 @@ from pawl.chassis.metrics import Metrics
 
 
 class RegistryMetrics:
-    """The Observer port over Prometheus. Tools are labels only if the process has loaded them."""
+    """Counts what happens.
+
+    Tools are labels only if the process has loaded them.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._executions = metrics.counter("executions_total", "Executions ended, by outcome.", ("tool", "outcome"))
@@ -27,8 +30,10 @@ class RegistryMetrics:
         self._processes.set_function(processes_busy)
 
     def checked(self, disposition: str) -> None:
+        """A call was checked."""
         self._checks.labels(disposition).inc()
 
     def ended(self, tool_name: str, outcome: str, seconds: float) -> None:
+        """An execution has ended."""
         self._executions.labels(tool_name, outcome).inc()
         self._seconds.labels(tool_name).observe(seconds)

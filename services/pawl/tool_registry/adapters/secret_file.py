@@ -15,7 +15,7 @@ COMMON: Final = "*"
 
 
 class FileSecrets:
-    """The Secrets port over `{"<store>": {"<name>": "<value>"}}`; store `*` is for the deployment's code in all."""
+    """Secrets that tools may ask for by name."""
 
     def __init__(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         self._secrets = secrets
@@ -37,8 +37,13 @@ class FileSecrets:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
     def find(self, store_id: StoreId, name: str) -> str | None:
+        """Return the store's secret, or the common one, or None: for code of the deployment."""
         own = self.own(store_id, name)
         return own if own is not None else self._secrets.get(COMMON, {}).get(name)
 
     def own(self, store_id: StoreId, name: str) -> str | None:
+        """Return the store's secret, or None: for what an admin of the store has connected.
+
+        The admin says where it is sent, and what is common belongs to the deployment and to all other stores.
+        """
         return self._secrets.get(store_id, {}).get(name)

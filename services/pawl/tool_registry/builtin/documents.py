@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
-from pawl.tool_registry.app.documents.documents import DocumentRepository
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.document import NAME_CHARACTERS_MAX, Document, Hit
@@ -25,12 +25,12 @@ _OPERATORS: Final = frozenset('"-')
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX), "as list_documents gives it"]
 
 
-def document_tools(repository: DocumentRepository) -> list[Tool[..., Any]]:
+def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any]]:
     """Return list_documents, read_document and search_documents."""
     return [_list_documents(repository), _read_document(repository), _search_documents(repository)]
 
 
-def _list_documents(repository: DocumentRepository) -> Tool[..., Any]:
+def _list_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def list_documents(
         context: ToolContext,
@@ -46,7 +46,7 @@ def _list_documents(repository: DocumentRepository) -> Tool[..., Any]:
     return list_documents
 
 
-def _read_document(repository: DocumentRepository) -> Tool[..., Any]:
+def _read_document(repository: PostgresDocumentRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def read_document(
         context: ToolContext,
@@ -71,7 +71,7 @@ def _read_document(repository: DocumentRepository) -> Tool[..., Any]:
     return read_document
 
 
-def _search_documents(repository: DocumentRepository) -> Tool[..., Any]:
+def _search_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def search_documents(
         context: ToolContext,

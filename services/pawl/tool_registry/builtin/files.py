@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from pawl.chassis.ids import StoreId
+from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.definition import Category, EffectClass
@@ -52,41 +52,12 @@ Digest = Annotated[
 ]
 
 
-class FileStore(Protocol):
-    """The files of stores. Methods block."""
-
-    def read(self, store_id: StoreId, path: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            ToolError: there is none, or it cannot be read.
-        """
-
-    def entries(self, store_id: StoreId, path: str) -> list[Entry]:
-        """Return what is in a folder, by name; the store's own folder if `path` is empty.
-
-        Raises:
-            ToolError: there is none.
-        """
-
-    def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
-        """Make the change that `plan` decides on, while nobody else changes files of the store; return its outcome.
-
-        Atomic, durable, and once for each key: later calls get the outcome of the
-        first, for 30 days.
-
-        Raises:
-            ToolError: the plan refuses, a limit is reached, or the disk fails.
-            ToolCancelled: others were busy for too long.
-        """
-
-
-def file_tools(store: FileStore) -> list[Tool[..., Any]]:
+def file_tools(store: FileFolders) -> list[Tool[..., Any]]:
     """Return the tools for files: list, read, write, append, edit, move, make_folder, delete."""
     return [*_reading(store), *_writing(store), *_arranging(store)]
 
 
-def _reading(store: FileStore) -> list[Tool[..., Any]]:
+def _reading(store: FileFolders) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def list_files(
         context: ToolContext,
@@ -115,7 +86,7 @@ def _reading(store: FileStore) -> list[Tool[..., Any]]:
     return [list_files, read_file]
 
 
-def _writing(store: FileStore) -> list[Tool[..., Any]]:
+def _writing(store: FileFolders) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def write_file(
         context: ToolContext,
@@ -148,7 +119,7 @@ def _writing(store: FileStore) -> list[Tool[..., Any]]:
     return [write_file, append_file, edit_file]
 
 
-def _arranging(store: FileStore) -> list[Tool[..., Any]]:
+def _arranging(store: FileFolders) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}", "file:{new_path}"])
     def move_file(context: ToolContext, path: Left, new_path: Reached) -> Any:
         """Move or rename a file or folder, to where nothing is yet."""
@@ -179,7 +150,7 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     inverse: Inverse | None
 
 
-def _change(store: FileStore, context: ToolContext, plan: Plan) -> Any:
+def _change(store: FileFolders, context: ToolContext, plan: Plan) -> Any:
     stored = store.change(StoreId(context.store_id), context.idempotency_key, plan, context.wait_cancelled)
     outcome = msgspec.json.decode(stored, type=_Outcome)
     return outcome.value if outcome.inverse is None else Reversible(value=outcome.value, inverse=outcome.inverse)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.jobs import Job
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -22,21 +22,7 @@ ENDED_MAX: Final = 10
 JobId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the job_id"]
 
 
-class Jobs(Protocol):
-    """The jobs that a user has in a conversation."""
-
-    async def jobs(
-        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
-    ) -> Sequence[Job]:
-        """Return the open jobs of that conversation, then those that have ended; of both the newest first."""
-
-    async def stop_job(
-        self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
-    ) -> tuple[Job, bool] | None:
-        """Return a job after a stop, and whether it was open before; None if that conversation has no such job."""
-
-
-def job_tools(jobs: Jobs, clock: Clock) -> list[Tool[..., Any]]:
+def job_tools(jobs: LedgerReads, clock: Clock) -> list[Tool[..., Any]]:
     """Return list_jobs and stop_job."""
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, background=False)

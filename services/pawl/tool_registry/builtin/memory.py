@@ -12,7 +12,7 @@ import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import TooLarge
-from pawl.tool_registry.app.documents.memories import MemoryRepository
+from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.memory import TEXT_CHARACTERS_MAX, Memory, MemoryOwner, memory_id_of
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -25,12 +25,12 @@ _NOTE: Final = (
 )
 
 
-def memory_tools(repository: MemoryRepository) -> list[Tool[..., Any]]:
+def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
     """Return remember, recall and forget."""
     return [_remember(repository), _recall(repository), _forget(repository)]
 
 
-def _remember(repository: MemoryRepository) -> Tool[..., Any]:
+def _remember(repository: PostgresMemoryRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def remember(
         context: ToolContext,
@@ -54,7 +54,7 @@ def _remember(repository: MemoryRepository) -> Tool[..., Any]:
     return remember
 
 
-def _recall(repository: MemoryRepository) -> Tool[..., Any]:
+def _recall(repository: PostgresMemoryRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def recall(
         context: ToolContext,
@@ -71,7 +71,7 @@ def _recall(repository: MemoryRepository) -> Tool[..., Any]:
     return recall
 
 
-def _forget(repository: MemoryRepository) -> Tool[..., Any]:
+def _forget(repository: PostgresMemoryRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def forget(
         context: ToolContext,

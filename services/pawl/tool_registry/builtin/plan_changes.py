@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from pawl.chassis.ids import RunId, StoreId, UserId
-from pawl.tool_registry.builtin.plan_repository import PlanRepository, find_project, find_task
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
+from pawl.tool_registry.builtin.plan_repository import find_project, find_task
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.planning import Owner, PlanChange, Project, ProjectStatus, Task, TitleTaken
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -26,12 +27,12 @@ TaskReferences = Annotated[
 ]
 
 
-def plan_change_tools(repository: PlanRepository) -> list[Tool[..., Any]]:
+def plan_change_tools(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
     """Return update_project, update_task, complete_tasks, reopen_tasks and delete_task."""
     return [_update_project(repository), _update_task(repository), *_ticking(repository), _delete_task(repository)]
 
 
-def _update_project(repository: PlanRepository) -> Tool[..., Any]:
+def _update_project(repository: PostgresPlanRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def update_project(
         context: ToolContext,
@@ -59,7 +60,7 @@ def _update_project(repository: PlanRepository) -> Tool[..., Any]:
     return update_project
 
 
-def _update_task(repository: PlanRepository) -> Tool[..., Any]:
+def _update_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def update_task(
         context: ToolContext,
@@ -88,7 +89,7 @@ def _update_task(repository: PlanRepository) -> Tool[..., Any]:
     return update_task
 
 
-def _ticking(repository: PlanRepository) -> list[Tool[..., Any]]:
+def _ticking(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
     async def tick(context: ToolContext, tasks: list[str], *, is_done: bool) -> Any:
         async def make(owner: Owner, key: str) -> PlanChange:
             found = await _all_tasks(repository, owner, tasks, run_id=RunId(context.run_id), is_done=not is_done)
@@ -115,7 +116,7 @@ def _ticking(repository: PlanRepository) -> list[Tool[..., Any]]:
     return [complete_tasks, reopen_tasks]
 
 
-def _delete_task(repository: PlanRepository) -> Tool[..., Any]:
+def _delete_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
     @tool(
         category=Category.DESTRUCTIVE,
         effect=EffectClass.IDEMPOTENT,
@@ -163,7 +164,7 @@ def created_back(task: Task) -> Inverse:
 
 
 async def _once(
-    repository: PlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
+    repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
     """Return what an earlier execution of the call has changed, or make the change."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
@@ -172,7 +173,7 @@ async def _once(
 
 
 async def _all_tasks(
-    repository: PlanRepository, owner: Owner, references: Sequence[str], *, run_id: RunId, is_done: bool
+    repository: PostgresPlanRepository, owner: Owner, references: Sequence[str], *, run_id: RunId, is_done: bool
 ) -> dict[str, Task]:
     """Return the tasks meant, by id.
 

@@ -2,65 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from pawl.chassis.ids import RunId
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.domain.names import did_you_mean, near_matches
-from pawl.tool_registry.domain.planning import Owner, PlanChange, Project, Task
+from pawl.tool_registry.domain.planning import Owner, Project, Task
 from pawl.tool_registry.sdk.context import ToolError
 
 PROJECTS_MAX: Final = 1000
 _CANDIDATES_MAX: Final = 10
 
 
-class PlanRepository(Protocol):
-    """The plans, by store and user. Changes are atomic, and once for each idempotency key."""
-
-    async def add_project(self, owner: Owner, project: Project) -> Project:
-        """Add a project, or return the one that has its title (in any case)."""
-
-    async def add_task(self, owner: Owner, task: Task, *, idempotency_key: str) -> Task:
-        """Add a task, or return the one that was added with that key.
-
-        Raises:
-            ParentGone: its parent is not there any more.
-        """
-
-    async def projects(self, owner: Owner, most: int) -> Sequence[Project]:
-        """Return the user's projects, oldest first."""
-
-    async def tasks(self, owner: Owner, most: int) -> Sequence[Task]:
-        """Return the user's tasks and subtasks, oldest first."""
-
-    async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
-        """Return the task of that id, then those of that title (in any case), newest first."""
-
-    async def task_titles(self, owner: Owner) -> Sequence[str]:
-        """Return titles of the user's tasks, newest first."""
-
-    async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
-        """Return what was changed with that key, within the last 30 days."""
-
-    async def change_project(
-        self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
-    ) -> PlanChange:
-        """Set fields of a project; an empty change if there is none of that id.
-
-        Raises:
-            TitleTaken: another project has the new title.
-        """
-
-    async def change_tasks(
-        self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
-    ) -> PlanChange:
-        """Set fields of tasks; those that are not there any more are not in the change."""
-
-    async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
-        """Remove a task and all below it; an empty change if there are subtasks and they may not go."""
-
-
-async def find_project(repository: PlanRepository, owner: Owner, reference: str) -> Project:
+async def find_project(repository: PostgresPlanRepository, owner: Owner, reference: str) -> Project:
     """Return the project of that id or title.
 
     Raises:
@@ -84,7 +38,7 @@ async def find_project(repository: PlanRepository, owner: Owner, reference: str)
 
 
 async def find_task(
-    repository: PlanRepository,
+    repository: PostgresPlanRepository,
     owner: Owner,
     reference: str,
     *,

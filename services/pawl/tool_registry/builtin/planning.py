@@ -7,6 +7,7 @@ from datetime import date
 from typing import Annotated, Any, Final
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.builtin.plan_changes import (
     Notes,
     Title,
@@ -15,7 +16,7 @@ from pawl.tool_registry.builtin.plan_changes import (
     project_shown,
     task_shown,
 )
-from pawl.tool_registry.builtin.plan_repository import PROJECTS_MAX, PlanRepository, find_project, find_task
+from pawl.tool_registry.builtin.plan_repository import PROJECTS_MAX, find_project, find_task
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.names import near_matches
 from pawl.tool_registry.domain.planning import Owner, ParentGone, Project, Task
@@ -27,7 +28,7 @@ DEFAULT_PROJECT: Final = "Inbox"
 LISTED_MAX: Final = 1000
 
 
-def planning_tools(repository: PlanRepository, ids: IdSource) -> list[Tool[..., Any]]:
+def planning_tools(repository: PostgresPlanRepository, ids: IdSource) -> list[Tool[..., Any]]:
     """Return create_task, add_subtask, list_projects, and what changes projects and tasks."""
     return [
         _create_task(repository, ids),
@@ -37,7 +38,7 @@ def planning_tools(repository: PlanRepository, ids: IdSource) -> list[Tool[..., 
     ]
 
 
-def _create_task(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
+def _create_task(repository: PostgresPlanRepository, ids: IdSource) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def create_task(
         context: ToolContext,
@@ -66,7 +67,7 @@ def _create_task(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
     return create_task
 
 
-def _add_subtask(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
+def _add_subtask(repository: PostgresPlanRepository, ids: IdSource) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def add_subtask(
         context: ToolContext,
@@ -105,7 +106,7 @@ def _add_subtask(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
     return add_subtask
 
 
-def _list_projects(repository: PlanRepository) -> Tool[..., Any]:
+def _list_projects(repository: PostgresPlanRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def list_projects(context: ToolContext) -> dict[str, Any]:
         """List the projects with their tasks and subtasks."""
@@ -121,7 +122,7 @@ def _list_projects(repository: PlanRepository) -> Tool[..., Any]:
 
 
 async def _home(
-    repository: PlanRepository, ids: IdSource, owner: Owner, reference: str
+    repository: PostgresPlanRepository, ids: IdSource, owner: Owner, reference: str
 ) -> tuple[Project, dict[str, Any]]:
     """Return the project of that id or title, made if need be, and what to say of that."""
     projects = await repository.projects(owner, PROJECTS_MAX)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 
 from pawl.chassis.ids import CallId, CallKey, ConversationId, StoreId, UserId
+from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
 
-class StoredResults(Protocol):
-    """The results of earlier calls."""
-
-    async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the result of a call of that conversation or its jobs, as JSON; None if there is none."""
-
-
-def result_tools(results: StoredResults) -> list[Tool[..., Any]]:
+def result_tools(results: LedgerReads) -> list[Tool[..., Any]]:
     """Return read_result."""
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)

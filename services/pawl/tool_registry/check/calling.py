@@ -15,8 +15,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.visible import visible
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.runner import PythonRunner
-from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.execution.ports import Runner, Secrets
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.policy.call import DEFAULT_TIMEOUT_SECONDS
 from pawl.tool_registry.domain.check import Refused, check_arguments
 from pawl.tool_registry.domain.definition import ExecutionContext
@@ -24,6 +23,7 @@ from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.gate import approval_cause, items_of
 from pawl.tool_registry.domain.question import Question
 from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool
 
@@ -38,7 +38,7 @@ class Caller:
 
     store_id: StoreId
     user_id: UserId
-    secrets: Secrets
+    secrets: FileSecrets
 
 
 async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bool:
@@ -84,7 +84,7 @@ async def _run(tool: Tool[..., Any], arguments: Any, caller: Caller, say: Say) -
 
 
 async def _within_time(
-    tool: Tool[..., Any], arguments: Any, caller: Caller, say: Say, runner: Runner
+    tool: Tool[..., Any], arguments: Any, caller: Caller, say: Say, runner: ProcessRunner
 ) -> ExecutionResult:
     definition = tool.definition
     limit = definition.timeout_seconds or DEFAULT_TIMEOUT_SECONDS

@@ -288,3 +288,18 @@ def sha256_hex(content: bytes) -> str:
 def clean_name(tool_name: str) -> str:
     """Return the name of a tool, which a model may have made up, as it can be stored."""
     return storable(tool_name[:TOOL_NAME_CHARACTERS_MAX])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """The entries of a store that are wanted; empty fields and None mean any. Times are microseconds since 1970."""
+
+    store_id: StoreId
+    run_id: RunId = RunId("")
+    call_id: CallId = CallId("")
+    tool_name: str = ""
+    user_id: UserId = UserId("")
+    agent_name: str = ""
+    kind: str = ""
+    since_us: int | None = None
+    before_us: int | None = None

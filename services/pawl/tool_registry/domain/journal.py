@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pawl.chassis.ids import CallKey, RunId
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.question import Question
 
 
 class Step(StrEnum):
@@ -65,3 +67,51 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
     if entry.is_holder_alive and not entry.is_own:
         return Step.ELSEWHERE
     return Step.RECONCILE if entry.effect is EffectClass.RECONCILABLE else Step.CONCLUDE_UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalCall:
+    """A call that is about to have its effect."""
+
+    key: CallKey
+    run_id: RunId
+    tool_name: str
+    tool_version: int
+    effect: EffectClass
+    fingerprint: str
+    unknowns_resolved: int
+    token: str
+    """Unique for this attempt."""
+    is_askable: bool
+    """True if the tool can be asked what became of an earlier execution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The call may run now, in this process. `must_reconcile`: the tool is asked first."""
+
+    must_reconcile: bool = False
+    is_cancelled: bool = False
+    """It was cancelled meanwhile: reconcile, but do not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldElsewhere:
+    """Another process runs the call; ask again a little later.
+
+    `question` is what its tool asks at the moment, after `position` others.
+    """
+
+    question: Question | None = None
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """An attempt to run a call, which may keep checkpoints as long as it is the newest one."""
+
+    key: CallKey
+    run_id: RunId
+    attempt: int
+    token: str
+    """Unique for this attempt."""

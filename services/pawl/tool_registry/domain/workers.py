@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -11,6 +11,7 @@ import msgspec
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, WorkerId
 from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
+from pawl.tool_registry.domain.execution import Progress
 from pawl.tool_registry.domain.inverse import InverseCall
 
 TOOLS_MAX: Final = 200
@@ -166,3 +167,57 @@ def source_of(group_name: str) -> str:
 def group_of(source: str) -> str:
     """Return the group whose tools have that source."""
     return source.partition(":")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """A worker's stream in this process; `tools` are its definitions' hashes by name."""
+
+    key: WorkerKey
+    attachment: str
+    tools: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """A call as the execution that asked sees it."""
+
+    state: CallState
+    purpose: Purpose
+    is_lost: bool
+    """Its worker's lease is over, by the clock of the record, or it came back without the call."""
+    is_given_up: bool
+    """It came back without the call."""
+    progress: Progress | None
+    answer: Answer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateCall:
+    """A call that has ended without the result that a worker brought, as the audit names it."""
+
+    tool_name: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The fate of a result; `late` if it is one that the audit does not have yet."""
+
+    status: ResultStatus
+    late: LateCall | None = None
+
+
+class NewsKind(StrEnum):
+    """The kinds of news from another process."""
+
+    WAITING = "WAITING"
+    """A call waits; the name is that of its group."""
+    CALL = "CALL"
+    """Something came for the execution of a call."""
+    CANCEL = "CANCEL"
+    """The result of a call is not wanted any more."""
+
+
+Listener = Callable[[NewsKind, StoreId, str], None]
+"""Gets the kind, the store, and the name of a group or the id of a call."""

@@ -13,9 +13,9 @@ from pawl.chassis.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import audit_pb2 as pb
 from pawl.tool.v1 import audit_pb2_grpc
-from pawl.tool_registry.app.policy.ports import AuditFilter, AuditLog
+from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.app.policy.verifying import Verified, verify
-from pawl.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
+from pawl.tool_registry.domain.audit import AuditEntry, AuditFilter, AuditKind, Head, ToolFigures
 from pawl.tool_registry.rpc.convert import WIRE
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
@@ -41,7 +41,7 @@ _FIGURES: Final = WIRE.struct(ToolFigures, pb.ToolFigures)
 class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     """Translates between the wire and the audit chain."""
 
-    def __init__(self, log: AuditLog) -> None:
+    def __init__(self, log: PostgresAuditLog) -> None:
         self._log = log
 
     async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:

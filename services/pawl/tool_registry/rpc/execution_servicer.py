@@ -14,8 +14,8 @@ from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.tool.v1 import execution_pb2 as pb
 from pawl.tool.v1 import execution_pb2_grpc, tool_pb2
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor
 from pawl.tool_registry.app.policy.audit import AuditTrail
@@ -44,7 +44,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     executor: Executor
     audit: AuditTrail
     misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
-    documents: Documents
+    documents: PostgresDocumentRepository
 
     async def ResolveTools(self, request: pb.ResolveToolsRequest, context: Context) -> pb.ResolveToolsResponse:
         caller = convert.caller_from(request.context)

@@ -10,8 +10,8 @@ from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidPageToken
 from pawl.tool.v1 import memory_pb2 as pb
 from pawl.tool.v1 import memory_pb2_grpc
-from pawl.tool_registry.app.documents.memories import Memories
-from pawl.tool_registry.domain.memory import Memory
+from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
+from pawl.tool_registry.domain.memory import Memory, MemoryOwner
 from pawl.tool_registry.rpc.convert import WIRE
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
@@ -22,20 +22,24 @@ _FIRST = ("", -math.inf, "")
 class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
     """Translates between the wire and the memories."""
 
-    def __init__(self, memories: Memories) -> None:
+    def __init__(self, memories: PostgresMemoryRepository) -> None:
         self._memories = memories
 
     async def ListMemories(self, request: pb.ListMemoriesRequest, context: Context) -> pb.ListMemoriesResponse:
-        agent_name = check_agent_name(request.agent_name, "agent_name", optional=True)
-        size, after = page_size(request.page_size), _place(request.page_token)
-        found = await self._memories.page(require_user(), agent_name, after=after, most=size + 1)
+        owner, size = _owner(request.agent_name), page_size(request.page_size)
+        found = await self._memories.after(owner, _place(request.page_token), size + 1)
         page, token = cut(found, size, _token)
         return pb.ListMemoriesResponse(memories=map(_MEMORY.fields, page), next_page_token=token)
 
     async def EraseMemories(self, request: pb.EraseMemoriesRequest, context: Context) -> pb.EraseMemoriesResponse:
-        agent_name = check_agent_name(request.agent_name, "agent_name", optional=True)
-        memory_id = check_id(request.memory_id, "memory_id", optional=True)
-        return pb.EraseMemoriesResponse(erased_count=await self._memories.erase(require_user(), agent_name, memory_id))
+        owner, memory_id = _owner(request.agent_name), check_id(request.memory_id, "memory_id", optional=True)
+        return pb.EraseMemoriesResponse(erased_count=await self._memories.delete(owner, memory_id))
+
+
+def _owner(agent_name: str) -> MemoryOwner:
+    caller = require_user()
+    checked = check_agent_name(agent_name, "agent_name", optional=True)
+    return MemoryOwner(store_id=caller.store_id, user_id=caller.user_id, agent_name=checked)
 
 
 def _token(memory: Memory) -> str:

@@ -57,7 +57,10 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileFolders:
-    """The FileStore port of the file tools. Safe to use from any thread, and from several processes."""
+    """The files of stores. Methods block.
+
+    Safe to use from any thread, and from several processes.
+    """
 
     def __init__(self, folder: Path, limits: FileLimits, now: Callable[[], float]) -> None:
         self._folder = folder
@@ -65,6 +68,11 @@ class FileFolders:
         self._now = now
 
     def read(self, store_id: StoreId, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            ToolError: there is none, or it cannot be read.
+        """
         with self._root(store_id) as root:
             content = _View(root, self._limits).read(path)
             if content is None:
@@ -72,6 +80,11 @@ class FileFolders:
             return content
 
     def entries(self, store_id: StoreId, path: str) -> list[Entry]:
+        """Return what is in a folder, by name; the store's own folder if `path` is empty.
+
+        Raises:
+            ToolError: there is none.
+        """
         names = _parts(path) if path else []
         with (
             self._root(store_id) as root,
@@ -82,6 +95,15 @@ class FileFolders:
             return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
 
     def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
+        """Make the change that `plan` decides on, while nobody else changes files of the store; return its outcome.
+
+        Atomic, durable, and once for each key: later calls get the outcome of the
+        first, for 30 days.
+
+        Raises:
+            ToolError: the plan refuses, a limit is reached, or the disk fails.
+            ToolCancelled: others were busy for too long.
+        """
         check_id(key, "key")
         with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
             _recover(root, state, done)

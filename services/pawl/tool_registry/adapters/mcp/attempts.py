@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.chassis.strict_json import JsonValue
-from pawl.tool_registry.app.execution.outcome import doubt
 from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
+from pawl.tool_registry.sdk.outcome import doubt
 
 # The connection may break once, and once turn out to be another user's.
 ATTEMPTS_MAX: Final = 3

@@ -19,7 +19,7 @@ from pawl.tool_registry.adapters.mcp.config import McpServer, read_config, secre
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.mcp.pool import Pool, crowd
 from pawl.tool_registry.adapters.mcp.program import Program
-from pawl.tool_registry.app.execution.ports import Secrets
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.domain.source import Source
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Connections:
     """
 
     def __init__(
-        self, *, secrets: Secrets, clock: Clock, http: HttpClients, programs: Programs, idle_seconds: float
+        self, *, secrets: FileSecrets, clock: Clock, http: HttpClients, programs: Programs, idle_seconds: float
     ) -> None:
         self._secrets = secrets
         self._clock = clock

@@ -18,8 +18,8 @@ from pawl.tool_registry.adapters.mcp.config import read_config, secrets_of
 from pawl.tool_registry.adapters.mcp.connections import Connections, HttpClients, late, load
 from pawl.tool_registry.adapters.mcp.definitions import Binding, ServerTool, discovered
 from pawl.tool_registry.adapters.mcp.permission import Programs
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.ports import Helper
-from pawl.tool_registry.app.execution.ports import Secrets
 from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
 from pawl.tool_registry.domain.source import Discovery, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
@@ -49,7 +49,7 @@ class McpConnector:
         self,
         *,
         find: FindSource,
-        secrets: Secrets,
+        secrets: FileSecrets,
         clock: Clock,
         http: HttpClients,
         programs: Programs,

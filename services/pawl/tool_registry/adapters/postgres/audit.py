@@ -13,8 +13,7 @@ import asyncpg
 from pawl.chassis.database import Connection, Database
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.postgres.audit_secrets import AuditSecrets
-from pawl.tool_registry.app.policy.ports import AuditFilter
-from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures, chained
+from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, AuditFilter, Head, ToolFigures, chained
 
 _HEADS_MAX: Final = 10_000
 _CONFLICTS_MAX: Final = 3
@@ -111,7 +110,10 @@ FROM tool_registry.audit WHERE {_WANTED} GROUP BY 1, tool_name ORDER BY 1, tool_
 
 
 class PostgresAuditLog:
-    """The AuditLog port. Remembers the heads of the stores it wrote for, so that one statement suffices."""
+    """The audit chains of all stores, durable, shared by all replicas.
+
+    Remembers the heads of the stores it wrote for, so that one statement suffices.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -119,6 +121,15 @@ class PostgresAuditLog:
         self._secrets = AuditSecrets(database)
 
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
+        """Write entries at the ends of their chains, in order; returns the stores whose chain takes none.
+
+        Somebody has tampered with those: nothing was written to them, and everything
+        to the others. A decision that is there already (same call, kind and person)
+        is left out.
+
+        Raises:
+            DependencyUnavailable: it is not known whether they were written.
+        """
         return await self._append(await self._secrets.seal(drafts))
 
     async def _append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
@@ -142,23 +153,28 @@ class PostgresAuditLog:
         return refused
 
     async def head(self, store_id: StoreId) -> Head:
+        """Return the recorded last entry of a chain."""
         row = await self._database.fetchrow(_HEAD, store_id)
         return Head() if row is None else Head(seq=row["seq"], hash=row["hash"])
 
     async def page(
         self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
     ) -> list[AuditEntry]:
+        """Return entries in order, those after `after_seq` (None: from whatever is the first)."""
         rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
         return list(map(_entry, rows))
 
     async def beyond_head(self, store_id: StoreId) -> int:
+        """Return the first entry behind the recorded head, 0 if there is none."""
         return await self._database.fetchval(_BEYOND, store_id) or 0
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
+        """Return matching entries, the newest first."""
         rows = await self._database.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
         return list(map(_entry, rows))
 
     async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[ToolFigures]:
+        """Return what each tool did, by name; or for each agent apart, by agent and name."""
         rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
         return [ToolFigures(**row) for row in rows]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.chassis.database import DatabaseAdapter
-from pawl.tool_registry.app.execution.ports import Writer
+from pawl.tool_registry.domain.journal import Writer
 
 _NOT_ERASED: Final = "NOT EXISTS (SELECT FROM tool_registry.erased_runs r WHERE r.store_id = $1 AND r.run_id = $3)"
 _TAKE: Final = f"""
@@ -26,16 +26,23 @@ _FORGET: Final = "DELETE FROM tool_registry.checkpoints WHERE written_at < now()
 
 
 class PostgresCheckpoints(DatabaseAdapter):
-    """The Checkpoints port."""
+    """The newest checkpoints of calls, durable, shared by all replicas."""
 
     async def take(self, writer: Writer) -> bytes | None:
+        """Return the checkpoint of a call that is begun again, and let no earlier attempt write any more. Atomic."""
         content: bytes | None = await self._database.fetchval(_TAKE, *_columns(writer), urgent=True)
         return content
 
     async def keep(self, writer: Writer, content: bytes, *, is_first: bool) -> bool:
+        """Write a checkpoint in place of the last one; False if the attempt is not the newest, or the run is erased.
+
+        `is_first` if this attempt has written none. Then one that took nothing, because it
+        is the first of its call, comes in place of another one that was called so, too.
+        """
         return bool(await self._database.fetchval(_KEEP, *_columns(writer), content, is_first, urgent=True))
 
     async def forget(self, older_than_seconds: float) -> None:
+        """Delete old ones."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 

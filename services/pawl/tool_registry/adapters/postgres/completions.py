@@ -15,10 +15,10 @@ from pawl.chassis.database import Connection, Database
 from pawl.chassis.ids import CallId, CallKey, CredentialId, RunId, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.tool_registry.adapters.postgres.journal import RESULT, SECONDS_LEFT, result_of
-from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.completion import AwaitedCall, CompletionTerms, Receipt, Said, UntoldEnd
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, awaiting_completion, ended_badly
+from pawl.tool_registry.sdk import outcome
 
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1
@@ -62,13 +62,17 @@ _terms: Final = msgspec.msgpack.Decoder(CompletionTerms).decode
 
 
 class PostgresCompletions:
-    """The Completions port. `instance_id` is that of the journal."""
+    """Calls that somebody outside completes, in the journal, shared by all replicas.
+
+    `instance_id` is that of the journal.
+    """
 
     def __init__(self, database: Database, *, instance_id: str) -> None:
         self._database = database
         self._instance_id = instance_id
 
     async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
+        """Give a call that runs here a token in place of the last one; False if it does not run here any more."""
         data = msgspec.msgpack.encode(terms)
         opened = await self._database.fetchval(
             _OPEN, key.store_id, key.call_id, self._instance_id, digest, data, urgent=True
@@ -76,6 +80,10 @@ class PostgresCompletions:
         return opened is not None
 
     async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
+        """Let a call go on without its tool for so long; return what it has then: that it waits, or its end. Atomic.
+
+        None if it does not run here any more, or has no token: nobody could complete it.
+        """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             if row is None:
@@ -93,6 +101,7 @@ class PostgresCompletions:
         return awaiting_completion(seconds)
 
     async def lapse(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        """Give a call `result` whose time is over; return what it has then."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -102,6 +111,7 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
+        """Cancel a call that waits; return what it has then."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -110,12 +120,14 @@ class PostgresCompletions:
             return await _cancel(connection, key, row)
 
     async def find(self, store_id: StoreId, digest: bytes) -> AwaitedCall | None:
+        """Return the call that has a token."""
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
         return None if row is None else _call(row)
 
     async def complete(
         self, store_id: StoreId, digest: bytes, said: Said, result: ExecutionResult, by: Principal
     ) -> Receipt:
+        """Give a call its end, once; what was `said` is known again. Atomic, and durable when it returns."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK_FOUND, store_id, digest)
             if row is None:
@@ -134,10 +146,12 @@ class PostgresCompletions:
         return Receipt.TAKEN
 
     async def claim_untold(self, most: int) -> Sequence[UntoldEnd]:
+        """Return ends that are to be told; nobody else gets them for a while."""
         rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
         return read_each("completion", rows, _untold, itemgetter("call_id"))
 
     async def mark_told(self, key: CallKey, *, is_told: bool) -> None:
+        """Note that an end was told, or that it could not be told now."""
         await self._database.execute(_TOLD, key.store_id, key.call_id, is_told, _PAUSE_SECONDS)
 
 

@@ -10,8 +10,17 @@ import asyncpg
 
 from pawl.chassis.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId, UserId
-from pawl.errors import TooLarge
-from pawl.tool_registry.domain.document import DOCUMENTS_MAX, STORE_BYTES_MAX, STORE_OWNER, Document, Hit, parts_of
+from pawl.errors import DocumentNotFound, TooLarge
+from pawl.tool_registry.domain.document import (
+    DOCUMENTS_MAX,
+    STORE_BYTES_MAX,
+    STORE_OWNER,
+    Document,
+    Hit,
+    check_document,
+    check_name,
+    parts_of,
+)
 
 _COLUMNS: Final = """d.owner_id, d.name, d.language, d.text_bytes, d.text_sha256,
     extract(epoch FROM d.created_at)::float8 AS create_time, extract(epoch FROM d.updated_at)::float8 AS update_time"""
@@ -83,11 +92,18 @@ _HEADLINE: Final = (
 
 
 class PostgresDocumentRepository(DatabaseAdapter):
-    """The DocumentRepository port."""
+    """Documents of stores and their users, durable. An owner is a user, or STORE_OWNER."""
 
     async def put(
         self, store_id: StoreId, owner_id: UserId, name: str, text: str, language: str
     ) -> tuple[Document, bool]:
+        """Write a document, new or in place of another; returns it, and whether it is new. Atomic, idempotent.
+
+        Raises:
+            InvalidField: the name, the text or the language cannot be kept.
+            TooLarge: the store has too many documents, or too large ones.
+        """
+        check_document(name, text, language)
         key = (store_id, owner_id, name)
         content = text.encode()
         digest = hashlib.sha256(content).hexdigest()
@@ -111,25 +127,48 @@ class PostgresDocumentRepository(DatabaseAdapter):
         return Document(**written), earlier is None
 
     async def delete(self, store_id: StoreId, owner_id: UserId, name: str) -> bool:
+        """Remove a document; returns whether there was one."""
         return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
     async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
+        """Return the documents of that name that a user sees, the store's first."""
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
     async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:
+        """Return the text of a document; None if there is none."""
         async with self._database.transaction() as connection:
             if not await connection.fetch(_FOUND, store_id, [owner_id], name):
                 return None
             # One statement: all parts are of one version of the text.
             return "".join(row["content"] for row in await connection.fetch(_PARTS, store_id, owner_id, name))
 
+    async def read(self, store_id: StoreId, user_id: UserId, *, shared: bool, name: str) -> tuple[Document, str]:
+        """Return a document that a user sees, with its text.
+
+        Raises:
+            DocumentNotFound: there is none of that name and owner.
+            InvalidField: no document can have that name.
+        """
+        check_name(name)
+        for document in await self.find(store_id, user_id, name):
+            if document.is_shared is shared:
+                text = await self.text(store_id, document.owner_id, name)
+                if text is not None:
+                    return document, text
+        raise DocumentNotFound
+
     async def after(
         self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
+        """Return documents that a user sees, by name and owner, after those; from all on with a name but no owner."""
         rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
         return [Document(**row) for row in rows]
 
     async def search(self, store_id: StoreId, user_id: UserId, query: str, most: int) -> Sequence[Hit]:
+        """Return the documents that a user sees and that match, the best first.
+
+        The query is in the form of search engines: words, "phrases", or, -without.
+        """
         rows = await self._database.fetch(_SEARCH, store_id, user_id, query, most, _HEADLINE)
         return [_hit(row) for row in rows]
 

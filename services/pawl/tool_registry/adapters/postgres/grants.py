@@ -31,9 +31,10 @@ DELETE FROM tool_registry.grant_uses AS u WHERE u.used_at < now() - interval '30
 
 
 class PostgresGrantUses(DatabaseAdapter):
-    """The GrantUses port."""
+    """The calls that began under grants of series, durable, shared by all replicas."""
 
     async def use(self, store_id: StoreId, digest: str, call_id: CallId, *, uses_max: int) -> bool:
+        """Count a call under a grant, once, if that has a use left; returns whether it is counted. Atomic."""
         async with self._database.acquire() as connection:
             while not await connection.fetchval(_USE, store_id, digest, call_id, uses_max):
                 if await connection.fetchval(_IS_COUNTED, store_id, digest, call_id):
@@ -44,4 +45,5 @@ class PostgresGrantUses(DatabaseAdapter):
         return True
 
     async def forget(self) -> None:
+        """Delete the grants that no series can use any more."""
         await self._database.execute(_FORGET)

@@ -14,14 +14,13 @@ from pawl.chassis.database import Connection, Database, affected
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
-from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, awaiting_completion, ended_badly
 from pawl.tool_registry.domain.inverse import InverseCall
-from pawl.tool_registry.domain.journal import Entry, Step, next_step
+from pawl.tool_registry.domain.journal import Begun, Entry, HeldElsewhere, JournalCall, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tool_registry.domain.question import Answer, Question
+from pawl.tool_registry.sdk import outcome
 
 _LEASED: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""
@@ -112,7 +111,10 @@ _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call
 
 
 class PostgresExecutionJournal:
-    """The ExecutionJournal port. `instance_id` must be new for each start of a process."""
+    """Executions with effects that must not happen twice, durable, shared by all replicas.
+
+    `instance_id` must be new for each start of a process.
+    """
 
     def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
         self._database = database
@@ -124,6 +126,18 @@ class PostgresExecutionJournal:
     async def begin(
         self, call: JournalCall, *, unacted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
+        """Write that the call is about to run, or return what is known of it.
+
+        To be asked only by a process that does not run the call at the moment.
+        Atomic: of several that ask, one gets Begun. `unacted` are tokens of calls
+        that this process got no answer for: if one of them has written an entry,
+        nothing ran.
+
+        Raises:
+            InvalidArguments: the call was begun with another tool or other arguments.
+            DependencyUnavailable: it is not known whether the entry was written;
+                nothing may run.
+        """
         inserted = await self._database.fetchval(
             _INSERT,
             call.key.store_id,
@@ -143,6 +157,11 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unacted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
+        """Return what `begin` would return now, without beginning; None if it would begin.
+
+        Raises:
+            InvalidArguments: as `begin`.
+        """
         row = await self._database.fetchrow(_READ, *self._reading(call.key), urgent=True)
         if row is None:
             return None
@@ -155,10 +174,19 @@ class PostgresExecutionJournal:
                 return None
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        """Return the result of a call that has begun, or that another process runs it.
+
+        To be asked only by a process that does not run the call at the moment: the
+        outcome of what began and has no end, and that nobody runs, is UNKNOWN.
+        """
         row = await self._database.fetchrow(_READ, *self._reading(key), urgent=True)
         return None if row is None else self._standing(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        """Write the end of a call that this process began, and return the result that stands.
+
+        That is another one if the entry was concluded to be unknown meanwhile.
+        """
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
                 return result
@@ -167,13 +195,16 @@ class PostgresExecutionJournal:
         return standing or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
+        """Write what the tool of a call that this process runs asks, after `position` others."""
         asked = msgspec.msgpack.encode(question)
         await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
+        """Leave all answers so far for the process that runs the call. Idempotent."""
         await self._database.execute(_ANSWER, key.store_id, key.call_id, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
+        """Return what was left for calls of this process."""
         if not keys:
             return {}
         rows = await self._database.fetch(_ANSWERS, *_columns(keys), self._instance_id, urgent=True)
@@ -183,6 +214,10 @@ class PostgresExecutionJournal:
         }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        """Ask for the end of a call, durably; one that was not begun can not begin any more.
+
+        Returns as `look`, but None for a call that was cancelled before it began.
+        """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)
             row = await connection.fetchrow(_READ, *self._reading(key))
@@ -191,6 +226,10 @@ class PostgresExecutionJournal:
         return self._standing(row)
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
+        """Renew the lease of all calls of this process, and look at those of others; returns calls to be cancelled.
+
+        `others` are calls without an entry of their own that the process runs.
+        """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
             rows = await connection.fetch(_TO_CANCEL, self._instance_id)
@@ -200,13 +239,16 @@ class PostgresExecutionJournal:
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def look_at_leases(self) -> None:
+        """Look at the leases of other processes only. One that is not looked at regularly ends later."""
         async with self._database.acquire(urgent=True) as connection:
             await self._see(connection)
 
     async def release(self) -> None:
+        """Give the lease up: open entries are those of a dead process at once."""
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
+        """Delete ended entries, and leases of dead processes; returns how many entries."""
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_AWAITED, older_than_seconds)

@@ -50,7 +50,9 @@ class _Busy(Exception):
 
 
 class PostgresResourceLocks:
-    """The ResourceLocks port. A lock lasts while the lease of its process does.
+    """At most one execution at a time for each resource key of a store, over all replicas.
+
+    A lock lasts while the lease of its process does.
 
     Within a process callers wait in turn, so that for each key at most one of
     them asks the database. Between processes the first that asks gets it.
@@ -65,6 +67,10 @@ class PostgresResourceLocks:
 
     @asynccontextmanager
     async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
+        """Wait for all keys (sorted, each once) and hold them inside the context.
+
+        Safe to cancel. Not fair between processes. Held while the process lives.
+        """
         # The same call may come again while what it held is being given back.
         holder, is_taken = f"{holder}/{next(self._numbers)}", False
         async with AsyncExitStack() as stack:

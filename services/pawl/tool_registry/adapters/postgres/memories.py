@@ -42,9 +42,14 @@ _DELETE: Final = f"DELETE FROM tool_registry.memories WHERE {_OWNED} AND ($4 = '
 
 
 class PostgresMemoryRepository(DatabaseAdapter):
-    """The MemoryRepository port."""
+    """Memories of agents about users, durable."""
 
     async def add(self, owner: MemoryOwner, memory_id: str, text: str) -> Memory:
+        """Keep a text; returns the memory that has it, which may be an older one. Atomic, idempotent by its id.
+
+        Raises:
+            TooLarge: the agent, or the user, has too many.
+        """
         key = (owner.store_id, owner.user_id, owner.agent_name)
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, owner.store_id, owner.user_id)
@@ -62,6 +67,10 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return Memory(**added)
 
     async def search(self, owner: MemoryOwner, query: str, most: int) -> Sequence[Memory]:
+        """Return those that match, the best first; for an empty query the newest.
+
+        The query is in the form of search engines: words, "phrases", or, -without.
+        """
         key = (owner.store_id, owner.user_id, owner.agent_name)
         rows = await (
             self._database.fetch(_SEARCH, *key, most, query) if query else self._database.fetch(_NEWEST, *key, most)
@@ -69,10 +78,12 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return [Memory(**row) for row in rows]
 
     async def after(self, owner: MemoryOwner, place: tuple[str, float, str], most: int) -> Sequence[Memory]:
+        """Return memories by agent, time and id, from the one after that place on."""
         rows = await self._database.fetch(_AFTER, owner.store_id, owner.user_id, owner.agent_name, *place, most)
         return [Memory(**row) for row in rows]
 
     async def delete(self, owner: MemoryOwner, memory_id: str = "") -> int:
+        """Remove a memory, or all of the owner if none is named; returns how many there were."""
         return affected(
             await self._database.execute(_DELETE, owner.store_id, owner.user_id, owner.agent_name, memory_id)
         )

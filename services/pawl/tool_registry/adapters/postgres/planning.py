@@ -90,13 +90,19 @@ DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id
 
 
 class PostgresPlanRepository(DatabaseAdapter):
-    """The PlanRepository port of the planning tools."""
+    """The plans, by store and user. Changes are atomic, and once for each idempotency key."""
 
     async def add_project(self, owner: Owner, project: Project) -> Project:
+        """Add a project, or return the one that has its title (in any case)."""
         row = await self._database.fetchrow(_ADD_PROJECT, *owner, project.project_id, project.title)
         return project if row is None else Project(**row)
 
     async def add_task(self, owner: Owner, task: Task, *, idempotency_key: str) -> Task:
+        """Add a task, or return the one that was added with that key.
+
+        Raises:
+            ParentGone: its parent is not there any more.
+        """
         place = (task.task_id, task.project_id, task.parent_task_id)
         fields = (*place, task.title, task.notes, task.due, task.run_id)
         try:
@@ -106,24 +112,34 @@ class PostgresPlanRepository(DatabaseAdapter):
         return task if row is None else Task(**row)
 
     async def projects(self, owner: Owner, most: int) -> Sequence[Project]:
+        """Return the user's projects, oldest first."""
         return [Project(**row) for row in await self._database.fetch(_PROJECTS, *owner, most)]
 
     async def tasks(self, owner: Owner, most: int) -> Sequence[Task]:
+        """Return the user's tasks and subtasks, oldest first."""
         return [Task(**row) for row in await self._database.fetch(_TASKS, *owner, most)]
 
     async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
+        """Return the task of that id, then those of that title (in any case), newest first."""
         return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
 
     async def task_titles(self, owner: Owner) -> Sequence[str]:
+        """Return titles of the user's tasks, newest first."""
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
+        """Return what was changed with that key, within the last 30 days."""
         stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
     async def change_project(
         self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
+        """Set fields of a project; an empty change if there is none of that id.
+
+        Raises:
+            TitleTaken: another project has the new title.
+        """
         try:
             async with self._database.transaction() as connection:
                 row = await connection.fetchrow(_LOCK_PROJECT, *owner, project_id)
@@ -144,6 +160,7 @@ class PostgresPlanRepository(DatabaseAdapter):
     async def change_tasks(
         self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
+        """Set fields of tasks; those that are not there any more are not in the change."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
@@ -160,6 +177,7 @@ class PostgresPlanRepository(DatabaseAdapter):
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
 
     async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
+        """Remove a task and all below it; an empty change if there are subtasks and they may not go."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)

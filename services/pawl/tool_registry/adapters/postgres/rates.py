@@ -33,9 +33,14 @@ _FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - inte
 
 
 class PostgresRateLimits(DatabaseAdapter):
-    """The RateLimits port."""
+    """Counts what begins, the same for all replicas."""
 
     async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> Exceeded | None:
+        """Count one call against all rates, or against none and return the one that is used up.
+
+        Raises:
+            DependencyUnavailable: it is not known whether it was counted.
+        """
         if len(rates) == 1:
             async with self._database.acquire() as connection:
                 return await self._take(connection, store_id, rates[0])

@@ -90,9 +90,18 @@ _said: Final = attrgetter(*_SAID.split(", "))
 
 
 class PostgresRuleRepository(DatabaseAdapter):
-    """The RuleRepository port."""
+    """Rules and the calls that they have allowed, durable, shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: RequestId) -> Rule:
+        """Keep a rule, and return it as kept; the same request again gives the rule that it made.
+
+        Atomic with `domain.rules.check_room`.
+
+        Raises:
+            RequestIdReused: the request id of that user came before with another rule.
+            InvalidField: there is no room for it.
+            ConversationErased: its conversation, or that of its run, was erased.
+        """
         patterns = msgspec.msgpack.encode(rule.arguments)
         request_hash = hashlib.sha256(said_by(rule)).digest()
         async with self._database.transaction() as connection:
@@ -119,19 +128,28 @@ class PostgresRuleRepository(DatabaseAdapter):
         return _rule(row)
 
     async def is_erased(self, rule: Rule) -> bool:
+        """Return whether the conversation of a rule, or that of its run, was erased."""
         return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
+        """Return a rule, in force or not."""
         row = await self._database.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
 
     async def is_made(self, store_id: StoreId, user_id: UserId, request_id: RequestId) -> bool:
+        """Return whether a request of the user has made a rule."""
         return await self._database.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
 
     async def in_force(self, store_id: StoreId) -> Sequence[Rule]:
+        """Return the rules of a store that are in force."""
         return [_rule(row) for row in await self._database.fetch(_ALL_IN_FORCE, store_id)]
 
     async def revoke(self, store_id: StoreId, rule_id: str, user_id: UserId) -> Rule:
+        """Revoke a rule; one that was revoked before stays as it is.
+
+        Raises:
+            RuleNotFound: there is none.
+        """
         row = await self._database.fetchrow(_REVOKE, store_id, rule_id, user_id)
         if row is None:
             raise RuleNotFound
@@ -140,10 +158,12 @@ class PostgresRuleRepository(DatabaseAdapter):
     async def list(
         self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
     ) -> Sequence[Rule]:
+        """Return rules by descending id: those of a user and of the store, or all if `user_id` is empty."""
         rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
     async def use(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
+        """Count a call, once, if the rule is in force; returns whether it has allowed the call. Atomic."""
         async with self._database.acquire() as connection:
             if await connection.fetchval(_USE, store_id, rule_id, call_id):
                 return True
@@ -151,9 +171,11 @@ class PostgresRuleRepository(DatabaseAdapter):
             return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def has_allowed(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
+        """Return whether the rule has allowed the call and is neither revoked nor expired."""
         return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:
+        """Delete what is known of calls that were allowed longer ago; their number stays with the rule."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 

@@ -64,9 +64,15 @@ _UNREGISTER: Final = "DELETE FROM tool_registry.tools WHERE store_id = $1 AND na
 
 
 class PostgresToolRepository(DatabaseAdapter):
-    """The ToolRepository port."""
+    """Definitions and their versions, durable. A version, once given, never changes."""
 
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
+        """Return the version of each loaded definition, in order.
+
+        A definition seen before has the version it had then, in every process;
+        another one gets the next version. Atomic, and safe to call from several
+        processes at once.
+        """
         if not definitions:
             return []
         async with self._database.transaction() as connection:
@@ -83,6 +89,15 @@ class PostgresToolRepository(DatabaseAdapter):
         binding: bytes = b"",
         registrant: Principal = SOURCE,
     ) -> ToolVersion:
+        """Register a store's tool, durably; the same definition again (source and binding too) changes nothing.
+
+        Atomic with the checks of `domain.registering`.
+
+        Raises:
+            ToolExists: the name has another definition and `replace` is not set, or is that of another source.
+            PermissionDenied: the registrant may not replace the tool, or not by this definition.
+            InvalidField: the share of the registrant or of the store is full.
+        """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
             current = await connection.fetchrow(_CURRENT, store_id, [definition.name])
@@ -108,16 +123,23 @@ class PostgresToolRepository(DatabaseAdapter):
             return stored
 
     async def unregister(self, store_id: StoreId, name: str) -> None:
+        """Take a store's tool out of the register; its versions stay readable.
+
+        Raises:
+            ToolNotFound: there is none.
+        """
         async with self._database.acquire() as connection:
             if not can_exist(name) or await connection.fetchval(_UNREGISTER, store_id, name) is None:
                 raise ToolNotFound(tool_name=name)
 
     async def current(self, store_id: StoreId, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
+        """Return the current versions of a store's tools, all or those named, by name."""
         asked = None if names is None else list(filter(can_exist, names))
         rows = await self._database.fetch(_CURRENT, store_id, asked)
         return [_version(row) for row in rows]
 
     async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
+        """Return a version, current or not; `store_id` is empty for loaded tools."""
         if not can_exist(name, version):
             return None
         row = await self._database.fetchrow(_VERSION, store_id, name, version)

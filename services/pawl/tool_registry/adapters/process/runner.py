@@ -17,11 +17,10 @@ from pawl.chassis.tasks import shield
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.adapters.process.call import CallProcess
 from pawl.tool_registry.adapters.process.messages import Answer, Call, ContextFields, GarbledMessage, Raised, Returned
-from pawl.tool_registry.adapters.python.runner import PythonWork, uncancelled
+from pawl.tool_registry.adapters.python.runner import PythonRunner, PythonWork, uncancelled
 from pawl.tool_registry.adapters.python.tool_folders import folder_of
-from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.execution.ports import Runner, Work
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.process import ProcessLimits
@@ -36,7 +35,7 @@ _log = logs.get_logger(__name__)
 
 
 class ProcessRunner:
-    """The Runner port for tools with `process`; all others run where `others` runs them.
+    """Runs the functions of tools.
 
     At most `processes_max` calls run at a time. Inside its context one process waits
     ready for the next call, from the end of the first one on. A call ends with its process and with all
@@ -44,7 +43,7 @@ class ProcessRunner:
     what any program of the same user may.
     """
 
-    def __init__(self, others: Runner, *, processes_max: int, shows_output: bool = False) -> None:
+    def __init__(self, others: PythonRunner, *, processes_max: int, shows_output: bool = False) -> None:
         self._others = others
         self.answer = others.answer
         self._shows_output = shows_output
@@ -63,7 +62,8 @@ class ProcessRunner:
             with contextlib.suppress(OSError):
                 await (await self._ready.popleft()).end()
 
-    def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> Work:
+    def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
+        """Start a tool; a sync one waits for a free thread first."""
         if tool.process is None:
             return self._others.start(tool, arguments, context)
         return PythonWork(self._run(tool, tool.process, arguments, context))

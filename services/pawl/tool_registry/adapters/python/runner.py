@@ -7,6 +7,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
@@ -14,14 +15,24 @@ from pawl.chassis import logs
 from pawl.chassis.tasks import delivered, shield
 from pawl.tool_registry.adapters.python import tool_loop
 from pawl.tool_registry.adapters.python.tool_loop import ToolLoop
-from pawl.tool_registry.app.execution.ports import Ended
-from pawl.tool_registry.app.policy.ports import TakesTooLong
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 
 T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The value that a tool returned, or the error that it raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class TakesTooLong(Exception):
+    """The preview or bulk count of a tool did not end in time."""
 
 
 class ToolCrashed(Exception):
@@ -193,7 +204,10 @@ async def uncancelled(ended: asyncio.Future[T]) -> T:
 
 
 class PythonWork:
-    """A running function."""
+    """A tool that runs.
+
+    A running function.
+    """
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance
@@ -204,9 +218,14 @@ class PythonWork:
 
     @property
     def hindrance(self) -> str:
+        """The tool that held this one up by blocking the event loop of async tools, as a sentence; empty for none."""
         return self._hindrance()
 
     async def result(self) -> Any:
+        """Return what the tool returned, or raise what it raised.
+
+        Cancelling this cancels an async tool; a sync one goes on in its thread.
+        """
         try:
             await asyncio.wait({self._task})
         except asyncio.CancelledError:

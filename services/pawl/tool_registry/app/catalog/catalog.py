@@ -16,7 +16,8 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidField, InvalidSchema, PermissionDenied, ToolExists, ToolNotFound
-from pawl.tool_registry.app.catalog.ports import Helper, TooCostly, ToolRepository, ToolSource
+from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
+from pawl.tool_registry.app.catalog.ports import Helper, TooCostly, ToolSource
 from pawl.tool_registry.domain.check import (
     Accepted,
     Refused,
@@ -130,7 +131,7 @@ class Catalog:
     can only have been registered before the loaded one was there.
     """
 
-    def __init__(self, repository: ToolRepository, sources: Mapping[str, ToolSource], helper: Helper) -> None:
+    def __init__(self, repository: PostgresToolRepository, sources: Mapping[str, ToolSource], helper: Helper) -> None:
         self._repository = repository
         self._helper = helper
         self._sources = sources

@@ -17,25 +17,21 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallKey
 from pawl.chassis.retry import Retry
 from pawl.chassis.strict_json import JsonValue, loads
-from pawl.tool_registry.app.execution import outcome
+from pawl.tool_registry.adapters.postgres.checkpoints import PostgresCheckpoints
+from pawl.tool_registry.adapters.postgres.completions import PostgresCompletions
+from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
+from pawl.tool_registry.adapters.process.runner import ProcessRunner
+from pawl.tool_registry.adapters.python.runner import Ended, PythonWork
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.execution.execution import CancelCause, Execution
-from pawl.tool_registry.app.execution.ports import (
-    Checkpoints,
-    Completions,
-    Ended,
-    ResourceLocks,
-    Runner,
-    Secrets,
-    Work,
-    Writer,
-)
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.call import Job
-from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere
 from pawl.tool_registry.domain.completion import TOKEN_BYTES, CompletionTerms, digest_of, token_of
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, EffectClass
 from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, awaiting_completion, progress
+from pawl.tool_registry.domain.journal import Begun, HeldElsewhere, Writer
 from pawl.tool_registry.domain.question import Question
+from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
 from pawl.tool_registry.sdk.context import (
     SecretNotFound,
@@ -61,15 +57,15 @@ _log = logs.get_logger(__name__)
 class AttemptParts:
     """The parts that attempts share."""
 
-    locks: ResourceLocks
-    runner: Runner
-    secrets: Secrets
-    checkpoints: Checkpoints
+    locks: PostgresResourceLocks
+    runner: ProcessRunner
+    secrets: FileSecrets
+    checkpoints: PostgresCheckpoints
     retry: Retry
     """Reaches the checkpoints."""
     admission: Admission
     clock: Clock
-    completions: Completions
+    completions: PostgresCompletions
     public_url: str = ""
     """The address of the gateway, for the URLs of completion tokens; empty for none."""
     on_withdrawn: Callable[[], None] = lambda: None
@@ -103,7 +99,7 @@ class Attempt:
         self._writer = Writer(key=job.key, run_id=job.context.run_id, attempt=job.attempt, token=self._token)
         self._last_checkpoint: JsonValue = None
         self._has_saved = False
-        self._work: Work | None = None
+        self._work: PythonWork | None = None
         self._saving = asyncio.Lock()
         self._started = parts.clock.monotonic()
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()

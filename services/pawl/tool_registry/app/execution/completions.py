@@ -11,7 +11,9 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunKey
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed, InvalidField, Unavailable
-from pawl.tool_registry.app.execution.ports import AwaitedRuns, Completions, Secrets
+from pawl.tool_registry.adapters.ledger import LedgerReads
+from pawl.tool_registry.adapters.postgres.completions import PostgresCompletions
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.domain.completion import (
     ERROR_CHARACTERS_MAX,
@@ -38,7 +40,9 @@ _log = logs.get_logger(__name__)
 class Completing:
     """Takes ends of calls from outside; an async context manager, in which what is taken is told."""
 
-    def __init__(self, *, completions: Completions, runs: AwaitedRuns, secrets: Secrets, audit: AuditTrail) -> None:
+    def __init__(
+        self, *, completions: PostgresCompletions, runs: LedgerReads, secrets: FileSecrets, audit: AuditTrail
+    ) -> None:
         self._completions = completions
         self._runs = runs
         self._secrets = secrets

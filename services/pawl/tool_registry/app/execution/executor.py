@@ -20,13 +20,11 @@ from pawl.errors import (
     PawlError,
     ShuttingDown,
 )
-from pawl.tool_registry.app.execution import outcome
+from pawl.tool_registry.adapters.metrics import RegistryMetrics
 from pawl.tool_registry.app.execution.attempt import Attempt, AttemptParts
 from pawl.tool_registry.app.execution.execution import LEAVING, CancelCause, Execution, wait_any
-from pawl.tool_registry.app.execution.outcome import ToolEnd
 from pawl.tool_registry.app.execution.waits import Waits
 from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
-from pawl.tool_registry.app.policy.ports import HeldElsewhere, Observer
 from pawl.tool_registry.domain.execution import (
     ENDS,
     NOT_STOPPED,
@@ -36,7 +34,10 @@ from pawl.tool_registry.domain.execution import (
     Progress,
     input_required,
 )
+from pawl.tool_registry.domain.journal import HeldElsewhere
 from pawl.tool_registry.domain.question import given
+from pawl.tool_registry.sdk import outcome
+from pawl.tool_registry.sdk.outcome import ToolEnd
 
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""
@@ -82,7 +83,7 @@ class Executor:
         self,
         *,
         parts: AttemptParts,
-        observer: Observer,
+        observer: RegistryMetrics,
         stopping: Callable[[], Awaitable[object]],
         options: ExecutorOptions,
     ) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pawl.chassis.ids import CallKey
-from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.execution.ports import Completions
+from pawl.tool_registry.adapters.postgres.completions import PostgresCompletions
 from pawl.tool_registry.app.policy.call import Job
-from pawl.tool_registry.app.policy.ports import HeldElsewhere
 from pawl.tool_registry.domain.completion import CompletionTerms
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.journal import HeldElsewhere
+from pawl.tool_registry.sdk import outcome
 
 
 class Waits:
     """The waits of an executor, which are rows: it holds nothing of them. `on_end` is called when one has ended."""
 
-    def __init__(self, completions: Completions, on_end: Callable[[], None]) -> None:
+    def __init__(self, completions: PostgresCompletions, on_end: Callable[[], None]) -> None:
         self._completions = completions
         self._on_end = on_end
 

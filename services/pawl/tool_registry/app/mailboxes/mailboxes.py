@@ -13,8 +13,8 @@ from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.ids import StoreId
 from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.errors import InvalidField, TooLarge
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
-from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.domain.document import PLAIN_LANGUAGE
 from pawl.tool_registry.domain.mail import CPU_SECONDS, Mail, Senders, read_mail
 
@@ -88,7 +88,7 @@ class Mailboxes:
         reader: MailboxReader,
         secrets: OwnSecrets,
         helper: Helper,
-        documents: Documents,
+        documents: PostgresDocumentRepository,
         *,
         monotonic: Callable[[], float],
     ) -> None:
@@ -162,7 +162,7 @@ class Mailboxes:
             return said | ({"left_out": file.left_out} if file.left_out else {})
         name = f"{prefix}-{file.name}"
         try:
-            await self._documents.put(caller, shared=False, name=name, text=file.text, language=PLAIN_LANGUAGE)
+            await self._documents.put(caller.store_id, caller.user_id, name, file.text, PLAIN_LANGUAGE)
         except (InvalidField, TooLarge) as refused:
             return said | {"left_out": refused.message}
         return said | {"document": name}

@@ -10,24 +10,21 @@ from pawl.chassis import logs
 from pawl.chassis.ids import CallId
 from pawl.chassis.visible import shortened, visible
 from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, PermissionDenied, ToolNotFound
+from pawl.tool_registry.adapters.metrics import RegistryMetrics
+from pawl.tool_registry.adapters.postgres.grants import PostgresGrantUses
+from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
+from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
+from pawl.tool_registry.adapters.python.runner import TakesTooLong
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import ExecuteRequest, FittingCall, Job, Proposal, ProposedCall
-from pawl.tool_registry.app.policy.ports import (
-    Begun,
-    ExecutionJournal,
-    GrantUses,
-    HeldElsewhere,
-    Observer,
-    RateLimits,
-    TakesTooLong,
-)
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.check import Accepted, Refused
 from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.journal import Begun, HeldElsewhere
 from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.domain.patterns import TooMuchToMatch
 from pawl.tool_registry.domain.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
@@ -91,12 +88,12 @@ class Admission:
 
     catalog: Catalog
     rules: Rules
-    journal: ExecutionJournal
-    limits: RateLimits
+    journal: PostgresExecutionJournal
+    limits: PostgresRateLimits
     cache: ResultCache
     audit: AuditTrail
-    observer: Observer
-    grants: GrantUses
+    observer: RegistryMetrics
+    grants: PostgresGrantUses
     answer: Callable[[str, Callable[[], Any]], Awaitable[Any]]
     """See `Runner.answer`."""
     store_calls_per_minute: int = 0

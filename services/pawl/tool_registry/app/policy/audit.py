@@ -11,8 +11,8 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
 from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.app.policy.call import Job
-from pawl.tool_registry.app.policy.ports import AuditLog
 from pawl.tool_registry.domain.audit import (
     ENDS,
     UNKNOWN_TOOL,
@@ -41,7 +41,7 @@ class AuditTrail:
     `now` gives seconds since 1970. All methods that write raise what `write` raises.
     """
 
-    def __init__(self, log: AuditLog, now: Callable[[], float]) -> None:
+    def __init__(self, log: PostgresAuditLog, now: Callable[[], float]) -> None:
         self._log = log
         self._now = now
         self._waiting: list[_Waiting] = []

@@ -8,7 +8,6 @@ from typing import Any, Final
 from pawl.chassis.ids import CallKey
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
-from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import (
@@ -20,6 +19,7 @@ from pawl.tool_registry.domain.definition import (
     definition_hash,
 )
 from pawl.tool_registry.domain.gate import approval_cause, items_of
+from pawl.tool_registry.domain.journal import JournalCall
 from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
 from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.registering import own_label

@@ -22,9 +22,10 @@ from pawl.errors import (
     RunNotFound,
     ToolNotFound,
 )
+from pawl.tool_registry.adapters.ledger import LedgerReads
+from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.ports import RuleRepository, RunReads
 from pawl.tool_registry.domain.rules import (
     Rule,
     RuleCounts,
@@ -58,9 +59,9 @@ class Rules:
     is counted, and looked at again right before the call runs, in the database.
     """
 
-    repository: RuleRepository
+    repository: PostgresRuleRepository
     catalog: Catalog
-    runs: RunReads
+    runs: LedgerReads
     audit: AuditTrail
     ids: IdSource
     clock: Clock

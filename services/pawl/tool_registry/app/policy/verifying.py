@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.app.policy.ports import AuditLog
+from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.domain.audit import Head, Problem, Verifier
 
 _PAGE: Final = 2000
@@ -23,7 +23,7 @@ class Verified:
     is_done: bool = False
 
 
-async def verify(log: AuditLog, store_id: StoreId, known: Head | None) -> AsyncIterator[Verified]:
+async def verify(log: PostgresAuditLog, store_id: StoreId, known: Head | None) -> AsyncIterator[Verified]:
     """Yield how far the chain is good every 10,000 entries, then the end, with `is_done`.
 
     Entries that are written meanwhile are not looked at. `known` is a head that

@@ -20,8 +20,8 @@ from pawl.errors import (
     ToolExists,
     ToolNotFound,
 )
+from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.catalog.ports import ToolRepository
 from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
 from pawl.tool_registry.domain.definition import ToolVersion, check_definition
 from pawl.tool_registry.domain.source import (
@@ -78,7 +78,7 @@ class Sources:
     """
 
     repository: SourceRepository
-    tools: ToolRepository
+    tools: PostgresToolRepository
     catalog: Catalog
     connectors: Mapping[str, Connector]
     clock: Clock

@@ -13,7 +13,7 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, UserId
 from pawl.chassis.retry import Retry
 from pawl.chassis.strict_json import dumps_canonical
-from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.definition import EffectClass, ToolVersion, definition_hash
 from pawl.tool_registry.domain.execution import Progress
@@ -23,6 +23,7 @@ from pawl.tool_registry.domain.workers import (
     AnswerKind,
     CallDetails,
     CallState,
+    CallView,
     Invocation,
     Origin,
     Purpose,
@@ -52,7 +53,7 @@ class PendingCall:
         call: WorkerCall,
         *,
         effect: EffectClass,
-        repository: WorkerRepository,
+        repository: PostgresWorkerRepository,
         clock: Clock,
         report: Callable[[float | None, str], None],
         continues: Callable[[], bool],

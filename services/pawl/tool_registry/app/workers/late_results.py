@@ -7,17 +7,17 @@ import asyncio
 from pawl.chassis import tasks
 from pawl.chassis.ids import CallKey
 from pawl.chassis.retry import Retry
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.workers.answers import late_end
-from pawl.tool_registry.app.workers.ports import LateCall, WorkerRepository
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, sha256_hex
-from pawl.tool_registry.domain.workers import Answer
+from pawl.tool_registry.domain.workers import Answer, LateCall
 
 
 class LateResults:
     """Writes each late result to the audit chain, once; nobody waits for it."""
 
-    def __init__(self, repository: WorkerRepository, audit: AuditTrail, retry: Retry) -> None:
+    def __init__(self, repository: PostgresWorkerRepository, audit: AuditTrail, retry: Retry) -> None:
         self._repository = repository
         self._audit = audit
         self._retry = retry

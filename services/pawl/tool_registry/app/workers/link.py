@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 from pawl.chassis.ids import CallId
 from pawl.chassis.retry import Retry
 from pawl.errors import Overloaded, PawlError
-from pawl.tool_registry.app.workers.ports import Attached, WorkerRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, Progress
-from pawl.tool_registry.domain.workers import Answer, Invocation, ResultStatus
+from pawl.tool_registry.domain.workers import Answer, Attached, Invocation, ResultStatus
 
 _FRAMES_PER_CALL: Final = 4
 _FRAMES_BESIDES: Final = 64
@@ -215,7 +215,7 @@ class WorkerLink:
 
 
 async def keep_checkpoint(
-    repository: WorkerRepository, retry: Retry, link: WorkerLink, report: CheckpointReport
+    repository: PostgresWorkerRepository, retry: Retry, link: WorkerLink, report: CheckpointReport
 ) -> None:
     """Keep a checkpoint of a call that the worker has in hand, and tell it; raises as `Retry.until_answered` does."""
     worker, call_id, epoch = link.worker.key, report.call_id, report.lease_epoch
@@ -225,7 +225,7 @@ async def keep_checkpoint(
     link.send(CheckpointReceipt(call_id=call_id, lease_epoch=epoch, number=report.number, kept=kept))
 
 
-async def put_back_unsent(repository: WorkerRepository, links: Iterable[WorkerLink], now: float) -> None:
+async def put_back_unsent(repository: PostgresWorkerRepository, links: Iterable[WorkerLink], now: float) -> None:
     """Put back what workers hold and were never sent, because the answer to a claim was lost."""
     doubted = {link.worker.attachment: link for link in links if now < link.doubted_until and link.is_at_rest}
     for attachment, key, epoch in await repository.held(list(doubted)) if doubted else ():

@@ -9,9 +9,9 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
+from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.catalog.ports import ToolRepository
-from pawl.tool_registry.app.workers.ports import WorkerRepository
 from pawl.tool_registry.domain.definition import (
     ExecutionContext,
     ToolDefinition,
@@ -27,7 +27,7 @@ from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, sourc
 class WorkerTools:
     """Registers the tools of workers, but none with the name of a tool that the process has loaded."""
 
-    def __init__(self, repository: ToolRepository, workers: WorkerRepository, catalog: Catalog) -> None:
+    def __init__(self, repository: PostgresToolRepository, workers: PostgresWorkerRepository, catalog: Catalog) -> None:
         self._repository = repository
         self._workers = workers
         self._catalog = catalog

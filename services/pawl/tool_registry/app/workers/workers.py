@@ -17,6 +17,7 @@ from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.chassis.tasks import end, hold, shield
 from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.execution.execution import wait_any
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.workers.answers import bounded, finding_of, value_of
@@ -38,13 +39,14 @@ from pawl.tool_registry.app.workers.link import (
     keep_checkpoint,
     put_back_unsent,
 )
-from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerRepository
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
 from pawl.tool_registry.domain.workers import (
     Answer,
+    Attached,
     Hello,
     Invocation,
+    NewsKind,
     Purpose,
     ResultStatus,
     WorkerCall,
@@ -91,7 +93,7 @@ class WorkerHub:
 
     def __init__(
         self,
-        repository: WorkerRepository,
+        repository: PostgresWorkerRepository,
         audit: AuditTrail,
         *,
         clock: Clock,

@@ -1,1 +1,0 @@
-"""Documents that users and stores upload, for search."""
