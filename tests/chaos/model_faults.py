@@ -27,7 +27,7 @@ def _fault(kind: str, **fields: Any) -> dict[str, Any]:
 STEPS: Mapping[str, dict[str, Any]] = {
     "429": _fault("status", status=429, retry_after=1),
     "500": _fault("status", status=500, body="<html>"),
-    "hang before headers": _fault("hang_before_headers"),
+    "hang before headers": _fault("hang", after_chunks=0),
     "hang": _fault("hang", after_chunks=3),
     "reset": _fault("reset", after_chunks=3),
     "drop": _fault("drop", after_chunks=2),

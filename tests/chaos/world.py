@@ -82,7 +82,6 @@ def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | 
         local_key=LOCAL_KEY,
         replicas=dict.fromkeys(SERVICES, REPLICAS),
         # The model refuses with 400 what OpenAI would refuse, which `model_refuses_nothing` looks for.
-        model_arguments=("--strict",),
         service_environment=environment,
     )
 

@@ -9,12 +9,10 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import get_args
 
 import uvloop
 
 from pawl.chassis import logs
-from pawl.model_server.reply import ReasoningField
 from pawl.model_server.script import Script, ScriptError, load_script
 from pawl.model_server.server import ModelServer
 
@@ -42,16 +40,11 @@ async def _serve(options: argparse.Namespace, script: Script) -> None:
         loop.add_signal_handler(number, stop.set)
     log = logs.get_logger(__name__)
     async with ModelServer(
-        script=script,
-        strict=options.strict,
-        host=host.strip("[]"),
-        port=int(port),
-        reasoning_field=options.reasoning_field,
-        reasoning_echo=options.require_reasoning_echo,
+        script=script, host=host.strip("[]"), port=int(port), reasoning_echo=options.require_reasoning_echo
     ) as server:
         if options.address_file:
             _write_whole(options.address_file, json.dumps({"http": server.address}))
-        log.info("http.listening", address=server.address, strict=options.strict, steps=len(script.steps))
+        log.info("http.listening", address=server.address, steps=len(script.steps))
         await stop.wait()
     log.info("http.stopped", requests=server.request_count)
 
@@ -79,13 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", type=_listen, default="127.0.0.1:7622", metavar="HOST:PORT", help="port 0 takes a free one")
     add("--script", type=Path, metavar="FILE", help="what to answer instead of following the rules; JSON")
     add("--address-file", type=Path, metavar="FILE", help='where to write {"http": "host:port"} once it listens')
-    add(
-        "--strict",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="refuse requests that OpenAI would refuse",
-    )
-    add("--reasoning-field", choices=get_args(ReasoningField), default="reasoning_content")
     add(
         "--require-reasoning-echo",
         action="store_true",

@@ -7,39 +7,24 @@ import dataclasses
 import secrets
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
 from pawl.chassis import logs
 from pawl.model_server.http import ClientGoneError, Connection, Request
-from pawl.model_server.reply import (
-    Drop,
-    EmptyStream,
-    ErrorObject,
-    Garble,
-    Hang,
-    HangBeforeHeaders,
-    JsonInsteadOfStream,
-    NullChoices,
-    ReasoningField,
-    Reply,
-    Reset,
-    Status,
-    Truncate,
-)
+from pawl.model_server.intents import SELF
+from pawl.model_server.reply import Fault, Reply
 from pawl.model_server.request import ChatRequest, RefusedRequest, read_request
-from pawl.model_server.rules import SELF, reply_for
+from pawl.model_server.rules import reply_for
 from pawl.model_server.script import Player, Script, ScriptError, parse_script
 from pawl.model_server.strict import check_request
-from pawl.model_server.wire import DONE, MODEL_ID, Envelope, completion, event, null_choices, stream_events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from pawl.model_server.wire import DONE, MODEL_ID, Envelope, completion, event, stream_events
 
 REQUESTS_RECORDED_MAX = 1_000
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+_GARBLED = '{"choices": [{"delta": {"content": "…'
 
 _log = logs.get_logger(__name__)
 
@@ -48,8 +33,8 @@ _log = logs.get_logger(__name__)
 class Recorded:
     """A model call as it came in, and how it ended.
 
-    `outcome` is `open` while it is answered, then `complete`, `refused` (strict mode, or no step for it), `fault` (as
-    the script demanded) or `client_gone`. `body` is the parsed JSON, or None if it was none.
+    `outcome` is `open` while it is answered, then `complete`, `refused`, `fault` (as the script demanded) or
+    `client_gone`. `body` is the parsed JSON, or None if it was none.
     """
 
     number: int
@@ -63,41 +48,35 @@ class ModelServer:
     """A running model server: `async with ModelServer(script=...) as server`, then use `server.base_url`.
 
     Leaving the context closes every connection, hanging ones included. `script` may be replaced at any time with
-    `play`; `requests` holds the last calls. With `strict` (the default) it refuses what OpenAI would refuse.
+    `play`; `requests` holds the last calls. It refuses what OpenAI would refuse.
     """
 
     def __init__(
         self,
         *,
         script: Script | None = None,
-        strict: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
-        reasoning_field: ReasoningField = "reasoning_content",
         reasoning_echo: bool = False,
     ) -> None:
         self._player = Player(script or Script())
-        self._strict = strict
         self._host = host
         self._port = port
-        self._reasoning_field = reasoning_field
         self._reasoning_echo = reasoning_echo
-        self._connections: set[Connection] = set()
-        self._changed = asyncio.Condition()
+        self._connections: set[asyncio.Task[None]] = set()
         self.requests: deque[Recorded] = deque(maxlen=REQUESTS_RECORDED_MAX)
         self.request_count = 0
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self._handle, self._connections), self._host, self._port
-        )
+        self._server = await asyncio.start_server(self._connected, self._host, self._port)
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        await asyncio.gather(*(connection.stop() for connection in tuple(self._connections)))
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
 
     @property
@@ -115,10 +94,10 @@ class ModelServer:
         """Replaces the script and forgets what was counted; answers under way are not affected."""
         self._player = Player(script)
 
-    async def wait_for(self, condition: Callable[[ModelServer], bool]) -> None:
-        """Returns once the condition holds; it is looked at whenever a call starts, sends a chunk or ends."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: condition(self))
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(Connection(reader, writer).serve(self._handle))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     async def _handle(self, request: Request, connection: Connection) -> None:
         match request.method, request.path.rstrip("/"):
@@ -149,12 +128,10 @@ class ModelServer:
         self.request_count += 1
         recorded = Recorded(number=self.request_count, body=_json_or_none(request.body))
         self.requests.append(recorded)
-        await self._notify()
         try:
             chat = read_request(request.body)
-            if self._strict:
-                check_request(chat, reasoning_echo=self._reasoning_echo)
-            await self._answer(chat, self._choose(chat), connection, recorded)
+            check_request(chat, reasoning_echo=self._reasoning_echo)
+            await _answer(chat, self._player.choose(chat) or reply_for(chat), connection, recorded)
         except RefusedRequest as error:
             recorded.outcome, recorded.status = "refused", error.status
             _log.warning("chat.refused", number=recorded.number, status=error.status, error=error.message)
@@ -162,107 +139,78 @@ class ModelServer:
         except ClientGoneError:
             recorded.outcome = "client_gone"
             raise
-        finally:
-            await self._notify()
 
-    def _choose(self, chat: ChatRequest) -> Reply:
-        reply = self._player.choose(chat)
-        if reply is not None:
-            return reply
-        if self._player.script.otherwise == "error":
-            raise RefusedRequest(f"The script has no step for the prompt {chat.prompt[:200]!r}.", code="no_step")
-        return reply_for(chat)
 
-    async def _answer(self, chat: ChatRequest, reply: Reply, connection: Connection, recorded: Recorded) -> None:
-        envelope = Envelope(
-            completion_id=f"chatcmpl-{secrets.token_hex(8)}",
-            created_unix_seconds=int(time.time()),
-            prompt_characters=len(msgspec.json.encode(chat.messages)),
-            reasoning_field=reply.reasoning_field or self._reasoning_field,
-            include_usage=chat.include_usage,
-        )
-        recorded.outcome = "open" if reply.fault is None else "fault"
-        if reply.header_delay:
-            await connection.pause(reply.header_delay)
-        match reply.fault:
-            case Status() as fault:
-                recorded.status = fault.status
-                await _send_status(connection, fault)
-            case HangBeforeHeaders():
-                await connection.pause(None)
-            case Reset(after_chunks=0):
-                connection.reset()
-            case EmptyStream(done=done):
-                await connection.start(200, _EVENTS)
-                await connection.write(*([DONE] if done else []))
-                await connection.finish()
-            case JsonInsteadOfStream():
-                await connection.send(200, _JSON, completion(reply, envelope))
-            case _ if not chat.stream:
-                await connection.send(200, _JSON, completion(reply, envelope))
-            case _:
-                await self._stream(reply, envelope, connection, recorded)
-        if recorded.outcome == "open":
-            recorded.outcome = "complete"
+async def _answer(chat: ChatRequest, reply: Reply, connection: Connection, recorded: Recorded) -> None:
+    envelope = Envelope(
+        completion_id=f"chatcmpl-{secrets.token_hex(8)}",
+        created_unix_seconds=int(time.time()),
+        prompt_characters=len(msgspec.json.encode(chat.messages)),
+        include_usage=chat.stream_options is not None and chat.stream_options.include_usage,
+    )
+    recorded.outcome = "open" if reply.fault is None else "fault"
+    match reply.fault:
+        case Fault(type="status") as fault:
+            recorded.status = fault.status
+            await _send_status(connection, fault)
+        case Fault(type="hang", after_chunks=0):
+            await connection.pause(None)
+        case Fault(type="reset", after_chunks=0):
+            connection.reset()
+        case _ if not chat.stream:
+            await connection.send(200, _JSON, completion(reply, envelope))
+        case _:
+            await _stream(reply, envelope, connection, recorded)
+    if recorded.outcome == "open":
+        recorded.outcome = "complete"
 
-    async def _stream(self, reply: Reply, envelope: Envelope, connection: Connection, recorded: Recorded) -> None:
-        events = stream_events(reply, envelope)
-        await connection.start(200, _EVENTS)
-        fault = reply.fault
-        before = len(events) if fault is None else getattr(fault, "after_chunks", len(events))
-        await self._send_events(events[:before], reply.chunk_delay, connection, recorded)
-        match fault:
-            case Hang():
-                await connection.pause(None)
-            case Reset():
-                await connection.pause(0.05)  # a reset discards what the client has not read yet
-                connection.reset()
-                return
-            case Drop():
-                connection.close()
-                return
-            case Truncate():
-                await connection.finish()
-                return
-            case ErrorObject(error=error):
-                await connection.write(event({"error": error}))
-                await connection.finish()
-                return
-            case Garble(data=data):
-                await connection.write(event(data))
-            case NullChoices():
-                await connection.write(null_choices(envelope))
-        await self._send_events(events[before:], reply.chunk_delay, connection, recorded)
-        if reply.done_marker:
+
+async def _stream(reply: Reply, envelope: Envelope, connection: Connection, recorded: Recorded) -> None:
+    events, fault = stream_events(reply, envelope), reply.fault
+    before = len(events) if fault is None else 0 if fault.type == "empty_stream" else fault.after_chunks
+    await connection.start(200, _EVENTS)
+    await _send_events(events[:before], reply.chunk_delay, connection, recorded)
+    match fault.type if fault else "":
+        case "hang":
+            await connection.pause(None)
+        case "reset":
+            await connection.pause(0.05)  # a reset discards what the client has not read yet
+            connection.reset()
+        case "drop":
+            connection.close()
+        case "truncate" | "empty_stream":
+            await connection.finish()
+        case "error_object":
+            error = RefusedRequest("The server had an error.", code="500", status=500)
+            await connection.write(event(error.body()))
+            await connection.finish()
+        case kind:
+            if kind == "garble":
+                await connection.write(event(_GARBLED))
+            await _send_events(events[before:], reply.chunk_delay, connection, recorded)
             await connection.write(DONE)
-        await connection.finish()
-
-    async def _send_events(self, events: list[bytes], delay: float, connection: Connection, recorded: Recorded) -> None:
-        if not delay and events:
-            await connection.write(*events)
-            recorded.chunks_sent += len(events)
-            await self._notify()
-            return
-        for chunk in events:
-            await connection.write(chunk)
-            recorded.chunks_sent += 1
-            await self._notify()
-            await connection.pause(delay)
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+            await connection.finish()
 
 
-async def _send_status(connection: Connection, fault: Status) -> None:
+async def _send_events(events: list[bytes], delay: float, connection: Connection, recorded: Recorded) -> None:
+    if not delay and events:
+        await connection.write(*events)
+        recorded.chunks_sent += len(events)
+        return
+    for chunk in events:
+        await connection.write(chunk)
+        recorded.chunks_sent += 1
+        await connection.pause(delay)
+
+
+async def _send_status(connection: Connection, fault: Fault) -> None:
     headers, body = dict(_JSON), fault.body
     if fault.retry_after is not None:
-        headers["retry-after"] = str(fault.retry_after)
-    if isinstance(body, str):
-        headers["content-type"] = "text/plain; charset=utf-8"
-    elif body is msgspec.UNSET:
+        headers["retry-after"] = f"{fault.retry_after:g}"
+    if body is msgspec.UNSET:
         body = RefusedRequest("This error was scripted.", status=fault.status).body()
-    await connection.send(fault.status, headers, body.encode() if isinstance(body, str) else msgspec.json.encode(body))
+    content = body.encode() if isinstance(body, str) else msgspec.json.encode(body)
+    await connection.send(fault.status, headers, content)
 
 
 async def _send_json(connection: Connection, status: int, body: Any) -> None:

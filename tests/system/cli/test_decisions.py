@@ -14,7 +14,7 @@ EDITED = '{"to": ["bob@example.com"], "subject": "dinner", "body": "at eight", "
 
 def project(pawl: CommandLine, title: str) -> str:
     """The answer of list_projects about one project, as text."""
-    events = map(json.loads, pawl.succeed("run", "--json", "list projects").splitlines())
+    events = map(json.loads, pawl.succeed("run", "--json", "call list_projects").splitlines())
     results = (event.get("call_changed", {}).get("call", {}).get("result") for event in events)
     content = json.loads(base64.b64decode(next(filter(None, results))["content_json"]))
     return next((json.dumps(each) for each in content["projects"] if each["title"] == title), "")

@@ -96,7 +96,6 @@ def script(rounds: Mapping[str, Sequence[tuple[str, dict[str, Any]]]]) -> dict[s
             }
             for prompt, calls in rounds.items()
         ],
-        "otherwise": "rules",
     }
 
 

@@ -9,7 +9,7 @@ import jsonschema_rs
 
 from pawl.model_server.intents import STORY_LINES
 from pawl.model_server.reply import Reply
-from pawl.model_server.request import ChatRequest, Tool
+from pawl.model_server.request import read_request
 from pawl.model_server.rules import reply_for
 from pawl.model_server.wire import arguments_text
 
@@ -18,38 +18,24 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "get_current_time": {"timezone": {"type": "string"}},
     "send_email": {"to": {"type": "array"}, "subject": {"type": "string"}, "body": {"type": "string"}},
     "create_task": {"title": {"type": "string"}},
-    "list_projects": {},
-    "update_project": {"project": {"type": "string"}, "notes": {"type": "string"}},
-    "complete_tasks": {"tasks": {"type": "array"}},
     "add_subtask": {"parent": {"type": "string"}, "title": {"type": "string"}},
     "ask_user": {n: {"type": "string"} for n in ("question", "why", "kind")} | {"options": {"type": "array"}},
     "show_chart": {"title": {"type": "string"}, "width": {"type": "integer"}},
 }
 
 
-def tools(*names: str) -> tuple[Tool, ...]:
-    return tuple(
-        Tool(
-            name=name,
-            parameters={"type": "object", "properties": SCHEMAS[name], "required": list(SCHEMAS[name])},
-        )
-        for name in names
-    )
+def tool(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-ALL = tools(*SCHEMAS)
+ALL = [tool(*each) for each in SCHEMAS.items()]
 
 
-def ask(prompt: str, offered: tuple[Tool, ...] = ALL, *, after: tuple[dict[str, Any], ...] = (), **more: Any) -> Reply:
+def ask(prompt: str, offered: Any = ALL, *, after: tuple[Any, ...] = (), **more: Any) -> Reply:
     messages = ({"role": "user", "content": prompt}, *after)
-    return reply_for(ChatRequest(model="m", messages=messages, tools=offered, **more))
-
-
-def test_a_conversation_gets_a_title_and_no_tool_is_called_where_the_caller_forbids_tools() -> None:
-    system = {"role": "system", "content": "Write a title for the conversation."}
-    prompt = {"role": "user", "content": "The first message: what is 17 * 23\nplease"}
-    assert reply_for(ChatRequest(model="m", messages=(system, prompt))).text == '"About: what is 17 * 23"'
-    assert (len(ask("what is 17 * 23").tool_calls), ask("what is 17 * 23", tool_choice="none").tool_calls) == (1, ())
+    body = {"model": "m", "messages": messages, **more} | ({"tools": offered} if offered else {})
+    return reply_for(read_request(json.dumps(body).encode()))
 
 
 def calls(reply: Reply) -> list[tuple[str, Any]]:
@@ -69,10 +55,7 @@ def answered(reply: Reply, *results: str) -> tuple[dict[str, Any], ...]:
 
 
 PROMPTS: list[tuple[str, list[tuple[str, Any]]]] = [
-    ("what is 17 * 23", [("calculate", {"expression": "17 * 23"})]),
     ("Please calculate (3+4)*12.", [("calculate", {"expression": "(3+4)*12"})]),
-    ("what is 2 plus 3?", [("calculate", {"expression": "2 + 3"})]),
-    ("what time is it in Oslo?", [("get_current_time", {"timezone": "Europe/Oslo"})]),
     ("what time is it in new york", [("get_current_time", {"timezone": "America/New_York"})]),
     ("what time is it", [("get_current_time", {"timezone": "UTC"})]),
     (
@@ -92,8 +75,6 @@ PROMPTS: list[tuple[str, list[tuple[str, Any]]]] = [
         "what is 2+2 and what time is it in Oslo",
         [("calculate", {"expression": "2+2"}), ("get_current_time", {"timezone": "Europe/Oslo"})],
     ),
-    ('call calculate with {"expression": "1"}', [("calculate", {"expression": "1"})]),
-    ("in the background: what is 6 * 7", [("calculate", {"expression": "6 * 7", "_executeAsync": True})]),
     (
         'call calculate with {"expression": "1", "_executeAsync": true, "_interval": 9, "_when": "value != null"}',
         [("calculate", {"expression": "1", "_executeAsync": True, "_interval": 9, "_when": "value != null"})],
@@ -126,37 +107,34 @@ def test_a_prompt_becomes_the_calls_it_asks_for() -> None:
     """HITL-1, LOOP-10: a question where details are missing; a tool that is forced is called."""
     for prompt, expected in PROMPTS:
         assert calls(ask(prompt)) == expected
-    for prompt in ("book a table", "plan a trip", "e-mail Ann", "what time is it in Nowhere"):
+    for prompt in ("book a table", "e-mail Ann", "what time is it in Nowhere", "ask me which one"):
         [(name, arguments)] = calls(ask(prompt))
         assert (name, set(arguments)) == ("ask_user", {"question", "why", "kind", "options"}), prompt
         assert arguments["kind"] == "clarification"
     choice = {"type": "function", "function": {"name": "show_chart"}}
     assert calls(ask("hello", tool_choice=choice)) == [("show_chart", {"title": "hello", "width": 1})]
+    assert calls(ask("what is 17 * 23", tool_choice="none")) == []
     history = (*answered(ask("what is 1+1"), "2"), {"role": "user", "content": "what is 2+2"})
     assert calls(ask("what is 1+1", after=history)) == [("calculate", {"expression": "2+2"})]
-    batch = (Tool(name="create_task", parameters={"properties": {"title": {}, "project": {}}}),)
-    assert calls(ask("add task A in project P and add task B in project P and add task C", batch)) == [
+    batch = [{"type": "function", "function": {"name": "create_task"}}]
+    assert calls(ask("add task A in project P and add task C", batch)) == [
         ("create_task", {"title": "A", "project": "P"}),
-        ("create_task", {"title": "B", "project": "P"}),
         ("create_task", {"title": "C"}),
     ]
 
 
-def test_what_became_of_a_call_is_told_in_words() -> None:
+def test_outcome_of_a_call_is_reported_in_words() -> None:
     """HITL-1, HITL-3, LOOP-4: answers, notes of a reviewer, and what could not be done."""
     mail = "e-mail ann@example.com saying hi"
     for prompt, result, told in (
         ("book a table", '{"answer": "Tonight at 19:00"}', 'You answered "Tonight at 19:00"'),
         (mail, '{"result": {"status": "sent"}, "note": "A reviewer edited this."}', "A reviewer edited this."),
         (mail, '{"error": {"message": "rejected by the reviewer"}}', "could not e-mail ann@example.com"),
-        (mail, '{"status": "expired", "message": "nobody decided"}', "nobody decided"),
-        (mail, "Error: no such mailbox", "no such mailbox"),
     ):
         assert told in ask(prompt, after=answered(ask(prompt), result)).text
     prompt = "what is 1+1 then show the plan"
     last = ask(prompt, (), after=answered(ask(prompt), "2")).text
     assert ("1+1 = 2." in last, "could not show the plan" in last) == (True, True)
-    assert "calculate" in ask("what is 1+1").reasoning
     for prompt in ("who are you?", "hello", "blah", "", "what is love"):
         assert "rule-based stand-in" in ask(prompt).text
     slow, fast = ask("tell me a long story slowly"), ask("tell me a long story")
@@ -167,27 +145,16 @@ def test_what_became_of_a_call_is_told_in_words() -> None:
 def test_stages_are_done_in_order_one_round_each() -> None:
     """LOOP-3"""
     prompt = "what is 17 * 23, then what time is it in Oslo; e-mail ann@example.com the result"
-    first = ask(prompt)
-    assert [call.name for call in first.tool_calls] == ["calculate"]
-    history = answered(first, "391")
-    second = ask(prompt, after=history)
-    assert [call.name for call in second.tool_calls] == ["get_current_time"]
-    history += answered(second, '{"time": "12:00"}')
-    third = ask(prompt, after=history)
-    [(name, arguments)] = calls(third)
-    assert name == "send_email"
+    history: tuple[Any, ...] = ()
+    for name, result in (("calculate", "391"), ("get_current_time", '{"time": "12:00"}'), ("send_email", "sent")):
+        [(called, arguments)] = calls(reply := ask(prompt, after=history))
+        assert called == name
+        history += answered(reply, result)
     assert "391" in arguments["body"]
     assert "12:00" in arguments["body"]
-    last = ask(prompt, after=history + answered(third, "sent"))
+    last = ask(prompt, after=history)
     assert not last.tool_calls
     assert "17 * 23 = 391." in last.text
-
-
-def test_a_tool_that_is_not_offered_is_named_as_missing() -> None:
-    for offered in ((), tools("calculate")):
-        reply = ask("e-mail ann@example.com saying hi", offered)
-        assert not reply.tool_calls
-        assert "could not e-mail ann@example.com" in reply.text
 
 
 NOTICES = (
@@ -198,35 +165,30 @@ NOTICES = (
 )
 TOLD = (
     "The job run_1 (calculate) has ended, completed: 42.\n\n"
-    "The job run_2 (probe), iteration 3: then what is 1 + 1.\n\n"
+    'The job run_2 (probe), iteration 3: {"value": "then what is 1 + 1"}.\n\n'
     "The job run_3 (probe) has ended, failed: no such host."
 )
 
 
-def test_a_job_that_was_begun_is_named_and_what_jobs_tell_is_repeated_in_words() -> None:
-    """ASYNC-1, ASYNC-5"""
+def test_started_job_is_named_and_job_notices_are_repeated_in_words() -> None:
+    """ASYNC-1, ASYNC-5: also beside a prompt, or amid its calls."""
     prompt = "in the background: what is 6 * 7"
     begun = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
     last = ask(prompt, after=begun)
     assert last.text == "I have begun in the background to work out 6 * 7, with the job run_1. (It goes on.)"
-    turn = ask(
-        prompt, after=(*begun, {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES})
-    )
+    said, notices = {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES}
+    turn = ask(prompt, after=(*begun, said, notices))
     assert (turn.tool_calls, turn.text) == ((), TOLD)
-
-
-def test_notices_beside_a_prompt_or_amid_its_calls_leave_it_as_it_is() -> None:
     prompt = "what is 1 + 1 then what time is it"
-    with_prompt = ask(f"{NOTICES}\n\n{prompt}")
-    assert [call.name for call in with_prompt.tool_calls] == ["calculate"]
-    first = (*answered(ask(prompt), "2"), {"role": "user", "content": NOTICES})
+    assert [name for name, _ in calls(ask(f"{NOTICES}\n\n{prompt}"))] == ["calculate"]
+    first = (*answered(ask(prompt), "2"), notices)
     second = ask(prompt, after=first)
-    assert [call.name for call in second.tool_calls] == ["get_current_time"]
+    assert [name for name, _ in calls(second)] == ["get_current_time"]
     last = ask(prompt, after=(*first, *answered(second, "noon")))
     assert (last.tool_calls, last.text.startswith(f"{TOLD}\n\n1 + 1 = 2.")) == ((), True)
 
 
-def test_an_answer_in_a_form_fits_it() -> None:
+def test_answer_fits_the_form_that_is_asked_for() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -234,16 +196,21 @@ def test_an_answer_in_a_form_fits_it() -> None:
             "short": {"type": "string", "maxLength": 3},
             "kind": {"enum": ["one", "two"]},
             "count": {"type": ["integer", "null"], "minimum": 2},
-            "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 2},
+            "parts": {"type": "array", "items": {"properties": {"name": {"const": "x"}}}, "minItems": 2},
             "sure": {"type": "boolean"},
             "nothing": {"anyOf": [{"type": "null"}, {"type": "string"}]},
         },
         "required": ["answer"],
-        "$defs": {"part": {"type": "object", "properties": {"name": {"const": "x"}}}},
     }
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     value = json.loads(ask("who are you?", response_format=form).text)
-    validator = jsonschema_rs.Draft202012Validator(schema)
-    assert validator.is_valid(value)
+    assert jsonschema_rs.Draft202012Validator(schema).is_valid(value)
     assert value["answer"].startswith("I am")
     assert value["parts"] == [{"name": "x"}] * 2
+
+
+def test_conversation_gets_a_title() -> None:
+    system = {"role": "system", "content": "Write a title for the conversation."}
+    prompt = {"role": "user", "content": "The first message: what is 17 * 23\nplease"}
+    body = json.dumps({"model": "m", "messages": [system, prompt]}).encode()
+    assert reply_for(read_request(body)).text == '"About: what is 17 * 23"'

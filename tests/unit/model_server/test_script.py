@@ -1,16 +1,15 @@
-"""Scripts, and the requests that strict mode refuses as OpenAI does."""
+"""Scripts, and the requests that the server refuses as OpenAI does."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from pawl.model_server.reply import Status
+from pawl.model_server.reply import Fault
 from pawl.model_server.request import ChatRequest, RefusedRequest, read_request
 from pawl.model_server.script import Player, Script, ScriptError, load_script, parse_script
 from pawl.model_server.strict import check_request
@@ -26,8 +25,8 @@ def say(text: str, **step: Any) -> dict[str, Any]:
 
 
 def ask(prompt: str, *, rounds: int = 0) -> ChatRequest:
-    answers = [{"role": "assistant", "content": "x"}] * rounds
-    return ChatRequest(model="m", messages=({"role": "user", "content": prompt}, *answers))
+    messages = [{"role": "user", "content": prompt}, *[{"role": "assistant", "content": "x"}] * rounds]
+    return read_request(json.dumps({"model": "m", "messages": messages}).encode())
 
 
 def play(player: Player, *requests: ChatRequest) -> list[str | None]:
@@ -35,54 +34,34 @@ def play(player: Player, *requests: ChatRequest) -> list[str | None]:
     return [None if reply is None else reply.text for reply in replies]
 
 
-def test_steps_without_a_condition_are_played_once_each_in_order() -> None:
+def test_steps_are_chosen_by_prompt_round_and_count() -> None:
     assert play(player(say("a"), say("b")), ask("x"), ask("y"), ask("z")) == ["a", "b", None]
-
-
-def test_a_condition_looks_at_the_last_user_message_and_the_round() -> None:
     steps = player(
-        say("later", when={"user_contains": "Weather", "round": 1}),
-        say("first", when={"user_contains": "weather"}),
-        say("number", when={"user_matches": r"^\d+$"}),
+        say("later", when={"user_contains": "Weather", "round": 1}), say("first", when={"user_contains": "weather"})
     )
-    asked = (ask("the weather"), ask("the weather", rounds=1), ask("12"), ask("x"))
-    assert play(steps, *asked) == ["first", "later", "number", None]
-
-
-def test_a_condition_looks_for_images_in_every_message() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    shown = ChatRequest(model="m", messages=({"role": "user", "content": [image]}, {"role": "user", "content": "x"}))
-    steps = player(say("seen", when={"images": True}), say("none", when={"images": False}))
-    assert play(steps, shown, ask("x")) == ["seen", "none"]
-
-
-def test_each_request_or_all_together_fail_as_often_as_told() -> None:
+    asked = (ask("the weather"), ask("the weather", rounds=1), ask("x"))
+    assert play(steps, *asked) == ["first", "later", None]
     steps = player(say("fail", when={"round": 0}, times=2), say("ok", when={"round": 0}))
     assert play(steps, *[ask("x"), ask("y")] * 4) == ["fail"] * 4 + ["ok"] * 4
-    assert play(player(say("fail", times=2, per="script")), ask("x"), ask("y"), ask("z")) == ["fail", "fail", None]
     script = parse_script('{"steps": [{"reply": {"fault": {"type": "status", "status": 429, "retry_after": 1}}}]}')
-    assert script.steps[0].reply.fault == Status(status=429, retry_after=1)
+    assert script.steps[0].reply.fault == Fault(type="status", status=429, retry_after=1)
 
 
-def test_a_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
+def test_mistake_in_a_script_is_reported_with_its_place(tmp_path: Path) -> None:
     rows = [
         ("{", "malformed|truncated"),
         ('{"stepps": []}', "unknown field `stepps`"),
         ('{"steps": [{"reply": {"txt": ""}}]}', r"unknown field `txt` - at `\$\.steps\[0\]\.reply`"),
         ('{"steps": [{}]}', "missing required field `reply`"),
         ('{"steps": [{"reply": {"fault": {"type": "explode"}}}]}', "explode"),
-        ('{"steps": [{"reply": {}, "when": {"user_matches": "("}}]}', r"\$\.steps\[0\]\.when\.user_matches"),
-        ('{"steps": [{"reply": {}, "times": 0}]}', r">= 1 - at `\$\.steps\[0\]\.times`"),
         ('{"steps": [{"reply": {"chunk_characters": 0}}]}', "chunk_characters"),
-        ('{"steps": [{"reply": {"chunk_delay": -1}}]}', "chunk_delay"),
-        ('{"steps": [{"reply": {"fault": {"type": "hang", "after_chunks": -1}}}]}', "after_chunks"),
     ]
     assert not_explained(ScriptError, parse_script, rows) == []
-    with pytest.raises(ScriptError, match="cannot be read: No such file"):
-        load_script(tmp_path / "absent.json")
+    with pytest.raises(ScriptError, match="cannot be read"):
+        load_script(tmp_path / "none.json")
 
 
-def test_the_example_in_the_documentation_is_valid() -> None:
+def test_example_in_the_documentation_is_valid() -> None:
     page = Path(__file__).parents[3] / "docs" / "model-server.md"
     examples = page.read_text().split("```json\n")[1:]
     assert examples
@@ -106,24 +85,39 @@ def function(name: str = "f", **parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
 
 
-def check(*messages: dict[str, Any], reasoning_echo: bool = False, **body: Any) -> None:
-    data = json.dumps({"model": "m", "messages": messages, **body}).encode()
+def parts(*parts: object, role: str = "user") -> list[dict[str, Any]]:
+    return [{"role": role, "content": list(parts)}]
+
+
+FORM = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0K"}}
+
+
+def asked(schema: object = FORM, *, name: str = "sum", strict: bool = True) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}
+    }
+
+
+def check(body: dict[str, Any], *, reasoning_echo: bool = False) -> None:
+    data = json.dumps({"model": "m", "messages": [USER], **body}).encode()
     check_request(read_request(data), reasoning_echo=reasoning_echo)
 
 
-def test_a_sound_history_is_taken() -> None:
+def test_sound_request_is_taken() -> None:
     histories: list[list[dict[str, Any]]] = [
-        [USER],
         [{"role": "system", "content": "be brief"}, USER, {"role": "assistant", "content": "hi"}, USER],
         [USER, call("a", "b"), result("b"), result("a"), USER],
         [USER, call("a"), result("a"), call("a"), result("a")],
-        [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        parts({"type": "text", "text": "look"}, IMAGE),
     ]
     for messages in histories:
-        check(*messages)
+        check({"messages": messages})
+    for form in ({"response_format": {"type": "json_object"}}, asked(), asked({"type": "object"}, strict=False)):
+        check({**form, "reasoning_effort": "low"})
 
 
-def test_a_history_that_providers_refuse_is_refused() -> None:
+def test_history_that_providers_refuse_is_refused() -> None:
     """Failures 2, 3 and 15 of the earlier systems: a call without exactly one result, in its place."""
     rows: list[tuple[list[dict[str, Any]], str]] = [
         ([USER, call("a")], "did not have response messages: a"),
@@ -133,32 +127,35 @@ def test_a_history_that_providers_refuse_is_refused() -> None:
         ([USER, call("a"), result("b"), result("a")], "must be a response to a preceding message"),
         ([USER, call("a"), result("a"), result("a")], "Duplicate value for 'tool_call_id'"),
         ([USER, call("a", "a"), result("a")], "Duplicate value for 'tool_call_id'"),
-        ([USER, {**call("a"), "tool_calls": []}], "empty array"),
-        ([{"role": "robot", "content": "hi"}], "Invalid value: 'robot'"),
-        ([{"role": "user", "content": None}], "expected a string, got null"),
-        ([{"role": "user", "content": 7}], "expected a string or an array"),
+        ([USER, {**call("a"), "tool_calls": []}], "length >= 1"),
+        ([{"role": "robot", "content": "hi"}], "Invalid value 'robot'"),
+        ([{"role": "user", "content": None}], "got `null`"),
+        ([{"role": "assistant"}], "expected a string, got null"),
+        (parts({"type": "image", "data": "x"}), "Invalid value 'image'"),
+        (parts({"type": "image_url", "image_url": {"url": "data:image/svg;base64,AAAA"}}), "matching regex"),
+        (parts(IMAGE, role="system"), "Invalid value 'image_url'"),
     ]
-    assert not_explained(RefusedRequest, lambda messages: check(*messages), rows) == []
+    assert not_explained(RefusedRequest, lambda messages: check({"messages": messages}), rows) == []
 
 
-def test_a_malformed_request_is_refused() -> None:
+def test_malformed_request_is_refused() -> None:
     rows: list[tuple[dict[str, Any], str]] = [
-        ({"tools": []}, "non-empty array"),
-        ({"tools": [{"type": "function"}]}, "expected a function"),
-        ({"tools": [function("no spaces")]}, "does not match pattern"),
+        ({"tools": []}, "length >= 1"),
+        ({"tools": [{"type": "function"}]}, "missing required field `function`"),
+        ({"tools": [function("no spaces")]}, "matching regex"),
         ({"tools": [function(), function()]}, "must be unique"),
-        ({"tools": [function(type="string")]}, 'type: "object"'),
+        ({"tools": [function(type="string")]}, "Invalid enum value 'string'"),
         ({"tools": [function(required=["x"])]}, "unknown properties"),
         ({"tool_choice": "auto"}, "only allowed when 'tools'"),
         ({"tools": [function()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "not found"),
-        ({"model": ""}, "model parameter"),
-        ({"messages": []}, "Missing required parameter: 'messages'"),
+        ({"messages": []}, "length >= 1"),
+        ({"reasoning_effort": "hard"}, "Invalid enum value 'hard'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (asked({"type": "array"}), "Invalid schema for response_format 'sum'"),
+        (asked({"type": "object"}), "'additionalProperties' is required"),
+        (asked({**FORM, "required": []}), "include every key in properties. Missing 'a'"),
     ]
-
-    def ask(body: dict[str, Any]) -> None:
-        check_request(read_request(json.dumps({"model": "m", "messages": [USER], **body}).encode()))
-
-    assert not_explained(RefusedRequest, ask, rows) == []
+    assert not_explained(RefusedRequest, check, rows) == []
     bodies = [b"", b"{", b"[]", b"\xff", b'{"model": "\\ud800"}', b"[" * 100_000]
     assert not_refused(RefusedRequest, read_request, bodies) == []
 
@@ -166,58 +163,5 @@ def test_a_malformed_request_is_refused() -> None:
 def test_reasoning_must_come_back_where_the_provider_insists() -> None:
     """LOOP-11"""
     with pytest.raises(RefusedRequest, match="reasoning_content"):
-        check(USER, call("a"), result("a"), reasoning_echo=True)
-    check(USER, {**call("a"), "reasoning_content": ""}, result("a"), reasoning_echo=True)
-
-
-FORM = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
-
-
-def asked(schema: object = FORM, *, name: str = "sum", strict: bool = True) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}
-
-
-def test_a_form_of_the_answer_is_taken() -> None:
-    forms: list[object] = [
-        None,
-        {"type": "text"},
-        {"type": "json_object"},
-        asked(),
-        asked({"type": "object"}, strict=False),
-    ]
-    for form in forms:
-        check(USER, response_format=form, reasoning_effort="low")
-
-
-def test_a_form_that_openai_refuses_is_refused() -> None:
-    rows: list[tuple[dict[str, Any], str]] = [
-        ({"reasoning_effort": "hard"}, "Invalid value: 'hard'"),
-        ({"response_format": "json"}, "Supported values are: 'text'"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.name"),
-        ({"response_format": asked(name="two words")}, "does not match pattern"),
-        ({"response_format": asked({"type": "array"})}, "Invalid schema for response_format 'sum'"),
-        ({"response_format": asked({"type": "object"})}, "'additionalProperties' is required"),
-        ({"response_format": asked({**FORM, "required": []})}, "include every key in properties. Missing 'a'"),
-    ]
-    plain = [(body, re.escape(part)) for body, part in rows]
-    assert not_explained(RefusedRequest, lambda body: check(USER, **body), plain) == []
-
-
-def in_parts(*parts: object, role: str = "user") -> dict[str, Any]:
-    return {"role": role, "content": list(parts)}
-
-
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0K"}}
-
-
-def test_a_part_that_openai_refuses_is_refused() -> None:
-    check(in_parts({"type": "text", "text": "look"}, IMAGE))
-    messages: list[dict[str, Any]] = [
-        in_parts({"type": "image", "data": "x"}),
-        in_parts("look"),
-        in_parts({"type": "text"}),
-        in_parts({"type": "image_url", "image_url": {"url": "data:image/svg;base64,AAAA"}}),
-        in_parts({"type": "image_url", "image_url": "data:image/png;base64,iVBORw0K"}),
-        in_parts(IMAGE, role="system"),
-    ]
-    assert not_explained(RefusedRequest, check, [(message, "Invalid|Missing") for message in messages]) == []
+        check({"messages": [USER, call("a"), result("a")]}, reasoning_echo=True)
+    check({"messages": [USER, {**call("a"), "reasoning_content": ""}, result("a")]}, reasoning_echo=True)
