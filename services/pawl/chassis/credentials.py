@@ -26,7 +26,7 @@ from pawl.chassis.auth import (
 from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.key_rows import KeyRows, digest_of
-from pawl.chassis.login_failures import FailureKind, LoginRefused
+from pawl.chassis.login_failures import LoginRefused
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.settings import ServiceSettings, parse_secret, secret_file
 from pawl.chassis.start import StartError
@@ -264,8 +264,8 @@ class KeyAuthenticator:
     def _why_not(self, digest: bytes) -> LoginRefused:
         ended = self._rows.ended(digest) if self._rows else None
         if ended is None:
-            return LoginRefused(FailureKind.UNKNOWN)
-        return LoginRefused(FailureKind.REVOKED if ended.is_revoked else FailureKind.EXPIRED, ended.key_id)
+            return LoginRefused("unknown")
+        return LoginRefused("revoked" if ended.is_revoked else "expired", ended.key_id)
 
     async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> TokenCredential | None:
         """Return the credential that a token is, None if the text has not the form of one."""
@@ -278,7 +278,7 @@ class KeyAuthenticator:
         except TokenRefused as refused:
             if may_look():
                 _log.info("token.refused", reason=str(refused))
-            raise Unauthenticated(UNKNOWN) from LoginRefused(FailureKind.TOKEN)
+            raise Unauthenticated(UNKNOWN) from LoginRefused("token")
 
 
 def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:

@@ -19,7 +19,7 @@ import grpc
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.credentials import UNKNOWN, WatchedFile
-from pawl.chassis.login_failures import FailureKind, LoginRefused
+from pawl.chassis.login_failures import LoginRefused
 from pawl.chassis.roles import SERVICE
 from pawl.chassis.start import StartError
 from pawl.errors import Unauthenticated
@@ -176,7 +176,7 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
     names = services_of(peer)
     if right.removeprefix(SERVICE) not in names:
         _log.warning("tls.certificate_of_another", key_of=right, certificate_of=sorted(names)[:10])
-        raise Unauthenticated(UNKNOWN) from LoginRefused(FailureKind.CERTIFICATE)
+        raise Unauthenticated(UNKNOWN) from LoginRefused("certificate")
 
 
 def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:

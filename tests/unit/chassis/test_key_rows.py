@@ -14,7 +14,7 @@ from pawl.chassis.auth import principal_of, user_principal
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator, gone
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
-from pawl.chassis.login_failures import FailureKind, LoginRefused
+from pawl.chassis.login_failures import LoginRefused
 from pawl.chassis.settings import ServiceSettings
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
@@ -234,7 +234,7 @@ async def test_revoked_expired_and_unknown_keys_get_one_answer(
         assert caught.value.message == UNKNOWN
         assert isinstance(caught.value.__cause__, LoginRefused)
         causes.append((caught.value.__cause__.kind, caught.value.__cause__.key_id))
-    assert causes == [(FailureKind.REVOKED, "key_1"), (FailureKind.EXPIRED, "key_2"), (FailureKind.UNKNOWN, "")]
+    assert causes == [("revoked", "key_1"), ("expired", "key_2"), ("unknown", "")]
     found = await keys.authenticate({"authorization": f"Bearer {SECRETS[0]}"}, source="ipv4:")
     assert found == user_principal(
         StoreId("acme"), UserId("ann"), frozenset({"member"}), credential_id=CredentialId("key_0")
