@@ -33,9 +33,8 @@ from pawl.notifier.adapters.postgres import SCHEMA, PostgresStore
 from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.adapters.webhook_sender import SignedPosts
 from pawl.notifier.app.subscription import Subscriptions
-from pawl.notifier.domain.announcement import notification_id
 from pawl.notifier.domain.channel import ChannelKind
-from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationKind
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationKind, notification_id
 from pawl.notifier.wiring import Notifier, wire
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub

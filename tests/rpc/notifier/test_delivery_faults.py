@@ -8,26 +8,20 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.erasures import ErasurePart
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.chassis.tasks import end
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.adapters.deliveries import CLAIM, DUE, GIVE_BACK, HOLD_DUE, SETTLE, PostgresDeliveries
 from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, PostgresStore, added_columns
 from pawl.notifier.adapters.postgres import WAITING as WAITING_SQL
-from pawl.notifier.domain.announcement import (
-    ApprovalAsked,
-    ApprovalSettled,
-    Change,
-    RunChange,
-    draft_notification,
-    draft_requests,
-    over_by,
-)
+from pawl.notifier.app.announcement import drafts_of, over_by
 from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
     TEST,
@@ -42,7 +36,7 @@ from pawl.notifier.domain.delivery import (
     Outcome,
     choose,
 )
-from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationKind
+from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
 from pawl.notify.v1 import channel_pb2 as pb
 from tests.poll import until
 from tests.rpc.notifier.conftest import Repository, waiting_for_locks, wired
@@ -298,44 +292,48 @@ async def test_what_is_due_and_tried_by_nobody_is_late_unless_its_channel_fails(
 
 
 TIME = datetime(2026, 5, 1, tzinfo=UTC)
-WAITS = RunChange(
-    event_id=EventId("evt_waits"),
-    type="run.waiting",
-    time=TIME,
-    inbox=Inbox(store_id=StoreId("acme"), user_id=UserId("ann")),
-    run_id=RunId("run_1"),
-    conversation_id=ConversationId("conv_1"),
-)
-ASKED = ApprovalAsked(
-    event_id=EventId("evt_asked"),
-    time=TIME,
-    store_id=StoreId("acme"),
-    user_id=UserId("bob"),
-    run_id=RunId("run_1"),
-    call_id=CallId("call_1"),
-    conversation_id=ConversationId("conv_1"),
-    tool_name="pay",
-)
-SETTLED = ApprovalSettled(
-    time=TIME + timedelta(seconds=5), store_id=StoreId("acme"), run_id=RunId("run_1"), call_id=CallId("call_1")
-)
-RUNS = replace(WAITS, type="run.running", time=SETTLED.time)
+
+
+def at(seconds: float, run_id: str = "run_1", **fields: Any) -> event_pb2.RunEvent:
+    """An event of a run of ann or bob of acme."""
+    event = event_pb2.RunEvent(
+        store_id="acme", conversation_id="conv_1", run_id=run_id, event_id="evt_1", **{"type": "run.running"} | fields
+    )
+    event.time.FromDatetime(TIME + timedelta(seconds=seconds))
+    return event
+
+
+def of_call(seconds: float, call_id: str = "call_1", **states: Any) -> event_pb2.RunEvent:
+    event = at(seconds)
+    event.call_changed.MergeFrom(event_pb2.CallChanged(**states))
+    event.call_changed.call.MergeFrom(call_pb2.Call(user_id="bob", call_id=call_id, tool_name="pay"))
+    return event
+
+
+ANN_S_RUN = event_pb2.RunChanged(run=run_pb2.Run(user_id="ann"))
+WAITS = at(0, type="run.waiting", run_changed=ANN_S_RUN)
+RUNS = at(5, run_changed=ANN_S_RUN)
+ASKED = of_call(0, call=call_pb2.Call(state=call_pb2.CALL_STATE_AWAITING_APPROVAL))
+SETTLED = of_call(5, from_state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
 
 
 @pytest.mark.parametrize(
     ("told", "others", "end"),
     [
-        (WAITS, [replace(RUNS, run_id=RunId("run_2")), replace(RUNS, time=TIME), SETTLED], RUNS),
-        (ASKED, [replace(SETTLED, call_id=CallId("call_2")), RUNS], SETTLED),
+        (WAITS, [at(5, "run_2", run_changed=ANN_S_RUN), at(0, run_changed=ANN_S_RUN), SETTLED], RUNS),
+        (ASKED, [of_call(5, "call_2", from_state=call_pb2.CALL_STATE_AWAITING_APPROVAL), RUNS], SETTLED),
     ],
     ids=["a run that waits", "an approval"],
 )
 async def test_a_need_is_told_no_more_once_it_is_over_and_not_before(
-    desk: Desk, store: PostgresStore, told: RunChange | ApprovalAsked, others: list[Change], end: Change
+    desk: Desk,
+    store: PostgresStore,
+    told: event_pb2.RunEvent,
+    others: list[event_pb2.RunEvent],
+    end: event_pb2.RunEvent,
 ) -> None:
     channel_id, _ = await desk.hook(after_seconds=600)
-    draft = draft_notification(told) if isinstance(told, RunChange) else None
-    await store.add([draft] if draft else draft_requests(told, [UserId("ann")]))  # type: ignore[arg-type]
+    await store.add(drafts_of(told, [UserId("ann")]))
     for change, state in (*((other, WAITING) for other in others), (end, SKIPPED)):
         await store.note_over([over for over in [over_by(change)] if over is not None] * 2)
         await after_no_time(desk)

@@ -19,8 +19,7 @@ from pawl.chassis.status import from_rpc_error
 from pawl.errors import PawlError, SlowConsumer
 from pawl.notifier.adapters.postgres import ERASE, PostgresStore
 from pawl.notifier.app.subscription import PAGE, Subscriptions
-from pawl.notifier.domain.announcement import Over, PoisonEvent
-from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
+from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind, Over, PoisonEvent
 from pawl.notifier.rpc.servicer import Notify
 from pawl.notify.v1 import notify_pb2
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB

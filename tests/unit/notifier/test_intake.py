@@ -4,36 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
-from structlog.testing import capture_logs
 
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
+from pawl.event.v1 import event_pb2
 from pawl.notifier.adapters.lifecycle import JetStreamDelivery
 from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.app.announcement import over_by
 from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
-from pawl.notifier.domain.announcement import ApprovalAsked, Change, Over, PoisonEvent, RunChange, over_by
-from pawl.notifier.domain.notification import Draft, EventId, Inbox
-
-
-def change(name: str, event_type: str = "run.completed") -> RunChange:
-    return RunChange(
-        event_id=EventId(f"evt_{name}"),
-        type=event_type,
-        time=datetime(2026, 5, 1, tzinfo=UTC),
-        inbox=Inbox(store_id=StoreId("acme"), user_id=UserId("ann")),
-        run_id=RunId(f"run_{name}"),
-        conversation_id=ConversationId("conv_1"),
-    )
+from pawl.notifier.domain.notification import Draft, Inbox, Over, PoisonEvent
+from tests.unit.notifier.events import asked, ended_job, event, of
 
 
 class ScriptedDelivery(JetStreamDelivery):
     """An event that remembers how it was answered, and what was stored by then."""
 
-    def __init__(self, content: Change | PoisonEvent | None, store: BrittleStore, *, attempt: int = 1) -> None:
+    def __init__(self, content: event_pb2.RunEvent | PoisonEvent, store: BrittleStore, *, attempt: int = 1) -> None:
         self._content = content
         self._store = store
         self._attempt = attempt
@@ -44,7 +32,7 @@ class ScriptedDelivery(JetStreamDelivery):
     def attempt(self) -> int:
         return self._attempt
 
-    def read(self) -> Change | None:
+    def read(self) -> event_pb2.RunEvent:
         if isinstance(self._content, PoisonEvent):
             raise self._content
         return self._content
@@ -80,7 +68,7 @@ class BrittleStore(PostgresStore):
         return {each for each in conversations if each[1] in parked}
 
     async def note_over(self, over: Sequence[Over]) -> None:
-        if self.away:
+        if self.away or self.broken:
             raise DependencyUnavailable
         self.over += over
 
@@ -124,7 +112,7 @@ class Scene:
     def _wake(self) -> None:
         self.woken += 1
 
-    def delivery(self, content: Change | PoisonEvent | None, *, attempt: int = 1) -> ScriptedDelivery:
+    def delivery(self, content: event_pb2.RunEvent | PoisonEvent, *, attempt: int = 1) -> ScriptedDelivery:
         return ScriptedDelivery(content, self.store, attempt=attempt)
 
 
@@ -134,18 +122,18 @@ def scene() -> Scene:
 
 
 async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene: Scene) -> None:
-    for_nobody = [scene.delivery(change("a", "run.queued")), scene.delivery(None)]
+    for_nobody = [scene.delivery(of("queued", "a")), scene.delivery(event("warning"))]
     await scene.intake.take(for_nobody)
     assert [delivery.answers for delivery in for_nobody] == [["accepted"], ["accepted"]]
     assert (scene.store.drafts, scene.woken) == ([], 0)
-    delivery = scene.delivery(change("a"))
+    delivery = scene.delivery(of("completed", "a"))
     await scene.intake.take([delivery])
     assert (delivery.answers, delivery.stored_when_answered, scene.woken) == (["accepted"], 1, 1)
 
 
 async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene: Scene) -> None:
     """I20."""
-    poison, good = scene.delivery(PoisonEvent("garbage")), scene.delivery(change("a"))
+    poison, good = scene.delivery(PoisonEvent("garbage")), scene.delivery(of("completed", "a"))
     await scene.intake.take([poison, good])
     assert (poison.answers, good.answers) == (["rejected"], ["accepted"])
     assert scene.tally.outcomes == ["rejected", "notified"]
@@ -153,17 +141,20 @@ async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene
 
 async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_up_no_other(scene: Scene) -> None:
     """I20."""
-    bad, good = scene.delivery(change("bad")), scene.delivery(change("a"))
+    bad, good = scene.delivery(of("completed", "bad")), scene.delivery(of("completed", "a"))
     await scene.intake.take([bad, good])
     assert (bad.answers, good.answers) == (["retry in 1"], ["accepted"])
-    last = scene.delivery(change("bad"), attempt=ATTEMPTS_MAX)
+    last = scene.delivery(of("completed", "bad"), attempt=ATTEMPTS_MAX)
     await scene.intake.take([last])
     assert last.answers == ["rejected"]
 
 
 async def test_while_the_database_is_away_every_event_comes_again_however_often_it_came(scene: Scene) -> None:
     scene.store.away = True
-    deliveries: list[JetStreamDelivery] = [scene.delivery(change("a")), scene.delivery(change("b"), attempt=1000)]
+    deliveries: list[JetStreamDelivery] = [
+        scene.delivery(of("completed", "a")),
+        scene.delivery(of("completed", "b"), attempt=1000),
+    ]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries if isinstance(delivery, ScriptedDelivery)] == [
         ["retry in 1"],
@@ -173,65 +164,34 @@ async def test_while_the_database_is_away_every_event_comes_again_however_often_
 
 async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
     scene.store.broken = True
-    found = [(change("a"), ATTEMPTS_MAX), (change("b"), 1000), (job_end("c", "conv_1"), 1)]
+    found = [(of("completed", "a"), ATTEMPTS_MAX), (of("completed", "b"), 1000), (ended_job("c", heard_by="conv_1"), 1)]
     deliveries = [scene.delivery(content, attempt=attempt) for content, attempt in found]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"], ["retry in 1"]]
 
 
-def asked(name: str, *, escalated: bool = False) -> ApprovalAsked:
-    return ApprovalAsked(
-        event_id=EventId(f"evt_{name}"),
-        time=datetime(2026, 5, 1, tzinfo=UTC),
-        store_id=StoreId("acme"),
-        user_id=UserId("ann"),
-        run_id=RunId(f"run_{name}"),
-        call_id=CallId("call_1"),
-        conversation_id=ConversationId("conv_1"),
-        tool_name="pay",
-        escalated=escalated,
-    )
-
-
 async def test_a_request_for_approval_is_accepted_once_all_its_notifications_are_stored(scene: Scene) -> None:
-    deliveries = [scene.delivery(asked("a", escalated=True)), scene.delivery(change("b"))]
+    deliveries = [scene.delivery(asked("a", escalated=True)), scene.delivery(of("completed", "b"))]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["accepted"], ["accepted"]]
     assert [draft.inbox.user_id for draft in scene.store.drafts] == ["bob", "eve", "ann", "ann"]
     assert deliveries[0].stored_when_answered == 4
 
 
-async def test_while_it_is_not_known_who_approves_only_requests_come_again(scene: Scene) -> None:
-    scene.store.away = True
-    request, queued = scene.delivery(asked("a")), scene.delivery(change("b", "run.queued"))
-    with capture_logs() as logs:
-        await scene.intake.take([request, queued])
-    assert (request.answers, queued.answers) == (["retry in 1"], ["accepted"])
-    assert not [entry for entry in logs if "exc_info" in entry]  # that a database is away is no fault of the program
-
-
-async def test_each_change_says_what_is_over_with_it_also_if_nobody_is_told(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes: list[Change] = [change("a", "run.waiting"), change("a", "run.running"), asked("b")]
-    await scene.intake.take([scene.delivery(each) for each in (*changes, None, PoisonEvent("garbage"))])
-    assert scene.store.over == list(map(over_by, changes))
+async def test_each_event_says_what_is_over_with_it_also_if_nobody_is_told(scene: Scene) -> None:
+    events = [of("waiting", "a"), of("running", "a"), asked("b")]
+    deliveries = [scene.delivery(each) for each in (*events, event("warning"))]
+    await scene.intake.take([*deliveries, scene.delivery(PoisonEvent("garbage"))])
+    assert scene.store.over == list(map(over_by, events))
     assert len(scene.store.drafts) == 3
-    with capture_logs() as logs, monkeypatch.context() as patch:
-        patch.setattr(scene.store, "note_over", None)
-        await scene.intake.take([delivery := scene.delivery(change("c"))])
-    assert (delivery.answers, [entry["event"] for entry in logs]) == (["accepted"], ["intake.over_not_noted"])
-
-
-def job_end(name: str, conversation_id: str) -> RunChange:
-    return replace(change(name), does_call=True, job="book_flight", reports_to=ConversationId(conversation_id))
 
 
 async def test_the_end_of_a_job_is_told_where_its_conversation_waits_and_nowhere_else(scene: Scene) -> None:
     """ASYNC-5: also if the wait came just before it."""
-    parks = replace(change("parks", "run.waiting"), conversation_id=ConversationId("conv_3"))
+    parks = of("waiting", "parks")
+    parks.conversation_id = "conv_3"
     scene.store.parked = {"conv_1"}
-    found = [job_end("a", "conv_1"), job_end("b", "conv_2"), job_end("c", "conv_3"), parks]
+    found = [ended_job("a", heard_by="conv_1"), ended_job("b"), ended_job("c", heard_by="conv_3"), parks]
     deliveries = [scene.delivery(each) for each in found]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["accepted"]] * 4

@@ -8,33 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import nats.errors
 import nats.js.errors
 from google.protobuf.message import DecodeError
-from google.protobuf.timestamp_pb2 import Timestamp
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
-from pawl.chassis.translate import Translator
+from pawl.chassis.ids import is_id
 from pawl.errors import DependencyUnavailable
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.domain.announcement import (
-    ApprovalAsked,
-    ApprovalSettled,
-    Change,
-    PoisonEvent,
-    RunChange,
-    StarterPaused,
-    Wait,
-)
-from pawl.notifier.domain.notification import EventId, Inbox
+from pawl.event.v1 import event_pb2
+from pawl.notifier.app.announcement import concerns_approval
+from pawl.notifier.domain.notification import PoisonEvent
 
 STREAM: Final = "PAWL_LIFECYCLE"
 CONSUMER: Final = "notifier"
@@ -47,21 +36,6 @@ _MORE_SECONDS: Final = 0.05
 _PAUSE_SECONDS: Final = 1.0
 _ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
-
-_WAITS: Final = (
-    Translator(lambda unknown: ValueError(unknown.value))
-    .enum(Wait, run_pb2.WaitKind, without=("AGENT", "TIME", "PAUSED", "COMPLETION", "PROVIDER"))
-    .members
-)
-_FOR_NOBODY: Final = frozenset(
-    {
-        run_pb2.WAIT_KIND_AGENT,
-        run_pb2.WAIT_KIND_TIME,
-        run_pb2.WAIT_KIND_PAUSED,
-        run_pb2.WAIT_KIND_COMPLETION,
-        run_pb2.WAIT_KIND_PROVIDER,
-    }
-)
 
 _log = logs.get_logger(__name__)
 
@@ -140,13 +114,13 @@ class JetStreamDelivery:
         """The number of deliveries, this one included."""
         return self._message.metadata.num_delivered
 
-    def read(self) -> Change | None:
-        """Return what it tells, or None if it tells nothing for an inbox.
+    def read(self) -> event_pb2.RunEvent:
+        """Return the event.
 
         Raises:
             PoisonEvent: its bytes make no sense and never will.
         """
-        return read_change(self._message.subject, self._message.data)
+        return read_event(self._message.subject, self._message.data)
 
     async def accept(self) -> None:
         """It is done with."""
@@ -161,103 +135,34 @@ class JetStreamDelivery:
         await self._message.term()
 
 
-def read_change(subject: str, data: bytes) -> Change | None:
-    """Return what a message of the life cycle tells, or None if that is no change of a run, and of no approval.
+def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
+    """Return a message of the life cycle, checked as far as anybody is told of it.
 
     Raises:
-        PoisonEvent: the bytes are no RunEvent, an id is none, or the event belongs
+        PoisonEvent: the bytes are no RunEvent, an id or a time is none, or the event belongs
             to another store than its subject says.
     """
     try:
         event = event_pb2.RunEvent.FromString(data)
     except DecodeError:
         raise PoisonEvent("the payload is no RunEvent") from None
+    call = event.call_changed.call
     match event.WhichOneof("kind"):
         case "run_changed":
-            return _run_change(event, _time(subject, event, event.run_changed.run.user_id))
-        case "call_changed" if event.call_changed.call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
-            call = event.call_changed.call
-            return _approval_asked(event, _time(subject, event, call.user_id, call.call_id))
-        case "call_changed" if event.call_changed.from_state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
-            call_id = event.call_changed.call.call_id
-            return ApprovalSettled(
-                time=_time(subject, event, call_id),
-                store_id=StoreId(event.store_id),
-                run_id=RunId(event.run_id),
-                call_id=CallId(call_id),
-            )
+            ids = [event.run_id, event.conversation_id, event.run_changed.run.user_id]
+        case "call_changed" if concerns_approval(event):
+            ids = [event.run_id, event.conversation_id, call.user_id, call.call_id]
         case "starter_paused":
-            paused = event.starter_paused
-            return StarterPaused(
-                event_id=EventId(event.event_id),
-                time=_time(subject, event, paused.user_id),
-                inbox=Inbox(store_id=StoreId(event.store_id), user_id=UserId(paused.user_id)),
-                starter=event.type.partition(".")[0],
-                name=paused.name,
-                note=paused.note,
-            )
+            ids = [event.starter_paused.user_id]
         case _:
-            return None
-
-
-def _time(subject: str, event: event_pb2.RunEvent, *ids: str) -> datetime:
-    """Return when an event happened, once its ids, and others that it names, are checked."""
-    of_run = () if event.HasField("starter_paused") else (event.run_id, event.conversation_id)
-    if not all(map(is_id, (event.event_id, event.store_id, *of_run, *ids))):
+            return event
+    if not all(map(is_id, (event.event_id, event.store_id, *ids))):
         raise PoisonEvent("an id is missing or malformed")
     if subject.split(".")[2] != event.store_id:
         raise PoisonEvent("the event is on the subject of another store")
-    return _utc(event.time)
-
-
-def _utc(time: Timestamp) -> datetime:
     try:
-        return time.ToDatetime(tzinfo=UTC)
+        event.time.ToDatetime()
+        call.deadline_time.ToDatetime()
     except ValueError:
-        raise PoisonEvent("the time is out of range") from None
-
-
-def _approval_asked(event: event_pb2.RunEvent, time: datetime) -> ApprovalAsked:
-    call = event.call_changed.call
-    return ApprovalAsked(
-        event_id=EventId(event.event_id),
-        time=time,
-        store_id=StoreId(event.store_id),
-        user_id=UserId(call.user_id),
-        run_id=RunId(event.run_id),
-        call_id=CallId(call.call_id),
-        conversation_id=ConversationId(event.conversation_id),
-        tool_name=call.tool_name,
-        preview=call.approval.preview or call.approval.cause,
-        approved_by=frozenset(UserId(approval.user_id) for approval in call.approval.approvals),
-        escalated=call.approval.escalated,
-        expire_time=_utc(call.deadline_time) if call.HasField("deadline_time") else None,
-    )
-
-
-def _run_change(event: event_pb2.RunEvent, time: datetime) -> RunChange:
-    run = event.run_changed.run
-    return RunChange(
-        event_id=EventId(event.event_id),
-        type=event.type,
-        time=time,
-        inbox=Inbox(store_id=StoreId(event.store_id), user_id=UserId(run.user_id)),
-        run_id=RunId(event.run_id),
-        conversation_id=ConversationId(event.conversation_id),
-        waits=frozenset(_WAITS[wait] for wait in run.waits if wait in _WAITS),
-        superseded=run.stop_cause == run_pb2.STOP_CAUSE_SUPERSEDED,
-        ended_by_operator=run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR,
-        quarantined=run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED,
-        failure_message=run.failure.message,
-        output_text=run.output_text,
-        does_call=bool(run.parent_run_id or run.reports_to_conversation_id),
-        waits_for_nobody=not _FOR_NOBODY.isdisjoint(run.waits),
-        is_turn=run.generation > 0,
-        job=run.job.tool_name,
-        reports_to=ConversationId(_heard_by(run)),
-    )
-
-
-def _heard_by(run: run_pb2.Run) -> str:
-    """Return the conversation that is told of the end of a job; empty if none is."""
-    return "" if run.job.reports == run_pb2.JOB_REPORTS_NONE else run.reports_to_conversation_id
+        raise PoisonEvent("a time is out of range") from None
+    return event

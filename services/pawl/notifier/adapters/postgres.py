@@ -15,9 +15,17 @@ from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.errors import NotificationNotFound
-from pawl.notifier.domain.announcement import Over, PoisonEvent
 from pawl.notifier.domain.delivery import ChannelEvent, body_of, type_of
-from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind, shown
+from pawl.notifier.domain.notification import (
+    Draft,
+    Inbox,
+    Notification,
+    NotificationId,
+    NotificationKind,
+    Over,
+    PoisonEvent,
+    shown,
+)
 
 SCHEMA: Final = "notifier"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -83,3 +84,26 @@ class Notification:
     draft: Draft
     number: int
     read_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """A need that people were told of before `time`, and that is over: of a run, or to approve a call.
+
+    Without `call_id` it is the run's own; with `run_ended` also that to approve calls of it.
+    """
+
+    store_id: StoreId
+    run_id: RunId
+    time: datetime
+    call_id: CallId = CallId("")
+    run_ended: bool = False
+
+
+class PoisonEvent(Exception):
+    """An event that cannot be read, or whose values cannot be stored."""
+
+
+def notification_id(event_id: EventId) -> NotificationId:
+    """Return the id of the notification about an event: always the same, whatever the form of the event's id."""
+    return NotificationId(f"ntf_{hashlib.sha256(event_id.encode()).hexdigest()[:40]}")
