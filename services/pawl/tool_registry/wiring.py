@@ -57,7 +57,7 @@ from pawl.tool_registry.app.policy.ports import (
 )
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
-from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
+from pawl.tool_registry.app.sources.ports import Connector
 from pawl.tool_registry.app.sources.sources import Sources
 from pawl.tool_registry.app.workers.ports import WorkerRepository
 from pawl.tool_registry.app.workers.tools import WorkerTools
@@ -81,7 +81,7 @@ class Record:
 
     tools: ToolRepository
     workers: WorkerRepository
-    sources: SourceRepository
+    sources: PostgresSourceRepository
     documents: DocumentRepository
     memories: MemoryRepository
     rules: RuleRepository

@@ -22,7 +22,6 @@ from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each
 
-
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}}
 NOTIFICATION = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
 ANSWER = {"jsonrpc": "2.0", "id": "q1", "result": {}}

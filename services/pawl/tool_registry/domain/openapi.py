@@ -20,6 +20,7 @@ from pawl.tool_registry.domain.definition import (
     ToolDefinition,
 )
 from pawl.tool_registry.domain.http_binding import FORM, MULTIPART, PLACEHOLDER, Binding, Placement, may_be_header
+from pawl.tool_registry.domain.http_source import OpenApi
 from pawl.tool_registry.domain.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.domain.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.domain.schema import compile_schema
@@ -39,7 +40,7 @@ _JSON_RANGE: Final = re.compile(r"\*/\*|application/(\*|\*\+json)", re.IGNORECAS
 _BODIES: Final = (_JSON, _JSON_RANGE, re.compile(re.escape(FORM), re.IGNORECASE), re.compile(MULTIPART, re.IGNORECASE))
 _STYLES: Final = {
     "path": {"simple"},
-    "query": {"form", "deepObject", "spaceDelimited", "pipeDelimited"},
+    "query": {"form", "deepObject"},
     "header": {"simple"},
 }
 _DEFAULT_STYLE: Final = {"path": "simple", "query": "form", "header": "simple"}
@@ -48,23 +49,10 @@ _NO_PARAMETERS: Final = frozenset({"accept", "content-type", "authorization"})
 _IDEMPOTENCY: Final = "idempotency-key"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """The facts that a document does not say: how the source is named and asked."""
-
-    name: str
-    base_url: str = ""
-    """In place of the servers of the document."""
-    document_url: str = ""
-    """The address of the document, which its servers may be relative to."""
-    headers: Mapping[str, str]
-    secret_headers: Mapping[str, str]
-
-
 def read_operations(
-    document: Document, service: Service, operation_ids: Collection[str]
+    document: Document, source_name: str, config: OpenApi
 ) -> tuple[list[DiscoveredTool], list[LeftOut]]:
-    """Return a tool for each operation, by name, and what cannot be one; `operation_ids` chooses if there are any.
+    """Return a tool for each operation, by name, and what cannot be one.
 
     All are SENSITIVE and AT_MOST_ONCE, and those that delete DESTRUCTIVE: a
     document is not believed.
@@ -74,9 +62,9 @@ def read_operations(
     """
     tools: dict[str, DiscoveredTool] = {}
     left_out: list[LeftOut] = []
-    for operation in chosen_operations(document, operation_ids):
+    for operation in chosen_operations(document, config.operation_ids):
         try:
-            tool = _tool(document, service, operation, taken=tools)
+            tool = _tool(document, source_name, config, operation, taken=tools)
         except (UnusableDocument, InvalidSchema) as error:
             left_out.append(LeftOut(name=operation.id, reason=str(error)))
         else:
@@ -128,17 +116,19 @@ def _operations(document: Document) -> Iterator[Operation]:
                 yield Operation(id=name, method=method.upper(), path=path, item=item, content=content)
 
 
-def _tool(document: Document, service: Service, operation: Operation, *, taken: Collection[str]) -> DiscoveredTool:
-    arguments = _Arguments(document, service, operation)
+def _tool(
+    document: Document, source_name: str, config: OpenApi, operation: Operation, *, taken: Collection[str]
+) -> DiscoveredTool:
+    arguments = _Arguments(document, config, operation)
     binding = Binding(
         method=operation.method,
-        url=_base_url(document, service, operation).rstrip("/") + operation.path,
+        url=_base_url(document, config, operation).rstrip("/") + operation.path,
         placements=arguments.placements,
         body_argument=arguments.body_argument,
         body_type=arguments.body_type,
         body_fields=arguments.body_fields,
-        headers=dict(service.headers),
-        secret_headers=dict(service.secret_headers),
+        headers=dict(config.headers),
+        secret_headers=dict(config.secret_headers),
         idempotency_header=arguments.idempotency_header,
     )
     if not _PATH.fullmatch(operation.path):
@@ -148,7 +138,7 @@ def _tool(document: Document, service: Service, operation: Operation, *, taken: 
     if gaps - {placement.name for placement in arguments.placements if placement.place == "path"}:
         raise UnusableDocument("a part of the path has no parameter")
     definition = ToolDefinition(
-        name=_name(service.name, operation.id, taken),
+        name=_name(source_name, operation.id, taken),
         description=_description(operation),
         arguments_schema=arguments.schema(),
         category=Category.DESTRUCTIVE if operation.method == "DELETE" else Category.SENSITIVE,
@@ -160,7 +150,7 @@ def _tool(document: Document, service: Service, operation: Operation, *, taken: 
 class _Arguments:
     """The parameters and the body of an operation, as arguments of a tool."""
 
-    def __init__(self, document: Document, service: Service, operation: Operation) -> None:
+    def __init__(self, document: Document, config: OpenApi, operation: Operation) -> None:
         self.placements: list[Placement] = []
         self.body_argument = ""
         self.body_type = "application/json"
@@ -170,7 +160,7 @@ class _Arguments:
         self._required: list[str] = []
         self._reader = SchemaReader(document)
         self._document = document
-        self._fixed = {name.lower() for name in (*service.headers, *service.secret_headers)}
+        self._fixed = {name.lower() for name in (*config.headers, *config.secret_headers)}
         for parameter in _parameters(document, operation):
             self._add(parameter)
         if operation.method in {"POST", "PUT", "PATCH", "DELETE"}:
@@ -328,14 +318,14 @@ def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[st
     return iter(found.values())
 
 
-def _base_url(document: Document, service: Service, operation: Operation) -> str:
-    if service.base_url:
-        return service.base_url
+def _base_url(document: Document, config: OpenApi, operation: Operation) -> str:
+    if config.base_url:
+        return config.base_url
     for holder in (operation.content, operation.item, document.root):
         servers = holder.get("servers")
         if isinstance(servers, list) and servers and isinstance(servers[0], Mapping):
-            return _server(servers[0], service.document_url)
-    return _server({}, service.document_url)
+            return _server(servers[0], config.document_url)
+    return _server({}, config.document_url)
 
 
 def _server(server: Mapping[str, Any], document_url: str) -> str:

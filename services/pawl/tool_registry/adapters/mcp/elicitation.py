@@ -15,6 +15,7 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema, PawlError
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.domain.check import is_quick
+from pawl.tool_registry.domain.fitting import fit
 from pawl.tool_registry.domain.question import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.source import plain_schema
@@ -143,10 +144,13 @@ class _Form:
         if not self.properties:
             action: Literal["accept", "decline"] = "accept" if _is_yes(answer) else "decline"
             return mcp.types.ElicitResult(action=action, content={} if _is_yes(answer) and self.has_content else None)
+        value: Any = _json(answer)
         if len(self.properties) == 1:
             value = {name: _value(schema, answer) for name, schema in self.properties.items()}
-        else:
-            value = self._object(answer)
+        elif not isinstance(value, dict):
+            names = ", ".join(f'"{name}": ...' for name in self.properties)
+            raise Unreadable(f"it must be a JSON object like {{{names}}}")
+        value = fit(self.schema, value).value
         violations = list_violations(self.schema, compile_schema(self.schema), value)
         if violations:
             raise Unreadable("; ".join(violations))
@@ -154,14 +158,6 @@ class _Form:
             return mcp.types.ElicitResult.model_validate({"action": "accept", "content": value})
         except pydantic.ValidationError:
             raise Unreadable("its values must be texts, numbers, yes or no, or lists of texts") from None
-
-    def _object(self, answer: str) -> dict[str, JsonValue]:
-        given = _json(answer)
-        if not isinstance(given, dict):
-            names = ", ".join(f'"{name}": ...' for name in self.properties)
-            raise Unreadable(f"it must be a JSON object like {{{names}}}")
-        defaults = {name: one["default"] for name, one in self.properties.items() if "default" in one}
-        return {**defaults, **given}
 
 
 def _form(asked: Asked, clean: Clean) -> _Form:
@@ -292,16 +288,13 @@ def _items(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _value(schema: Mapping[str, Any], answer: str) -> JsonValue:
-    """Return the value of one property that an answer stands for."""
-    match schema.get("type"):
-        case "boolean":
-            return _is_yes(answer)
-        case "integer" | "number":
-            return _number(answer)
-        case "array":
-            return [_choice(_items(schema), item) for item in _list(answer)]
-        case _:
-            return _choice(schema, answer)
+    """Return the value of one property that an answer stands for, as far as `fit` does not read it."""
+    kind = schema.get("type")
+    if kind == "boolean":
+        return _is_yes(answer)
+    if kind == "array" and not answer.lstrip().startswith("["):
+        return [_choice(_items(schema), part) for part in map(str.strip, answer.split(",")) if part]
+    return _choice(schema, answer)
 
 
 def _choice(schema: Mapping[str, Any], answer: str) -> str:
@@ -314,20 +307,6 @@ def _choice(schema: Mapping[str, Any], answer: str) -> str:
         if len(found) == 1:
             return found.pop()
     raise Unreadable(f"it must be one of {_listed([label for label, _ in choices])}")
-
-
-def _number(answer: str) -> int | float:
-    value = _json(answer.strip())
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Unreadable("it must be a number")
-    return value
-
-
-def _list(answer: str) -> list[str]:
-    value = _json(answer)
-    if isinstance(value, list):
-        return [item if isinstance(item, str) else dumps_canonical(item).decode() for item in value]
-    return [part for part in map(str.strip, answer.split(",")) if part]
 
 
 def _json(answer: str) -> JsonValue:
