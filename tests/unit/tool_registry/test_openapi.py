@@ -193,7 +193,7 @@ def test_names_fit_and_differ() -> None:
     names = read(json.dumps(document))[0].keys()
     assert len(names) == len(ids)
     assert all(len(name) <= 63 and name.startswith("pets.") for name in names)
-    assert {"pets.x_y", "pets.x-y", "pets.operation"} <= names
+    assert {"pets.x_y", "pets.x-y", "pets.tool"} <= names
 
 
 def test_schemas_of_3_1_are_taken_unchanged() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ import msgspec
 
 from pawl.errors import InvalidSchema
 from pawl.tool_registry.domain.definition import (
-    CONTROL,
-    DESCRIPTION_BYTES_MAX,
     Category,
     EffectClass,
     ToolDefinition,
@@ -24,14 +21,12 @@ from pawl.tool_registry.domain.http_source import OpenApi
 from pawl.tool_registry.domain.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.domain.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.domain.schema import compile_schema
-from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut
+from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut, registered_names, short_description
 
 OPERATIONS_MAX: Final = 200
-NAME_CHARACTERS_MAX: Final = 63  # A name with a dot has one character less.
 BODY: Final = "body"
 
 _METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
-_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")  # a run of them becomes one underscore
 _NOT_IN_ARGUMENTS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _ARGUMENT_CHARACTERS_MAX: Final = 64
 _PATH: Final = re.compile(r"/[^?#\\\s]*(\?[^?#\\\s]*)?")
@@ -62,13 +57,16 @@ def read_operations(
     """
     tools: dict[str, DiscoveredTool] = {}
     left_out: list[LeftOut] = []
-    for operation in chosen_operations(document, config.operation_ids):
+    operations = chosen_operations(document, config.operation_ids)
+    names = registered_names(source_name, [operation.id for operation in operations])
+    for operation in operations:
         try:
-            tool = _tool(document, source_name, config, operation, taken=tools)
+            name = names[operation.id]
+            if name in tools:
+                raise UnusableDocument(f"two operations are named {operation.id[:100]!r}")
+            tools[name] = _tool(document, name, config, operation)
         except (UnusableDocument, InvalidSchema) as error:
             left_out.append(LeftOut(name=operation.id, reason=str(error)))
-        else:
-            tools[tool.definition.name] = tool
     return [tools[name] for name in sorted(tools)], left_out
 
 
@@ -116,9 +114,7 @@ def _operations(document: Document) -> Iterator[Operation]:
                 yield Operation(id=name, method=method.upper(), path=path, item=item, content=content)
 
 
-def _tool(
-    document: Document, source_name: str, config: OpenApi, operation: Operation, *, taken: Collection[str]
-) -> DiscoveredTool:
+def _tool(document: Document, name: str, config: OpenApi, operation: Operation) -> DiscoveredTool:
     arguments = _Arguments(document, config, operation)
     binding = Binding(
         method=operation.method,
@@ -138,7 +134,7 @@ def _tool(
     if gaps - {placement.name for placement in arguments.placements if placement.place == "path"}:
         raise UnusableDocument("a part of the path has no parameter")
     definition = ToolDefinition(
-        name=_name(source_name, operation.id, taken),
+        name=name,
         description=_description(operation),
         arguments_schema=arguments.schema(),
         category=Category.DESTRUCTIVE if operation.method == "DELETE" else Category.SENSITIVE,
@@ -346,21 +342,8 @@ def _server(server: Mapping[str, Any], document_url: str) -> str:
     return urljoin(document_url, url)
 
 
-def _name(source: str, operation_id: str, taken: Collection[str]) -> str:
-    """Return `<source>.<operation>`, cut where that is too long, and different from those that are taken."""
-    room = NAME_CHARACTERS_MAX - len(source) - 1
-    plain = _NOT_IN_NAMES.sub("_", operation_id).strip("_") or "operation"
-    name = f"{source}.{plain[:room]}"
-    if len(plain) > room or name in taken:
-        mark = hashlib.sha256(operation_id.encode()).hexdigest()[:6]
-        name = f"{source}.{plain[: room - 7]}_{mark}"
-    if name in taken:
-        raise UnusableDocument(f"two operations are named {operation_id[:100]!r}")
-    return name
-
-
 def _description(operation: Operation) -> str:
     texts = [operation.content.get("summary"), operation.content.get("description")]
     parts = dict.fromkeys(text.strip() for text in texts if isinstance(text, str) and text.strip())
     text = "\n\n".join(parts) or f"{operation.method} {operation.path}"
-    return CONTROL.sub("", text).encode()[:DESCRIPTION_BYTES_MAX].decode(errors="ignore")
+    return short_description(text)

@@ -15,13 +15,18 @@ import msgspec
 
 from pawl.errors import SourceUnreachable
 from pawl.tool_registry.domain.definition import (
-    CONTROL,
-    DESCRIPTION_BYTES_MAX,
     Category,
     EffectClass,
     ToolDefinition,
 )
-from pawl.tool_registry.domain.source import TOOLS_MAX, DiscoveredTool, LeftOut, plain_schema, registered_names
+from pawl.tool_registry.domain.source import (
+    TOOLS_MAX,
+    DiscoveredTool,
+    LeftOut,
+    plain_schema,
+    registered_names,
+    short_description,
+)
 from pawl.tool_registry.sdk.values import without
 
 _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
@@ -110,7 +115,7 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
     title = tool.said.get("title") or annotations.get("title") or ""
     definition = ToolDefinition(
         name=name,
-        description=_description(tool.said.get("description") or title or f"{tool.name} (it has no description)"),
+        description=short_description(tool.said.get("description") or title or f"{tool.name} (it has no description)"),
         arguments_schema=plain_schema(tool.said.get("inputSchema")),
         # That a tool does harm is believed; that it does none is not.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
@@ -119,10 +124,3 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
     )
     binding = Binding(tool=tool.name, digest=tool.digest)
     return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))
-
-
-def _description(text: str) -> str:
-    clean = CONTROL.sub("", text).encode(errors="replace")
-    if len(clean) > DESCRIPTION_BYTES_MAX:
-        clean = clean[: DESCRIPTION_BYTES_MAX - 3] + b"..."
-    return clean.decode(errors="ignore").strip() or "It has no description."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
@@ -14,7 +15,6 @@ import mcp
 import mcp.types
 import pydantic
 from mcp.client.session import ClientRequestContext
-from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
@@ -32,7 +32,7 @@ from pawl.tool_registry.sdk.values import hide
 _CONNECT_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 15.0
 _OBITUARY_SECONDS: Final = 3.0
-_RELISTEN_SECONDS: Final = 5.0
+_LISTED_SECONDS: Final = 30.0
 _ROUNDS_MAX: Final = 10
 _MESSAGE_CHARACTERS_MAX: Final = 500
 _CLIENT: Final = mcp.types.Implementation(name="pawl", version="1")
@@ -86,7 +86,7 @@ class Session:
         self._wire = Wire()
         self._client: mcp.Client | None = None
         self._tools: Mapping[str, ServerTool] = {}
-        self._is_stale = False
+        self._listed_at = -math.inf
         self._listing = asyncio.Lock()
         self.left_out: Sequence[LeftOut] = ()
         """The listed tools that cannot be used."""
@@ -149,18 +149,19 @@ class Session:
             await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
     async def tools(self, *, anew: bool = False) -> Mapping[str, ServerTool]:
-        """Return the tools by the server's names, listed again if the server has announced a change.
+        """Return the tools by the server's names, listed again after half a minute or an announced change.
 
         Raises:
             SourceUnreachable: the server does not list them.
         """
         async with self._listing:
-            if self._is_stale or anew:
-                self._is_stale = False
+            now = self._clock.monotonic()
+            if anew or now - self._listed_at > _LISTED_SECONDS:
+                self._listed_at = now
                 try:
                     self._tools, self.left_out = await self._answer(lambda client: listed(client, self._secrets))
                 except Fault as fault:
-                    self._is_stale = True
+                    self._listed_at = -math.inf
                     raise SourceUnreachable(f"it does not list its tools: {fault}") from None
             return self._tools
 
@@ -281,14 +282,14 @@ class Session:
             try:
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     await stack.enter_async_context(client)
+                    self._listed_at = self._clock.monotonic()
                     self._tools, self.left_out = await listed(client, self._secrets)
             except TimeoutError:
                 raise SourceUnreachable(f"it did not answer within {_CONNECT_SECONDS:g} s") from None
-            listening = asyncio.create_task(self._listen(client), name=f"mcp.listen {self._name}")
+            self._client = client
+            self.used_at = self._clock.monotonic()
+            self._opened.set_result(None)
             try:
-                self._client = client
-                self.used_at = self._clock.monotonic()
-                self._opened.set_result(None)
                 while not self._is_stopped and not self._wire.problem:
                     left = self.used_at + self._idle_seconds - self._clock.monotonic()
                     if not self.is_busy and left <= 0:
@@ -297,29 +298,10 @@ class Session:
                     await within(max(left, 0.05), self._wire.news.wait())
             finally:
                 self._is_stopped = True
-                listening.cancel()
-                await asyncio.gather(listening, return_exceptions=True)
 
     async def _on_message(self, message: object) -> None:
         if isinstance(message, mcp.types.ToolListChangedNotification):
-            self._is_stale = True
-
-    async def _listen(self, client: mcp.Client) -> None:
-        """Subscribe to changes of tools, for servers of the newest protocol."""
-        capabilities = client.server_capabilities
-        if capabilities.tools is None or not capabilities.tools.list_changed:
-            return
-        while True:
-            try:
-                async with client.listen(tools_list_changed=True) as events:
-                    async for _ in events:
-                        self._is_stale = True
-            except ListenNotSupportedError:
-                return
-            except (SubscriptionLost, TimeoutError, mcp.MCPError):
-                _log.info("mcp.not_listening", source=self._name)
-            await self._clock.sleep(_RELISTEN_SECONDS)
-            self._is_stale = True
+            self._listed_at = -math.inf
 
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
