@@ -49,7 +49,7 @@ from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
-from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
+from pawl.tool_registry.app.sources.ports import Connector
 from pawl.tool_registry.app.sources.sources import Sources
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
@@ -72,7 +72,7 @@ class Record:
 
     tools: PostgresToolRepository
     workers: PostgresWorkerRepository
-    sources: SourceRepository
+    sources: PostgresSourceRepository
     documents: PostgresDocumentRepository
     memories: PostgresMemoryRepository
     rules: PostgresRuleRepository

@@ -16,6 +16,7 @@ from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, source_pb2
+from pawl.tool_registry.adapters.mcp.connections import Connections
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
@@ -88,9 +89,15 @@ class McpRegistry:
     connector: McpConnector
 
     @property
+    def connections(self) -> Connections:
+        """The connections of the registry, which has used its connector."""
+        assert self.connector.made is not None
+        return self.connector.made.connections
+
+    @property
     def open_count(self) -> int:
         """The number of open connections."""
-        return sum(session.is_open for _, session in self.connector.connections.all())
+        return sum(session.is_open for _, session in self.connections.all())
 
     async def add(self, config: source_pb2.SourceConfig, *, who: str = "operator", **more: Any) -> source_pb2.Source:
         request = source_pb2.AddSourceRequest(config=config, **more)

@@ -18,7 +18,8 @@ import pytest
 
 from pawl.tool.v1 import source_pb2
 from pawl.tool_registry.adapters.mcp.permission import Programs
-from pawl.tool_registry.adapters.mcp.program import Program, ProgramOrder, ProgramProblem
+from pawl.tool_registry.adapters.mcp.program import ProgramProblem, running
+from pawl.tool_registry.adapters.mcp.sandbox import Order
 from pawl.tool_registry.adapters.mcp.syscall_filter import syscall_filter
 from pawl.tool_registry.domain.programs import ProgramRule
 from tests.fakes.mcp_program import READABLE
@@ -32,11 +33,12 @@ KEYRING_CALLS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}
 # A registry as far as this is about: it has started a program, says so, and is killed.
 KEEPER = """
 import asyncio, sys
-from pawl.tool_registry.adapters.mcp.program import Program, ProgramOrder
+from pawl.tool_registry.adapters.mcp.program import running
+from pawl.tool_registry.adapters.mcp.sandbox import Order
 
 async def main():
-    order = ProgramOrder(command=sys.argv[1:], environment={})
-    async with Program(order, name="t", secrets=()) as program:
+    order = Order(command=sys.argv[1:], environment={})
+    async with running(order, name="t", secrets=()) as program:
         print((await program.stdout.readline()).decode(), flush=True)
         await asyncio.sleep(1000)
 
@@ -132,8 +134,8 @@ async def gone(processes: Collection[psutil.Process]) -> None:
 
 async def last_words(*command: str, **limits: int) -> str:
     """Why a program ended."""
-    order = ProgramOrder(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
-    async with Program(order, name="t", secrets=()) as program:
+    order = Order(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
+    async with running(order, name="t", secrets=()) as program:
         await program.stdout.read()
         return await program.obituary()
 
@@ -155,11 +157,9 @@ async def test_nothing_is_left_of_a_program_when_the_registry_is_killed() -> Non
 
 
 async def test_nothing_is_left_of_a_program_that_ends() -> None:
-    order = ProgramOrder(
-        command=("sh", "-c", "setsid sleep 1000 & sleep 1000 & echo started; read line"), environment={}
-    )
+    order = Order(command=("sh", "-c", "setsid sleep 1000 & sleep 1000 & echo started; read line"), environment={})
     others = set(psutil.Process().children(recursive=True))
-    async with Program(order, name="t", secrets=()) as program:
+    async with running(order, name="t", secrets=()) as program:
         await program.stdout.readline()
         mine = set(psutil.Process().children(recursive=True)) - others
         assert len(mine) >= 4
@@ -220,8 +220,8 @@ async def told(folders: Path, *words: str, **order: Any) -> str:
     """What a shell says that reads or writes a file below `folders`."""
     command = ("sh", "-c", 'cd "$1" && shift && "$@" 2>&1; true', "sh", str(folders), *words)
     private = (str(folders / "data"),)
-    async with Program(
-        ProgramOrder(command=command, environment={}, private=private, **order), name="t", secrets=()
+    async with running(
+        Order(command=command, environment={}, private=private, **order), name="t", secrets=()
     ) as program:
         return (await program.stdout.read()).decode()
 

@@ -86,7 +86,7 @@ async def test_a_tool_that_demands_a_task_is_begun_and_polled_until_it_ends(
     running = asyncio.create_task(mcp.run("fake.echo", {"city": "Oslo"}))
     await server.logged("get task-0", times=2)
     assert not running.done()
-    for _, session in list(mcp.connector.connections.all()):
+    for _, session in list(mcp.connections.all()):
         session.stop()  # A server that dies meanwhile is polled again.
     end(server)
     assert content(await running) == '{"city": "Oslo"}'

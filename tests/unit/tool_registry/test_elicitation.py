@@ -68,7 +68,7 @@ async def told(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[st
     def clean(text: str) -> str:
         return text.replace("\0", "").replace("s3cret", "[secret]")
 
-    result = await put(asked, person.ask, tool="shop.order", clean=clean, reader=READER)
+    result = await put(asked, person.ask, source="shop", clean=clean, reader=READER)
     return result.action, result.content
 
 
@@ -85,7 +85,6 @@ MANY = {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}, "
         (ENUM, "small", "s", ["Small", "Medium"]),
         (ENUM, "m", "m", ["Small", "Medium"]),
         ({"type": "string", "enum": ["a", "A"]}, "A", "A", ["a", "A"]),
-        ({"type": "string", "enum": ["x", "y"], "enumNames": ["same", "same"]}, "y", "y", ["x", "y"]),
         (TITLED, "Green", "#0f0", ["Red", "Green"]),
         ({"type": "boolean"}, "Yes.", True, ["yes", "no"]),
         ({"type": "boolean"}, "no", False, ["yes", "no"]),
@@ -104,7 +103,7 @@ async def test_one_property_is_answered_as_it_is(
     assert list(person.options[0]) == options
     assert await misfit(person.schemas[0], answer) == ""
     assert person.asked[0].startswith("Tell me.")
-    assert "MCP server of shop.order" in person.why
+    assert "MCP server shop" in person.why
 
 
 @for_each(
@@ -150,9 +149,9 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
         "Tell me.",
         "Answer with a JSON object of these properties:",
         "- name: Name; as on the card; text; required",
-        "- size: one of s, m; may be left out",
-        "- gift: true or false; may be left out; usually false",
-        "- count: whole number; at least 1; required",
+        "- size: one of Small, Medium; may be left out",
+        "- gift: true or false; usually false; may be left out",
+        "- count: whole number; required",
     ]
     assert '"name": ...' in person.asked[1]
     assert '"name": ...' in await misfit(person.schemas[0], "Ann")
@@ -215,7 +214,7 @@ async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
     reader = Reader(costly, StoreId("acme"))
     person = Person("x" * 50_000, "ab")
     asked = form({"name": {"type": "string", "pattern": "^[a-z]+$"}})
-    result = await put(asked, person.ask, tool="shop.order", clean=str, reader=reader)
+    result = await put(asked, person.ask, source="shop", clean=str, reader=reader)
     assert (result.action, result.content) == ("accept", {"name": "ab"})
     assert person.asked[1].startswith("That does not fit: it takes too long to be checked")
     assert (await reader.misfit(person.schemas[0], "x" * 50_000)).startswith("it takes too long")

@@ -1,4 +1,4 @@
-"""The state of one call of a tool of an MCP server: when it is made again, and how it ends else (TOOL-3, ASYNC-1)."""
+"""When a call of an MCP tool is made again, its task asked for again, and how it ends otherwise (TOOL-3, ASYNC-1)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from pawl.tool_registry.adapters.mcp.attempts import (
+    ASKED_MAX,
     ATTEMPTS_MAX,
-    LOOKS_FAILED_MAX,
     PAUSE_SECONDS,
     PAUSE_SECONDS_MAX,
     Attempts,
+    Cancelled,
     Fault,
     Garbled,
-    Gone,
-    InDoubt,
-    Looks,
     Lost,
     Refused,
     TooLarge,
@@ -28,20 +26,22 @@ from tests.tables import for_each
 
 REPEATABLE = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT]
 OTHERS = [EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE]
-FORGOTTEN = Gone("it does not know the task any more", OutcomeUnknown())
 INTERNAL, INVALID_PARAMS = -32603, -32602
-CANCELLED = Gone("it has cancelled the task", ToolError("cancelled"), was_cancelled=True)
+FORGOTTEN = Refused("no such task", code=INVALID_PARAMS)
+TASK = checkpoint_of("task-1")
 
 
-def attempts(effect: EffectClass, checkpoint: Any = None) -> Attempts:
+def attempts(effect: EffectClass, checkpoint: Any = None, status: str = "") -> Attempts:
     definition = ToolDefinition(
         name="fake.do", description="Does.", arguments_schema={}, category=Category.SAFE, effect=effect
     )
-    return Attempts(definition, checkpoint)
+    made = Attempts(definition, checkpoint)
+    made.saw(status)
+    return made
 
 
 def end(call: Attempts, fault: Fault) -> str:
-    """The type of the end of a call after a fault; empty if it is made again."""
+    """The type of the end of a call after a fault; empty if there is another attempt."""
     try:
         call.again(fault)
     except (ToolError, OutcomeUnknown) as error:
@@ -49,34 +49,45 @@ def end(call: Attempts, fault: Fault) -> str:
     return ""
 
 
+def times(call: Attempts, fault: Fault) -> int:
+    """How often a fault may happen before it is the end; at most 20."""
+    return next((count for count in range(20) if end(call, fault)), 20)
+
+
 @for_each("effect", REPEATABLE + OTHERS)
 def test_what_never_ran_is_made_again_whatever_its_effect(effect: EffectClass) -> None:
     assert end(attempts(effect), Lost("gone", never_ran=True)) == ""
 
 
-@for_each("fault", [Lost("gone"), FORGOTTEN, InDoubt()])
+@for_each(("fault", "checkpoint"), [(Lost("gone"), None), (FORGOTTEN, TASK), (Cancelled("no"), TASK)])
 @for_each("effect", REPEATABLE)
-def test_what_does_no_harm_is_made_again_and_not_for_ever(effect: EffectClass, fault: Fault) -> None:
-    call = attempts(effect)
-    assert [end(call, fault) for _ in range(ATTEMPTS_MAX)] == [""] * (ATTEMPTS_MAX - 1) + ["ToolError"]
+def test_a_call_that_does_no_harm_is_made_again_but_not_for_ever(
+    effect: EffectClass, fault: Fault, checkpoint: Any
+) -> None:
+    call = attempts(effect, checkpoint)
+    for count in range(ATTEMPTS_MAX):
+        assert end(call, fault) == ("ToolError" if count == ATTEMPTS_MAX - 1 else "")
+        call.task_id = "" if checkpoint is None else f"task-{count}"
 
 
 @for_each("effect", OTHERS)
-def test_what_may_have_had_its_effect_is_not_made_again(effect: EffectClass) -> None:
+def test_a_call_that_may_have_had_its_effect_is_not_made_again(effect: EffectClass) -> None:
     assert end(attempts(effect), Lost("gone")) == "OutcomeUnknown"
-    assert end(attempts(effect), FORGOTTEN) == "OutcomeUnknown"
-    assert end(attempts(effect), CANCELLED) == "ToolError"
     assert end(attempts(effect), Garbled()) == "OutcomeUnknown"
+    assert end(attempts(effect, TASK), FORGOTTEN) == "OutcomeUnknown"
+    assert end(attempts(effect, TASK), Lost("gone", never_ran=True)) == "", "its task is asked for again"
+    assert end(attempts(effect, TASK), Cancelled("no")) == "ToolError"
 
 
 @pytest.mark.parametrize("effect", REPEATABLE + OTHERS)
 def test_an_answer_that_would_be_the_same_again_ends_the_call(effect: EffectClass) -> None:
     assert end(attempts(effect), TooLarge("too much")) == "ResultTooLarge"
     assert end(attempts(effect), Refused("no")) == "ToolError"
+    assert end(attempts(effect, TASK, "failed"), Refused("no", code=INTERNAL)) == "ToolError"
     assert end(attempts(effect), Garbled()) == ("ToolError" if effect in REPEATABLE else "OutcomeUnknown")
 
 
-def test_that_an_effect_may_have_happened_is_said_where_it_may() -> None:
+def test_an_error_says_whether_the_call_may_have_had_its_effect() -> None:
     for effect, is_said in ((EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)):
         with pytest.raises(ResultTooLarge) as told:
             attempts(effect).again(TooLarge("it sent too much"))
@@ -89,74 +100,36 @@ def test_that_an_effect_may_have_happened_is_said_where_it_may() -> None:
         assert "it may have had its effect" not in str(refused.value)
 
 
-@pytest.mark.parametrize("effect", REPEATABLE)
-def test_a_task_that_its_server_cancelled_is_begun_again_if_an_earlier_execution_had_begun_it(
-    effect: EffectClass,
-) -> None:
-    call = attempts(effect, checkpoint_of("task-1"))
-    assert call.task_id == "task-1"
-    assert end(call, CANCELLED) == ""
-    assert call.task_id == "", "the next attempt begins another one"
-    assert end(call, CANCELLED) == "ToolError", "this one was its own"
-
-
-def test_a_call_about_which_nobody_can_be_asked_any_more_is_unknown_once_it_was_begun() -> None:
+def test_a_started_call_that_no_server_can_be_asked_about_is_unknown() -> None:
     error = ToolError("the source was removed")
     assert attempts(EffectClass.READ_ONLY).unasked(error) is error
-    assert isinstance(attempts(EffectClass.READ_ONLY, checkpoint_of("1")).unasked(error), OutcomeUnknown)
-
-
-def looked_at(status: str) -> Looks:
-    looks = Looks("task-1")
-    looks.begin()
-    if status:
-        looks.saw(status)
-    return looks
-
-
-def times(looks: Looks, fault: Lost | Refused) -> int:
-    """How often a fault may happen before it is the end; at most 20."""
-    for count in range(20):
-        try:
-            if isinstance(fault, Lost):
-                looks.lost(fault)
-            else:
-                looks.refused(fault)
-        except Gone:
-            return count
-    return 20
+    assert isinstance(attempts(EffectClass.READ_ONLY, TASK).unasked(error), OutcomeUnknown)
 
 
 @for_each("status", ["", "completed"])
 @for_each("fault", [Lost("it died"), Refused("come back later", code=INTERNAL)])
-def test_a_look_that_fails_again_and_again_is_the_end(status: str, fault: Lost | Refused) -> None:
-    assert times(looked_at(status), fault) == LOOKS_FAILED_MAX - 1
+def test_a_task_is_asked_for_three_times_in_a_row(status: str, fault: Fault) -> None:
+    assert times(attempts(EffectClass.RECONCILABLE, TASK, status), fault) == ASKED_MAX - 1
 
 
-def test_a_task_that_is_at_work_in_between_is_looked_at_on_and_on() -> None:
-    looks = looked_at("")
+@for_each("status", ["working", "input_required"])
+def test_a_task_that_works_or_asks_in_between_is_asked_for_until_the_deadline(status: str) -> None:
+    call = attempts(EffectClass.RECONCILABLE, TASK)
     for _ in range(20):
-        looks.lost(Lost("it died"))
-        looks.begin()
-        looks.saw("working")
+        assert end(call, Lost("it died")) == ""
+        call.asks()
+        call.saw(status)
 
 
-def test_a_connection_may_break_as_often_as_it_likes_while_a_user_is_asked() -> None:
-    assert times(looked_at("input_required"), Lost("a proxy has no patience")) == 20
-    assert times(looked_at("input_required"), Refused("no", code=INTERNAL)) == LOOKS_FAILED_MAX - 1
+def test_a_server_knows_the_task_whose_status_it_gave() -> None:
+    assert times(attempts(EffectClass.RECONCILABLE, TASK), FORGOTTEN) == 0
+    assert times(attempts(EffectClass.RECONCILABLE, TASK, "completed"), FORGOTTEN) == ASKED_MAX - 1
 
 
-def test_a_task_that_its_server_does_not_know_is_gone_at_once() -> None:
-    assert times(looked_at(""), Refused("no such task", code=INVALID_PARAMS)) == 0
-    assert times(looked_at("completed"), Refused("no such task", code=INVALID_PARAMS)) > 0, "a look says more"
-    with pytest.raises(Refused, match="no such city"):
-        looked_at("failed").refused(Refused("no such city", code=INTERNAL))
-
-
-def test_pauses_grow_and_end_when_the_task_is_at_work() -> None:
-    looks = looked_at("")
-    pauses = [looks.pause_seconds() for _ in range(20)]
+def test_pauses_grow_until_the_task_works() -> None:
+    call = attempts(EffectClass.RECONCILABLE, TASK)
+    pauses = [call.pause_seconds() for _ in range(20)]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (PAUSE_SECONDS, PAUSE_SECONDS_MAX)
-    looks.saw("working")
-    assert looks.pause_seconds() == PAUSE_SECONDS
+    call.saw("working")
+    assert call.pause_seconds() == PAUSE_SECONDS

@@ -13,8 +13,9 @@ import pytest
 
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.mcp.call import Call
-from pawl.tool_registry.adapters.mcp.listing import listed
-from pawl.tool_registry.adapters.mcp.transports import Pace, _effort, _limit_request
+from pawl.tool_registry.adapters.mcp.definitions import listed
+from pawl.tool_registry.adapters.mcp.elicitation import Reader
+from pawl.tool_registry.adapters.mcp.transports import Pace, effort, limit_request
 from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -27,10 +28,10 @@ ANSWER = {"jsonrpc": "2.0", "id": "q1", "result": {}}
 
 
 @for_each(("message", "is_limited"), [(REQUEST, False), (NOTIFICATION, True), (ANSWER, True)])
-async def test_only_what_is_answered_may_be_waited_for_without_limit(message: Any, is_limited: bool) -> None:
+async def test_only_a_message_with_an_answer_may_wait_without_limit(message: Any, is_limited: bool) -> None:
     client = httpx2.AsyncClient(timeout=httpx2.Timeout(30.0, read=None), trust_env=False)
     request = client.build_request("POST", "http://example.com", json=message)
-    await _limit_request(Pace(1, 1, ManualClock()), request)
+    await limit_request(Pace(1, 1, ManualClock()), request)
     assert (request.extensions["timeout"]["read"] is not None) is is_limited
     assert request.extensions["timeout"]["connect"] == 30.0
     await client.aclose()
@@ -61,7 +62,7 @@ async def test_a_list_that_repeats_itself_without_end_loses_only_what_it_repeats
 
 @for_each("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])
 def test_what_is_short_and_takes_long_to_read_counts_more_than_its_bytes(flood: bytes) -> None:
-    assert _effort(flood * 1000, 0) > 10 * len(flood * 1000)
+    assert effort(flood * 1000, 0) > 10 * len(flood * 1000)
 
 
 async def test_of_questions_that_cannot_be_asked_only_so_much_is_kept() -> None:
@@ -73,12 +74,12 @@ async def test_of_questions_that_cannot_be_asked_only_so_much_is_kept() -> None:
         effect=EffectClass.AT_MOST_ONCE,
     )
     entry = ToolVersion(store_id=StoreId("acme"), definition=definition, version=1, source="mcp:fake", create_time=0.0)
-    call = Call(entry, ToolContext(), (), cast("Helper", None))
+    call = Call(entry, ToolContext(), (), Reader(cast("Helper", None), StoreId("acme")))
     properties: Any = {"a": {"type": "string", "pattern": "(", "description": "x" * 10_000}}
     schema = {"type": "object", "properties": properties}
     asked = mcp.types.ElicitRequestFormParams(message="Which?", requested_schema=schema)
     for _ in range(1000):
-        assert (await call.on_question(asked)).action == "decline"
+        assert (await call.ask(asked)).action == "decline"
     with pytest.raises(ToolError) as told:
         call.outcome(mcp.types.CallToolResult(content=[]))
     assert "Which?" in str(told.value)

@@ -9,7 +9,7 @@ import pytest
 from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.mcp.permission import read_programs_file
-from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, objection
+from pawl.tool_registry.domain.programs import ProgramRule, objection
 from tests.tables import for_each
 
 ACME = StoreId("acme")
@@ -18,8 +18,8 @@ TIME = ProgramRule(command=("/opt/time", "--utc"), variables=("TZ",), paths=("/s
 ANY = ProgramRule(command=("/opt/any", "*"))
 
 
-def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...] = ()) -> WantedProgram:
-    return WantedProgram(command=command, variables=variables, paths=paths)
+def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...] = ()) -> ProgramRule:
+    return ProgramRule(command=command, variables=variables, paths=paths)
 
 
 @for_each(
@@ -31,7 +31,7 @@ def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...
         wanted("/opt/any", "a", "b"),
     ],
 )
-def test_what_is_listed_is_allowed(fine: WantedProgram) -> None:
+def test_what_is_listed_is_allowed(fine: ProgramRule) -> None:
     assert objection({"acme": [TIME, ANY]}, ACME, fine) == ""
 
 
@@ -47,7 +47,7 @@ def test_what_is_listed_is_allowed(fine: WantedProgram) -> None:
         (wanted("/opt/any", paths=("/",)), "/"),
     ],
 )
-def test_what_is_not_listed_is_refused(refused: WantedProgram, says: str) -> None:
+def test_what_is_not_listed_is_refused(refused: ProgramRule, says: str) -> None:
     assert says in objection({"acme": [TIME, ANY]}, ACME, refused)
 
 

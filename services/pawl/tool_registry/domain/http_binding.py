@@ -35,7 +35,6 @@ _OWN_HEADERS: Final = frozenset(
 )
 FORM: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
-_SEPARATORS: Final = {"spaceDelimited": " ", "pipeDelimited": "|"}
 _QUERY_VALUES_MAX: Final = 2000
 _DOTS: Final = frozenset({"", ".", ".."})
 
@@ -160,10 +159,7 @@ def _fields(placement: Placement | None, name: str, value: Any) -> list[tuple[st
         return _deep(name, value)
     if isinstance(value, list) and (placement is None or placement.explode):
         return [(name, item) for item in value]
-    if isinstance(value, list) and placement is not None:
-        separator = _SEPARATORS.get(placement.style, ",")
-        return [(name, separator.join(_within(item, separator, name) for item in value))]
-    return [(name, value)]
+    return [(name, ",".join(map(_text, value)) if isinstance(value, list) else value)]
 
 
 def _deep(name: str, value: Any) -> list[tuple[str, Any]]:
@@ -182,14 +178,6 @@ def _multipart(fields: list[tuple[str, Any]]) -> tuple[str, bytes]:
     boundary = hashlib.sha256(b"".join(parts)).hexdigest().encode()
     body = b"".join(b"--" + boundary + b"\r\n" + part for part in parts) + b"--" + boundary + b"--\r\n"
     return f"{MULTIPART}; boundary={boundary.decode()}", body
-
-
-def _within(item: Any, separator: str, name: str) -> str:
-    """Return the text of an item of a list, which must not hold what separates the items."""
-    text = _text(item)
-    if separator in text and separator != ",":
-        raise UnusableArgument(f"an item of {name} must not hold {separator!r}, which separates the items")
-    return text
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
@@ -222,13 +210,13 @@ def _encoded(value: Any) -> str:
     return quote(_text(value), safe="")
 
 
-def _joined(value: Any, *, explode: bool, separator: str = ",", text_of: Callable[[Any], str] = _encoded) -> str:
+def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
     """Return the style `simple`, which is also `form` without `explode`."""
     if isinstance(value, list):
-        return separator.join(map(text_of, value))
+        return ",".join(map(text_of, value))
     if isinstance(value, dict):
-        between = "=" if explode else separator
-        return separator.join(f"{text_of(name)}{between}{text_of(item)}" for name, item in value.items())
+        between = "=" if explode else ","
+        return ",".join(f"{text_of(name)}{between}{text_of(item)}" for name, item in value.items())
     return text_of(value)
 
 
@@ -242,10 +230,7 @@ def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
         return [(name, _encoded(item)) for item in value]
     if placement.explode and isinstance(value, dict):
         return [(part, _encoded(item)) for part, item in value.items()]
-    separator = _SEPARATORS.get(placement.style, ",")
-    for item in value if isinstance(value, list) else ():
-        _within(item, separator, placement.argument)
-    return [(name, _joined(value, explode=False, separator=quote(separator, safe=",")))]
+    return [(name, _joined(value, explode=False))]
 
 
 def _header(placement: Placement, value: Any) -> str:

@@ -45,6 +45,7 @@ class OpenApi(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     document: bytes = b""
     document_url: str = ""
+    """The address of the document, which its servers may be relative to."""
     base_url: str = ""
     headers: dict[str, str] = {}
     secret_headers: dict[str, str] = {}
@@ -85,16 +86,21 @@ def read_config(source: Source) -> OpenApi | HttpEndpoint:
             "open_api.document",
             "give the document or its URL, and not both",
         )
-        _check_headers("open_api", document.headers, document.secret_headers)
+        check_headers("open_api", document.headers, document.secret_headers)
         return document
     if config.http_endpoint is not None and config.open_api is None:
         endpoint = config.http_endpoint
-        _check_headers("http_endpoint", endpoint.headers, endpoint.secret_headers)
+        check_headers("http_endpoint", endpoint.headers, endpoint.secret_headers)
         return endpoint
     raise InvalidField("config: must have either open_api or http_endpoint", field="config")
 
 
-def _check_headers(field: str, headers: Mapping[str, str], secret_headers: Mapping[str, str]) -> None:
+def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mapping[str, str]) -> None:
+    """Return if a source may send these headers.
+
+    Raises:
+        InvalidField: it may not.
+    """
     names = [*headers, *secret_headers]
     require(len(names) <= HEADERS_MAX, f"{field}.headers", f"at most {HEADERS_MAX}, secret ones included")
     require(len({name.lower() for name in names}) == len(names), f"{field}.headers", "a name comes twice")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,24 +12,21 @@ import msgspec
 
 from pawl.errors import InvalidSchema
 from pawl.tool_registry.domain.definition import (
-    CONTROL,
-    DESCRIPTION_BYTES_MAX,
     Category,
     EffectClass,
     ToolDefinition,
 )
 from pawl.tool_registry.domain.http_binding import FORM, MULTIPART, PLACEHOLDER, Binding, Placement, may_be_header
+from pawl.tool_registry.domain.http_source import OpenApi
 from pawl.tool_registry.domain.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.domain.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.domain.schema import compile_schema
-from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut
+from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut, registered_names, short_description
 
 OPERATIONS_MAX: Final = 200
-NAME_CHARACTERS_MAX: Final = 63  # A name with a dot has one character less.
 BODY: Final = "body"
 
 _METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
-_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")  # a run of them becomes one underscore
 _NOT_IN_ARGUMENTS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _ARGUMENT_CHARACTERS_MAX: Final = 64
 _PATH: Final = re.compile(r"/[^?#\\\s]*(\?[^?#\\\s]*)?")
@@ -39,7 +35,7 @@ _JSON_RANGE: Final = re.compile(r"\*/\*|application/(\*|\*\+json)", re.IGNORECAS
 _BODIES: Final = (_JSON, _JSON_RANGE, re.compile(re.escape(FORM), re.IGNORECASE), re.compile(MULTIPART, re.IGNORECASE))
 _STYLES: Final = {
     "path": {"simple"},
-    "query": {"form", "deepObject", "spaceDelimited", "pipeDelimited"},
+    "query": {"form", "deepObject"},
     "header": {"simple"},
 }
 _DEFAULT_STYLE: Final = {"path": "simple", "query": "form", "header": "simple"}
@@ -48,23 +44,10 @@ _NO_PARAMETERS: Final = frozenset({"accept", "content-type", "authorization"})
 _IDEMPOTENCY: Final = "idempotency-key"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """The facts that a document does not say: how the source is named and asked."""
-
-    name: str
-    base_url: str = ""
-    """In place of the servers of the document."""
-    document_url: str = ""
-    """The address of the document, which its servers may be relative to."""
-    headers: Mapping[str, str]
-    secret_headers: Mapping[str, str]
-
-
 def read_operations(
-    document: Document, service: Service, operation_ids: Collection[str]
+    document: Document, source_name: str, config: OpenApi
 ) -> tuple[list[DiscoveredTool], list[LeftOut]]:
-    """Return a tool for each operation, by name, and what cannot be one; `operation_ids` chooses if there are any.
+    """Return a tool for each operation, by name, and what cannot be one.
 
     All are SENSITIVE and AT_MOST_ONCE, and those that delete DESTRUCTIVE: a
     document is not believed.
@@ -74,13 +57,16 @@ def read_operations(
     """
     tools: dict[str, DiscoveredTool] = {}
     left_out: list[LeftOut] = []
-    for operation in chosen_operations(document, operation_ids):
+    operations = chosen_operations(document, config.operation_ids)
+    names = registered_names(source_name, [operation.id for operation in operations])
+    for operation in operations:
         try:
-            tool = _tool(document, service, operation, taken=tools)
+            name = names[operation.id]
+            if name in tools:
+                raise UnusableDocument(f"two operations are named {operation.id[:100]!r}")
+            tools[name] = _tool(document, name, config, operation)
         except (UnusableDocument, InvalidSchema) as error:
             left_out.append(LeftOut(name=operation.id, reason=str(error)))
-        else:
-            tools[tool.definition.name] = tool
     return [tools[name] for name in sorted(tools)], left_out
 
 
@@ -128,17 +114,17 @@ def _operations(document: Document) -> Iterator[Operation]:
                 yield Operation(id=name, method=method.upper(), path=path, item=item, content=content)
 
 
-def _tool(document: Document, service: Service, operation: Operation, *, taken: Collection[str]) -> DiscoveredTool:
-    arguments = _Arguments(document, service, operation)
+def _tool(document: Document, name: str, config: OpenApi, operation: Operation) -> DiscoveredTool:
+    arguments = _Arguments(document, config, operation)
     binding = Binding(
         method=operation.method,
-        url=_base_url(document, service, operation).rstrip("/") + operation.path,
+        url=_base_url(document, config, operation).rstrip("/") + operation.path,
         placements=arguments.placements,
         body_argument=arguments.body_argument,
         body_type=arguments.body_type,
         body_fields=arguments.body_fields,
-        headers=dict(service.headers),
-        secret_headers=dict(service.secret_headers),
+        headers=dict(config.headers),
+        secret_headers=dict(config.secret_headers),
         idempotency_header=arguments.idempotency_header,
     )
     if not _PATH.fullmatch(operation.path):
@@ -148,7 +134,7 @@ def _tool(document: Document, service: Service, operation: Operation, *, taken: 
     if gaps - {placement.name for placement in arguments.placements if placement.place == "path"}:
         raise UnusableDocument("a part of the path has no parameter")
     definition = ToolDefinition(
-        name=_name(service.name, operation.id, taken),
+        name=name,
         description=_description(operation),
         arguments_schema=arguments.schema(),
         category=Category.DESTRUCTIVE if operation.method == "DELETE" else Category.SENSITIVE,
@@ -160,7 +146,7 @@ def _tool(document: Document, service: Service, operation: Operation, *, taken: 
 class _Arguments:
     """The parameters and the body of an operation, as arguments of a tool."""
 
-    def __init__(self, document: Document, service: Service, operation: Operation) -> None:
+    def __init__(self, document: Document, config: OpenApi, operation: Operation) -> None:
         self.placements: list[Placement] = []
         self.body_argument = ""
         self.body_type = "application/json"
@@ -170,7 +156,7 @@ class _Arguments:
         self._required: list[str] = []
         self._reader = SchemaReader(document)
         self._document = document
-        self._fixed = {name.lower() for name in (*service.headers, *service.secret_headers)}
+        self._fixed = {name.lower() for name in (*config.headers, *config.secret_headers)}
         for parameter in _parameters(document, operation):
             self._add(parameter)
         if operation.method in {"POST", "PUT", "PATCH", "DELETE"}:
@@ -328,14 +314,14 @@ def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[st
     return iter(found.values())
 
 
-def _base_url(document: Document, service: Service, operation: Operation) -> str:
-    if service.base_url:
-        return service.base_url
+def _base_url(document: Document, config: OpenApi, operation: Operation) -> str:
+    if config.base_url:
+        return config.base_url
     for holder in (operation.content, operation.item, document.root):
         servers = holder.get("servers")
         if isinstance(servers, list) and servers and isinstance(servers[0], Mapping):
-            return _server(servers[0], service.document_url)
-    return _server({}, service.document_url)
+            return _server(servers[0], config.document_url)
+    return _server({}, config.document_url)
 
 
 def _server(server: Mapping[str, Any], document_url: str) -> str:
@@ -356,21 +342,8 @@ def _server(server: Mapping[str, Any], document_url: str) -> str:
     return urljoin(document_url, url)
 
 
-def _name(source: str, operation_id: str, taken: Collection[str]) -> str:
-    """Return `<source>.<operation>`, cut where that is too long, and different from those that are taken."""
-    room = NAME_CHARACTERS_MAX - len(source) - 1
-    plain = _NOT_IN_NAMES.sub("_", operation_id).strip("_") or "operation"
-    name = f"{source}.{plain[:room]}"
-    if len(plain) > room or name in taken:
-        mark = hashlib.sha256(operation_id.encode()).hexdigest()[:6]
-        name = f"{source}.{plain[: room - 7]}_{mark}"
-    if name in taken:
-        raise UnusableDocument(f"two operations are named {operation_id[:100]!r}")
-    return name
-
-
 def _description(operation: Operation) -> str:
     texts = [operation.content.get("summary"), operation.content.get("description")]
     parts = dict.fromkeys(text.strip() for text in texts if isinstance(text, str) and text.strip())
     text = "\n\n".join(parts) or f"{operation.method} {operation.path}"
-    return CONTROL.sub("", text).encode()[:DESCRIPTION_BYTES_MAX].decode(errors="ignore")
+    return short_description(text)

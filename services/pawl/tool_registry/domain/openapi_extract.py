@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from pawl.tool_registry.domain.definition import encode_definition
-from pawl.tool_registry.domain.openapi import Service, chosen_operations, read_operations
+from pawl.tool_registry.domain.http_source import OpenApi
+from pawl.tool_registry.domain.openapi import chosen_operations, read_operations
 from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX, Document, UnusableDocument, read_document
 from pawl.tool_registry.domain.pointers import parts
 from pawl.tool_registry.domain.source import LeftOut
@@ -21,15 +22,13 @@ _OF_OPERATION: Final = ("operationId", "summary", "description", "parameters", "
 _OF_PATH: Final = ("parameters", "servers")
 
 
-def read_tools(
-    data: bytes, service: Service, operation_ids: Collection[str]
-) -> tuple[list[tuple[bytes, bytes]], list[LeftOut]]:
+def read_tools(data: bytes, source_name: str, config: OpenApi) -> tuple[list[tuple[bytes, bytes]], list[LeftOut]]:
     """Return what `read_operations` does; of each tool the encoded definition and the binding.
 
     Raises:
         UnusableDocument: it is no document, has no such operations, or too much of them.
     """
-    tools, left_out = read_operations(read_document(data), service, operation_ids)
+    tools, left_out = read_operations(read_document(data), source_name, config)
     packed = [(encode_definition(tool.definition), tool.binding) for tool in tools]
     size = sum(map(len, (part for each in packed for part in each)))
     if size > TOOLS_BYTES_MAX:

@@ -1,9 +1,8 @@
-"""The deployment's rules on the programs that stores may have started for them, and with what."""
+"""The deployment's rules on the programs that stores may start."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -16,30 +15,21 @@ EVERY_STORE: Final = "*"
 
 
 class ProgramRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One program that may be started: with which arguments, variables and folders."""
+    """A program that may be started, or that a source asks for."""
 
     command: Sequence[str]
-    """Word for word; a last `*` stands for any further arguments."""
+    """Word for word; in a rule a last `*` stands for any further arguments."""
     variables: Collection[str] = []
-    """Names of variables that a source may set."""
+    """Names of environment variables."""
     paths: Sequence[str] = []
-    """Folders that a source may grant, with all that is in them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedProgram:
-    """The program that a source asks for."""
-
-    command: Sequence[str]
-    variables: Collection[str]
-    paths: Sequence[str]
+    """Folders that the program reaches, with everything in them."""
 
 
 def check_rule(rule: ProgramRule) -> None:
-    """Refuse a rule that would not mean what it says.
+    """Check a rule of the deployment.
 
     Raises:
-        ValueError: with a sentence about it.
+        ValueError: it would not mean what it says.
     """
     if not rule.command or not PurePosixPath(rule.command[0]).is_absolute():
         raise ValueError("a command begins with the absolute path of a program")
@@ -47,10 +37,10 @@ def check_rule(rule: ProgramRule) -> None:
         raise ValueError("paths are absolute, without ..")
 
 
-def objection(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, wanted: WantedProgram) -> str:
-    """Return why a store may not have that program started, or an empty text.
+def objection(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, wanted: ProgramRule) -> str:
+    """Return why a store may not start that program, or an empty text.
 
-    The rules of `*` are for stores without any of their own.
+    The rules of `*` are for stores without rules of their own.
     """
     own = rules.get(store_id, rules.get(EVERY_STORE, ()))
     fitting = [rule for rule in own if _matches(rule.command, wanted.command)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -13,6 +13,8 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
 from pawl.tool_registry.domain.definition import (
+    CONTROL,
+    DESCRIPTION_BYTES_MAX,
     Category,
     EffectClass,
     JobReports,
@@ -267,32 +269,33 @@ def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool])
     ]
 
 
-def registered_names(source_name: str, names: Iterable[str]) -> Mapping[str, str]:
+def registered_names(source_name: str, names: Collection[str]) -> Mapping[str, str]:
     """Return the name in the register, `<source>.<tool>`, of each tool of a source, all different.
 
-    A name that can stay as it is does. Others have `_` for what cannot be in a
-    name, and a digest at their end. The same names give the same result, in any order.
+    A name that fits stays unchanged. Others get `_` for what a name cannot have, are cut, and end with a digest if the
+    result is the name of another tool. The same names give the same result, in any order.
     """
     room = _NAME_CHARACTERS_MAX - len(source_name) - 1
-    given = sorted(set(names))
-    fitting = {name for name in given if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}
-    own_names = {name: name for name in fitting}
+    fitting = {name for name in names if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}
+    made = {name: name for name in fitting}
     taken = set(fitting)
-    for name in given:
-        if name in fitting:
-            continue
-        salt = 0
-        while (made := _made(name, salt, room)) in taken:
-            salt += 1
-        taken.add(made)
-        own_names[name] = made
-    return {name: f"{source_name}.{own_name}" for name, own_name in own_names.items()}
+    for name in sorted(set(names) - fitting):
+        plain = _NOT_IN_A_NAME.sub("_", name).strip("_") or "tool"
+        own_name, salt = plain[:room], 0
+        while own_name in taken:
+            digest = hashlib.sha256(f"{salt}:{name}".encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
+            own_name, salt = f"{plain[: room - _DIGEST_DIGITS - 1]}_{digest}", salt + 1
+        taken.add(own_name)
+        made[name] = own_name
+    return {name: f"{source_name}.{own_name}" for name, own_name in made.items()}
 
 
-def _made(name: str, salt: int, room: int) -> str:
-    digest = hashlib.sha256(f"{salt}:{name}".encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
-    plain = _NOT_IN_A_NAME.sub("_", name)[: room - _DIGEST_DIGITS - 1]
-    return f"{plain}_{digest}"
+def short_description(text: str) -> str:
+    """Return the description of a source without control characters, cut where it is too long."""
+    clean = CONTROL.sub("", text).encode(errors="replace")
+    if len(clean) > DESCRIPTION_BYTES_MAX:
+        clean = clean[: DESCRIPTION_BYTES_MAX - 3] + b"..."
+    return clean.decode(errors="ignore").strip() or "It has no description."
 
 
 def plain_schema(schema: Any) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from pawl.tool_registry.domain.http_binding import (
     may_be_header_value,
 )
 from pawl.tool_registry.domain.http_source import OpenApi, check_base_url, endpoint_tool, read_config
-from pawl.tool_registry.domain.openapi import Service
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
 from pawl.tool_registry.domain.openapi_extract import extract, read_tools
 from pawl.tool_registry.domain.source import DiscoveredTool, Discovery, Source
@@ -89,17 +88,11 @@ class HttpTools:
     async def _read_document(self, source: Source, config: OpenApi) -> Discovery:
         if config.base_url:
             check_base_url("open_api.base_url", config.base_url)
-        data, document_url = config.document, ""
+        read = config
         if config.document_url:
-            data, document_url = await self._fetch(source.store_id, config.document_url)
-        service = Service(
-            name=source.name,
-            base_url=config.base_url,
-            document_url=document_url,
-            headers=config.headers,
-            secret_headers=config.secret_headers,
-        )
-        packed, left_out = await self._work_out(source, read_tools, data, service, config.operation_ids)
+            document, document_url = await self._fetch(source.store_id, config.document_url)
+            read = msgspec.structs.replace(config, document=document, document_url=document_url)
+        packed, left_out = await self._work_out(source, read_tools, read.document, source.name, read)
         tools = [
             DiscoveredTool(definition=decode_definition(msgspec.json.decode(definition)), binding=binding)
             for definition, binding in packed

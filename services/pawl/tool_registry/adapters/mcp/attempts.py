@@ -1,4 +1,4 @@
-"""The state of one call of a tool of an MCP server: the task that does it, what has gone wrong, and what comes next."""
+"""What comes next after an attempt at a call of an MCP tool failed: another one, or the end of the call."""
 
 from __future__ import annotations
 
@@ -9,61 +9,39 @@ from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.outcome import doubt
 
-# The connection may break once, and once turn out to be another user's.
 ATTEMPTS_MAX: Final = 3
-LOOKS_FAILED_MAX: Final = 3
-"""Of a task, in a row. A server that is away for a while is none."""
+ASKED_MAX: Final = 3
+"""How often in a row a server may fail to say how a task is. A server that is unavailable does not count."""
 PAUSE_SECONDS: Final = 2.0
 PAUSE_SECONDS_MAX: Final = 60.0
 _TASK: Final = "mcp_task"
-# JSON-RPC's invalid request, method not found and invalid params. With others a server, or what stands before it, says
-# that it cannot answer now.
+# JSON-RPC's invalid request, method not found and invalid params: of a task, that the server does not know it.
 _UNKNOWN: Final = frozenset({-32600, -32601, -32602})
 _INTERNAL_ERROR: Final = -32603
-_REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
 
 class Fault(Exception):
-    """An attempt at a call brought no result."""
+    """An attempt at a call brought no result; the text says why."""
 
 
 class Lost(Fault):
-    """The connection ended in the middle of it.
+    """The connection ended in the middle of it; `never_ran` if the server cannot have run the call."""
 
-    `never_ran`: the server has refused it unseen. `is_too_large`: it sent more than
-    can be read, for this call or for another one of the connection.
-    """
-
-    def __init__(self, problem: str, *, never_ran: bool = False, is_too_large: bool = False) -> None:
-        self.problem = problem
+    def __init__(self, problem: str, *, never_ran: bool = False) -> None:
+        super().__init__(problem)
         self.never_ran = never_ran
-        self.is_too_large = is_too_large
-        super().__init__(problem)
 
 
-class Gone(Fault):
-    """The task that does it is lost: `end` is the end of a call that ends with it.
-
-    `was_cancelled`: its server has cancelled it, or who began it left.
-    """
-
-    def __init__(self, problem: str, end: ToolError | OutcomeUnknown, *, was_cancelled: bool = False) -> None:
-        self.problem = problem
-        self.end = end
-        self.was_cancelled = was_cancelled
-        super().__init__(problem)
-
-
-class InDoubt(Fault):
-    """A question was declined that may have been this call's: alone on a connection it is asked."""
+class Cancelled(Fault):
+    """The server cancelled the task that does the call."""
 
 
 class Refused(Fault):
-    """The server answered with an error of the protocol; the message is its own, and the code."""
+    """The server answered with an error of the protocol, in its own words."""
 
     def __init__(self, message: str, *, code: int = 0) -> None:
-        self.code = code
         super().__init__(message)
+        self.code = code
 
 
 class TooLarge(Fault):
@@ -71,127 +49,84 @@ class TooLarge(Fault):
 
 
 class Garbled(Fault):
-    """The server answered with what is no result."""
+    """The server answered with something that is no result."""
 
 
 class Attempts:
     """The attempts at one call.
 
-    The first goes on where an earlier execution of it has come to: with the task `task_id`, if it has begun one.
+    A call that has started a task, `task_id`, asks for it at each attempt, also if an earlier execution started it.
+    Other calls are made again only if that does no harm.
     """
 
     def __init__(self, definition: ToolDefinition, checkpoint: JsonValue) -> None:
         self._definition = definition
         self._was_begun = checkpoint is not None
         self._left = ATTEMPTS_MAX
+        self._asked_in_vain = 0
+        self._status = ""
+        self._pause_seconds = PAUSE_SECONDS
         found = checkpoint.get(_TASK) if isinstance(checkpoint, dict) else None
         self.task_id = found if isinstance(found, str) else ""
-        self.is_alone = False
-        """True if the next attempt is to have a connection for itself, so that it is known whose fault it is."""
 
     @property
     def may_repeat(self) -> bool:
-        """True if it does no harm to make the call again, whatever became of it."""
-        return self._definition.effect in _REPEATABLE
+        """True if it does no harm to make the call again, whatever happened to it."""
+        return self._definition.effect in {EffectClass.READ_ONLY, EffectClass.IDEMPOTENT}
 
     def unasked(self, error: ToolError) -> ToolError | OutcomeUnknown:
-        """Return the end of a call about which its server may not be asked any more."""
-        return OutcomeUnknown() if self._was_begun else error
+        """Return the end of a call whose server cannot be asked about it."""
+        return OutcomeUnknown() if self._was_begun or self.task_id else error
 
-    def again(self, fault: Fault) -> None:
-        """Return if the call is to be made again after a fault, from its beginning.
-
-        Raises:
-            ToolError, ResultTooLarge, OutcomeUnknown: its end, if it is not.
-        """
-        problem = self._passing(fault)
-        self.task_id = ""
-        self.is_alone = self.is_alone or (isinstance(fault, Lost) and fault.is_too_large)
-        self._left -= 1
-        if not self._left:
-            raise ToolError(f"the server of {self._definition.name} {problem}")
-
-    def _passing(self, fault: Fault) -> str:
-        """Return what a fault is, in words, if another attempt may do better."""
-        name = self._definition.name
-        match fault:
-            case Lost(problem=problem, never_ran=never_ran) if never_ran or self.may_repeat:
-                return f"went away: {problem}"
-            case Gone(problem=problem, was_cancelled=was_cancelled) if self.may_repeat and (
-                self.task_id or not was_cancelled
-            ):
-                return f"went away: {problem}"
-            case Gone(end=end):
-                raise end
-            case InDoubt():
-                return "asked something, and did not say in which call"
-            case TooLarge():
-                raise ResultTooLarge(f"{name} cannot be read: {fault}{doubt(self._definition)}")
-            case Refused(code=code):
-                # Not so much a refusal: what broke may have broken behind the effect, or on the way back.
-                more = doubt(self._definition) if code == _INTERNAL_ERROR else ""
-                raise ToolError(f"{name} was refused by its server: {fault}{more}")
-            case Garbled() if self.may_repeat:
-                raise ToolError(f"the server of {name} answered with what is no result")
-            case _:
-                raise OutcomeUnknown
-
-
-class Looks:
-    """The looks at one task until it has ended: of what goes wrong with them, nothing repeats itself for ever."""
-
-    def __init__(self, task_id: str) -> None:
-        self.task_id = task_id
-        self._failures = 0
-        self._pause_seconds = PAUSE_SECONDS
-        self._status = ""
-        self.is_alone = False
-        """True if the next one is to have a connection for itself, so that it is known whose fault it is."""
-
-    def begin(self) -> None:
-        """Note that the server is asked for the task."""
+    def asks(self) -> None:
+        """Note that the server is about to be asked how the task is."""
         self._status = ""
 
     def saw(self, status: str) -> None:
-        """Note that the server said how the task is. While it works, what went wrong before is over."""
+        """Note how the task is. Earlier faults are over while it works or waits for the user."""
         self._status = status
-        if status == "working":
-            self._failures, self._pause_seconds = 0, PAUSE_SECONDS
+        if status in {"working", "input_required"}:
+            self._asked_in_vain, self._pause_seconds = 0, PAUSE_SECONDS
 
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next one where nothing came of the last: longer every time."""
+        """Return how long to wait before the next question about a task: longer every time."""
         pause, self._pause_seconds = self._pause_seconds, min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
         return pause
 
-    def lost(self, lost: Lost) -> None:
-        """Return if the task is to be looked at again after a connection broke.
-
-        While its user is asked something one may break as often as it likes: the deadline of the call ends that.
+    def again(self, fault: Fault) -> None:
+        """Return if there is to be another attempt after a fault.
 
         Raises:
-            Gone: it has broken too often.
+            ToolError, ResultTooLarge, OutcomeUnknown: the end of the call.
         """
-        self.is_alone = self.is_alone or lost.is_too_large
-        if self._status != "input_required":
-            self._failed(lost.problem)
+        name = self._definition.name
+        match fault:
+            case TooLarge():
+                raise ResultTooLarge(f"{name} cannot be read: {fault}{doubt(self._definition)}")
+            case Garbled() if self.may_repeat:
+                raise ToolError(f"the server of {name} answered with what is no result")
+            case Garbled():
+                raise OutcomeUnknown
+            case Cancelled() if not self.may_repeat:
+                raise ToolError(str(fault))
+            case Refused(code=code) if not self.task_id or self._status == "failed":
+                # What broke may have broken after the effect.
+                more = doubt(self._definition) if code == _INTERNAL_ERROR else ""
+                raise ToolError(f"{name} was refused by its server: {fault}{more}")
+            case Lost() | Refused() if self.task_id and not self._is_unknown(fault):
+                self._asked_in_vain += 1
+                if self._asked_in_vain < ASKED_MAX:
+                    return
+        if not self.may_repeat and not (isinstance(fault, Lost) and fault.never_ran and not self.task_id):
+            raise OutcomeUnknown
+        self.task_id, self._asked_in_vain = "", 0
+        self._left -= 1
+        if not self._left:
+            raise ToolError(f"the server of {name} has no result: {fault}")
 
-    def refused(self, refused: Refused) -> None:
-        """Return if the task is to be looked at again after its server refused to say how it is, or its result.
-
-        Raises:
-            Refused: that is the end to which the task has come.
-            Gone: the server does not know it any more, or was asked too often.
-        """
-        if self._status == "failed":
-            raise refused
-        if not self._status and refused.code in _UNKNOWN:
-            raise Gone("it does not know the task any more", OutcomeUnknown())
-        self._failed(f"it says of the task: {refused}")
-
-    def _failed(self, problem: str) -> None:
-        self._failures += 1
-        if self._failures == LOOKS_FAILED_MAX:
-            raise Gone(problem, OutcomeUnknown())
+    def _is_unknown(self, fault: Fault) -> bool:
+        """Return whether the server has said that it does not know the task."""
+        return isinstance(fault, Refused) and not self._status and fault.code in _UNKNOWN
 
 
 def checkpoint_of(task_id: str) -> dict[str, JsonValue]:

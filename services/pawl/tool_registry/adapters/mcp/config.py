@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
-from urllib.parse import urlsplit
 
 from google.protobuf import json_format
 
+from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.errors import InvalidField
 from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig, SourceConfig
 from pawl.tool_registry.domain.definition import require
+from pawl.tool_registry.domain.http_source import check_headers
 
 COMMAND_MAX: Final = 64
 _TEXT_CHARACTERS_MAX: Final = 8192
@@ -68,16 +69,12 @@ def _check_stdio(config: McpStdioConfig) -> None:
 
 def _check_http(config: McpHttpConfig) -> None:
     where = "config.mcp_http"
+    require(len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", f"at most {_TEXT_CHARACTERS_MAX} characters")
     try:
-        parts = urlsplit(config.url)
-        holds = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        holds = False
-    require(holds and len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", "must be an http or https URL")
-    require("@" not in parts.netloc, f"{where}.url", "must not hold a password: use secret_headers")
-    for field, headers in (("headers", config.headers), ("secret_headers", config.secret_headers)):
-        holds = len(headers) <= _ENTRIES_MAX and all(_is_header(name, value) for name, value in headers.items())
-        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} headers in ASCII")
+        read_target(config.url)
+    except EgressRefused as refused:
+        raise InvalidField(f"{where}.url: {refused}", field=f"{where}.url") from None
+    check_headers(where, config.headers, config.secret_headers)
 
 
 def _is_argument(text: str) -> bool:
@@ -90,8 +87,3 @@ def _is_variable(name: str, value: str) -> bool:
 
 def _is_absolute(path: str) -> bool:
     return PurePosixPath(path).is_absolute() and ".." not in PurePosixPath(path).parts
-
-
-def _is_header(name: str, value: str) -> bool:
-    is_name = name.isascii() and bool(name) and all(sign.isalnum() or sign in "!#$%&'*+-.^_`|~" for sign in name)
-    return is_name and value.isascii() and value.isprintable() and len(value) <= _TEXT_CHARACTERS_MAX

@@ -1,25 +1,39 @@
-"""From what an MCP server says of its tools to definitions, believing as little as possible."""
+"""The tools of an MCP server: listed within limits, and their definitions, which believe as little as possible."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import mcp
+import mcp.types
 import msgspec
 
+from pawl.errors import SourceUnreachable
 from pawl.tool_registry.domain.definition import (
-    CONTROL,
-    DESCRIPTION_BYTES_MAX,
     Category,
     EffectClass,
     ToolDefinition,
 )
-from pawl.tool_registry.domain.source import DiscoveredTool, plain_schema, registered_names
+from pawl.tool_registry.domain.source import (
+    TOOLS_MAX,
+    DiscoveredTool,
+    LeftOut,
+    plain_schema,
+    registered_names,
+    short_description,
+)
+from pawl.tool_registry.sdk.values import without
 
 _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_LIST_SECONDS_MAX: Final = 30.0
+_PAGES_MAX: Final = 50
+_LISTED_MAX: Final = 5 * TOOLS_MAX
+_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +69,41 @@ class ServerTool:
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
+async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, ServerTool], Sequence[LeftOut]]:
+    """Return the tools of a server by its names, without secrets, and the tools that were left out.
+
+    Raises:
+        SourceUnreachable: it takes too long, or sends too much.
+    """
+    found: dict[str, ServerTool] = {}
+    left_out: dict[str, LeftOut] = {}
+    size, cursor = 0, None
+    try:
+        async with asyncio.timeout(_LIST_SECONDS_MAX):
+            for _ in range(_PAGES_MAX):
+                page = await client.session.list_tools(params=mcp.types.PaginatedRequestParams(cursor=cursor))
+                for tool in page.tools[: _LISTED_MAX - len(found)]:
+                    size += len(tool.model_dump_json())
+                    if size > _BYTES_MAX:
+                        raise SourceUnreachable(f"it describes its tools with more than {_BYTES_MAX} bytes")
+                    said = without(secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
+                    name = str(said["name"]) if isinstance(said, dict) else ""
+                    if not isinstance(said, dict) or name in found:
+                        reason = "its server describes it twice, and the first counts"
+                        left_out[name] = LeftOut(name=name, reason=reason)
+                    else:
+                        found[name] = ServerTool(said=said)
+                cursor = page.next_cursor
+                if cursor is None or len(found) == _LISTED_MAX:
+                    break
+    except TimeoutError:
+        raise SourceUnreachable(f"it did not list its tools within {_LIST_SECONDS_MAX:g} s") from None
+    if cursor is not None or len(found) == _LISTED_MAX:
+        limits = f"{_LISTED_MAX} tools or {_PAGES_MAX} pages"
+        left_out[""] = LeftOut(name="what follows", reason=f"its server lists more than {limits}")
+    return found, list(left_out.values())
+
+
 def discovered(source_name: str, tools: Sequence[ServerTool]) -> list[DiscoveredTool]:
     """Return the definitions of a server's tools, with cautious values where it would have to be believed."""
     names = registered_names(source_name, [tool.name for tool in tools])
@@ -66,7 +115,7 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
     title = tool.said.get("title") or annotations.get("title") or ""
     definition = ToolDefinition(
         name=name,
-        description=_description(tool.said.get("description") or title or f"{tool.name} (it has no description)"),
+        description=short_description(tool.said.get("description") or title or f"{tool.name} (it has no description)"),
         arguments_schema=plain_schema(tool.said.get("inputSchema")),
         # That a tool does harm is believed; that it does none is not.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
@@ -75,10 +124,3 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
     )
     binding = Binding(tool=tool.name, digest=tool.digest)
     return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))
-
-
-def _description(text: str) -> str:
-    clean = CONTROL.sub("", text).encode(errors="replace")
-    if len(clean) > DESCRIPTION_BYTES_MAX:
-        clean = clean[: DESCRIPTION_BYTES_MAX - 3] + b"..."
-    return clean.decode(errors="ignore").strip() or "It has no description."

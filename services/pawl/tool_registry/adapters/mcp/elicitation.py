@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 
 import mcp.types
+import pydantic
 
 from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.ids import StoreId
@@ -13,6 +15,7 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema, PawlError
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.domain.check import is_quick
+from pawl.tool_registry.domain.fitting import fit
 from pawl.tool_registry.domain.question import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.source import plain_schema
@@ -20,7 +23,6 @@ from pawl.tool_registry.domain.violations import list_violations
 from pawl.tool_registry.sdk.context import QuestionDeclined
 
 Asked: TypeAlias = mcp.types.ElicitRequestParams
-Content: TypeAlias = dict[str, str | int | float | bool | list[str] | None]
 Clean = Callable[[str], str]
 """Takes out of a text of the server what people must not see, and what cannot be stored."""
 Ask = Callable[..., Awaitable[str]]
@@ -35,19 +37,20 @@ _LISTED_CHOICES_MAX: Final = 50
 _PROBLEM_CHARACTERS_MAX: Final = 400
 _YES: Final = frozenset({"yes", "y", "true", "done", "ok"})
 _NO: Final = frozenset({"no", "n", "false", "not now"})
+_ANY_OBJECT: Final = b'{"type":"object"}'
 _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
 class Unaskable(Exception):
-    """A question that cannot be put to a person; the text says why."""
+    """A person cannot answer the question; the text says why."""
 
 
 class Unreadable(Exception):
-    """An answer that is not what was asked for; the text tells the person what would be."""
+    """The answer does not fit the question; the text says what would fit."""
 
 
 class Reader:
-    """Reads answers for one store: what is quick at once, and the rest by a helper, where it is bounded."""
+    """Reads answers for one store: here if that is quick, else in a helper, where the cost is bounded."""
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
@@ -68,9 +71,9 @@ class Reader:
             raise Unreadable("it takes too long to be checked: answer with less") from None
 
     async def misfit(self, schema_json: bytes, answer: str) -> str:
-        """Return what is wrong with an answer to a question with this schema, and what would fit; empty if it fits.
+        """Return what is wrong with an answer to a question with this schema; empty if it fits.
 
-        Of a schema that is none nothing is known: any answer fits.
+        Any answer fits a schema that cannot be read.
 
         Raises:
             Overloaded, DependencyUnavailable: it cannot be read now.
@@ -88,24 +91,24 @@ class Reader:
         return ""
 
 
-async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
+async def put(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
     """Ask a person what a server asks, once more if the answer does not fit, and return what the server gets.
 
-    It gets a decline if nobody answers, or if the second answer does not fit
-    either. The same question and the same answers always lead to the same
-    questions, so a call can be run again with the answers that it got.
+    It gets a decline if the person gives no answer, or if the second answer does not fit either. The same question and
+    the same answers always lead to the same questions, so a call can run again with the answers that it got.
 
     Raises:
-        Unaskable: it cannot be put to a person.
-        ToolError: as `ToolContext.ask`, except for a question that nobody answers.
-        Overloaded, DependencyUnavailable: an answer cannot be read now.
+        Unaskable: a person cannot answer it.
+        ToolError: as `ToolContext.ask`, except for a question that is declined.
+        Overloaded, DependencyUnavailable: the answer cannot be read now.
     """
     form = _form(asked, clean)
-    why = f"The MCP server of {tool} asks this in the middle of the call."
+    why = f"The MCP server {source} asks this in the middle of a call."
+    kind = "clarification" if form.properties else "confirmation"
     text = form.text
     try:
         for _ in range(2):
-            answer = await ask(text, why=why, kind=form.kind, options=form.options, answer_schema_json=form.schema_json)
+            answer = await ask(text, why=why, kind=kind, options=form.options, answer_schema_json=form.schema_json)
             try:
                 return await reader.read(form, answer)
             except Unreadable as problem:
@@ -115,28 +118,134 @@ async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean, reader: Reader
     return mcp.types.ElicitResult(action="decline")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """A question as a person sees it; can be pickled.
+
+    Without properties it asks for a yes. The answer to a single property is its value, to several a JSON object.
+    """
+
+    text: str
+    options: Sequence[str]
+    properties: Mapping[str, Mapping[str, Any]]
+    schema: dict[str, Any]
+    schema_json: bytes
+    """The schema as people may see it; empty if they may not, or if it is too large."""
+    weight: float = 0.0
+    """Of the schema."""
+    has_content: bool = True
+
+    def result(self, answer: str) -> mcp.types.ElicitResult:
+        """Return what the server gets for an answer.
+
+        Raises:
+            Unreadable: it does not fit.
+        """
+        if not self.properties:
+            action: Literal["accept", "decline"] = "accept" if _is_yes(answer) else "decline"
+            return mcp.types.ElicitResult(action=action, content={} if _is_yes(answer) and self.has_content else None)
+        value: Any = _json(answer)
+        if len(self.properties) == 1:
+            value = {name: _value(schema, answer) for name, schema in self.properties.items()}
+        elif not isinstance(value, dict):
+            names = ", ".join(f'"{name}": ...' for name in self.properties)
+            raise Unreadable(f"it must be a JSON object like {{{names}}}")
+        value = fit(self.schema, value).value
+        violations = list_violations(self.schema, compile_schema(self.schema), value)
+        if violations:
+            raise Unreadable("; ".join(violations))
+        try:
+            return mcp.types.ElicitResult.model_validate({"action": "accept", "content": value})
+        except pydantic.ValidationError:
+            raise Unreadable("its values must be texts, numbers, yes or no, or lists of texts") from None
+
+
 def _form(asked: Asked, clean: Clean) -> _Form:
     message = clean(asked.message).strip()[:_MESSAGE_CHARACTERS_MAX] or "It has no words for its question."
-    form: _Form
     if isinstance(asked, mcp.types.ElicitRequestURLParams):
-        form = _page(message, clean(asked.url))
-    else:
-        schema = plain_schema(asked.requested_schema)
-        properties = schema.get("properties") or {}
-        if not isinstance(properties, Mapping) or not all(isinstance(one, Mapping) for one in properties.values()):
-            raise Unaskable("the schema of the answer cannot be read")
-        confirmation = _YesOrNo(message, options=("yes", "no"), content={})
-        form = _Fields(message, schema, properties, clean) if properties else confirmation
-    if len(form.text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
+        return _page(message, clean(asked.url))
+    schema = plain_schema(asked.requested_schema)
+    given = schema.get("properties") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
+        raise Unaskable("the schema of the answer cannot be read")
+    if not given:
+        return _Form(text=message, options=("yes", "no"), properties={}, schema={}, schema_json=_ANY_OBJECT)
+    try:
+        compile_schema(schema)
+    except InvalidSchema as error:
+        raise Unaskable(error.message) from None
+    properties = {name: _branch(one) for name, one in given.items()}
+    options = _options(properties, clean)
+    text = _text(message, properties, schema.get("required") or (), options, clean)
+    if len(text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
         raise Unaskable("it asks for more than fits into a question")
-    return form
-
-
-def _public(schema: JsonValue, clean: Clean) -> bytes:
-    """Return a schema as people may see it; empty if they may not, or if it is too large."""
     schema_json = dumps_canonical(schema)
     is_shown = len(schema_json) <= SCHEMA_BYTES_MAX and all(clean(text) == text for text in _texts(schema))
-    return schema_json if is_shown else b""
+    return _Form(
+        text=text,
+        options=options,
+        properties=properties,
+        schema=schema,
+        schema_json=schema_json if is_shown else b"",
+        weight=weigh(schema),
+    )
+
+
+def _page(message: str, url: str) -> _Form:
+    """Return the question whether the person has opened a page; what happens there does not concern Pawl."""
+    try:
+        host = read_target(url).host
+    except EgressRefused as refused:
+        raise Unaskable(f"it wants a page to be opened, but {refused}") from None
+    text = f"{message}\nOpen this page of {host} yourself, if you trust it: {url}\nIs it done?"
+    if len(text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
+        raise Unaskable("the address of its page is too long")
+    return _Form(
+        text=text, options=("done", "no"), properties={}, schema={}, schema_json=_ANY_OBJECT, has_content=False
+    )
+
+
+def _options(properties: Mapping[str, Mapping[str, Any]], clean: Clean) -> Sequence[str]:
+    """Return the choices of a single property, if they can be offered."""
+    if len(properties) > 1:
+        return ()
+    (schema,) = properties.values()
+    labels = ["yes", "no"] if schema.get("type") == "boolean" else [clean(label) for label, _ in _choices(schema)]
+    fits = len(labels) <= OPTIONS_MAX and all(1 <= len(label) <= OPTION_CHARACTERS_MAX for label in labels)
+    return labels if fits else ()
+
+
+def _text(
+    message: str,
+    properties: Mapping[str, Mapping[str, Any]],
+    required: Collection[Any],
+    options: Sequence[str],
+    clean: Clean,
+) -> str:
+    """Return the question with everything that a person should know of its properties."""
+    if len(properties) == 1:
+        (schema,) = properties.values()
+        is_open = not options and (schema.get("type") == "array" or bool(_choices(schema)))
+        return clean("\n".join([message, *_about(schema, _kind(schema) if is_open else "")]))
+    lines = [
+        f"- {name}: {'; '.join([*_about(one, _kind(one)), 'required' if name in required else 'may be left out'])}"
+        for name, one in properties.items()
+    ]
+    return clean("\n".join([message, "Answer with a JSON object of these properties:", *lines]))
+
+
+def _about(schema: Mapping[str, Any], kind: str) -> list[str]:
+    default = f"usually {dumps_canonical(schema['default']).decode()}" if "default" in schema else ""
+    notes = [schema.get("title"), schema.get("description"), kind, default]
+    return [str(note)[:_NOTE_CHARACTERS_MAX] for note in notes if note]
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """Return which values a property takes, in words."""
+    values = [label for label, _ in _choices(_items(schema) if schema.get("type") == "array" else schema)]
+    if schema.get("type") == "array":
+        return f"any of {_listed(values)}, as a JSON array" if values else "a JSON array"
+    return f"one of {_listed(values)}" if values else _KINDS.get(str(schema.get("type")), "text")
 
 
 def _texts(value: JsonValue) -> Iterator[str]:
@@ -153,120 +262,17 @@ def _texts(value: JsonValue) -> Iterator[str]:
             yield str(value)
 
 
-class _YesOrNo:
-    """Nothing is asked for but a yes, which stands for `content`."""
-
-    schema_json = b'{"type":"object"}'
-    weight = 0.0
-    kind = "confirmation"
-
-    def __init__(self, text: str, options: Sequence[str], content: Content | None) -> None:
-        self.text = text
-        self.options = options
-        self._content = content
-
-    def result(self, answer: str) -> mcp.types.ElicitResult:
-        """Return an acceptance or a decline."""
-        if _is_yes(answer):
-            return mcp.types.ElicitResult(action="accept", content=self._content)
-        return mcp.types.ElicitResult(action="decline")
-
-
-def _page(message: str, url: str) -> _YesOrNo:
-    """Return the question for a page that the person should open; what happens there is between the two."""
-    try:
-        host = read_target(url).host
-    except EgressRefused as refused:
-        raise Unaskable(f"it wants a page to be opened, but {refused}") from None
-    text = f"{message}\nOpen this page of {host} yourself, if you trust it: {url}\nIs it done?"
-    return _YesOrNo(text, options=("done", "no"), content=None)
-
-
-class _Fields:
-    """Values: a single one is answered as it is, several as a JSON object. `weight` is that of the schema."""
-
-    kind = "clarification"
-
-    def __init__(self, message: str, schema: dict[str, Any], properties: Mapping[str, Any], clean: Clean) -> None:
-        try:
-            compile_schema(schema)
-        except InvalidSchema as error:
-            raise Unaskable(error.message) from None
-        self._schema = schema
-        self.weight = weigh(schema)
-        self.schema_json = _public(schema, clean)
-        self._properties = {name: _branch(one) for name, one in properties.items()}
-        properties = self._properties
-        required = schema.get("required")
-        self._required = frozenset(required) if isinstance(required, list) else frozenset()
-        self._only = next(iter(properties)) if len(properties) == 1 else ""
-        self.options: Sequence[str] = ()
-        if self._only:
-            labels = [clean(label) for label, _ in _choices(properties[self._only])]
-            labels = ["yes", "no"] if properties[self._only].get("type") == "boolean" else labels
-            fits = len(labels) <= OPTIONS_MAX and all(1 <= len(label) <= OPTION_CHARACTERS_MAX for label in labels)
-            self.options = labels if fits else ()
-            self.text = "\n".join([message, *self._about(self._only, clean)])
-        else:
-            lines = [f"- {name}: {'; '.join(self._about(name, clean))}" for name in properties]
-            self.text = clean("\n".join([message, "Answer with a JSON object of these properties:", *lines]))
-
-    def result(self, answer: str) -> mcp.types.ElicitResult:
-        """Return the content that an answer stands for, which fits the schema."""
-        value = {self._only: _value(self._properties[self._only], answer)} if self._only else self._object(answer)
-        violations = list_violations(self._schema, compile_schema(self._schema), value)
-        if violations:
-            raise Unreadable("; ".join(violations))
-        return mcp.types.ElicitResult(action="accept", content=_content(value))
-
-    def _object(self, answer: str) -> dict[str, JsonValue]:
-        given = _json(answer)
-        if not isinstance(given, dict):
-            names = ", ".join(f'"{name}": ...' for name in self._properties)
-            raise Unreadable(f"it must be a JSON object like {{{names}}}")
-        defaults = {name: one["default"] for name, one in self._properties.items() if "default" in one}
-        return {**defaults, **given}
-
-    def _about(self, name: str, clean: Clean) -> list[str]:
-        """Return what a person should know of a property."""
-        schema = self._properties[name]
-        notes = [str(schema[key]) for key in ("title", "description") if schema.get(key)]
-        if schema.get("type") == "array":
-            values = [value for _, value in _choices(_items(schema))]
-            what = f"any of {_listed(values)}" if values else "a list"
-            notes.append(f"{what}, as a JSON array" + (" or with commas between" if self._only else ""))
-        elif not self._only:
-            values = [value for _, value in _choices(schema)]
-            notes.append(f"one of {_listed(values)}" if values else _KINDS.get(str(schema.get("type")), "text"))
-        elif not self.options and _choices(schema):
-            notes.append(f"one of {_listed([label for label, _ in _choices(schema)])}")
-        limits = {"minimum": "at least", "maximum": "at most", "format": "as"}
-        notes += [f"{words} {schema[key]}" for key, words in limits.items() if key in schema]
-        if not self._only:
-            notes.append("required" if name in self._required else "may be left out")
-        if "default" in schema:
-            notes.append(f"usually {dumps_canonical(schema['default']).decode()}")
-        return [clean(note)[:_NOTE_CHARACTERS_MAX] for note in notes]
-
-
-_Form: TypeAlias = _YesOrNo | _Fields
-"""A question as a person sees it; can be pickled. Its `result` raises Unreadable."""
-
-
 def _choices(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the values that a text may have, each behind the words for it."""
     titled = schema.get("oneOf") or schema.get("anyOf")
     if isinstance(titled, list):
         consts = [one for one in titled if isinstance(one, Mapping) and isinstance(one.get("const"), str)]
-        found = [(str(one.get("title") or one["const"]), str(one["const"])) for one in consts]
-    else:
-        values = schema.get("enum")
-        values = [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
-        names = schema.get("enumNames")
-        names = names if isinstance(names, list) and len(names) == len(values) else values
-        found = [(str(name), value) for name, value in zip(names, values, strict=True)]
-    # Words that stand for two values would choose between them by chance.
-    return found if len({label for label, _ in found}) == len(found) else [(value, value) for _, value in found]
+        return [(str(one.get("title") or one["const"]), str(one["const"])) for one in consts]
+    values = schema.get("enum")
+    values = [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+    names = schema.get("enumNames")
+    names = names if isinstance(names, list) and len(names) == len(values) else values
+    return [(str(name), value) for name, value in zip(names, values, strict=True)]
 
 
 def _branch(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -282,44 +288,25 @@ def _items(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _value(schema: Mapping[str, Any], answer: str) -> JsonValue:
-    """Return the value of one property that an answer stands for."""
-    match schema.get("type"):
-        case "boolean":
-            return _is_yes(answer)
-        case "integer" | "number":
-            return _number(answer)
-        case "array":
-            return [_choice(_items(schema), item) for item in _list(answer)]
-        case _:
-            return _choice(schema, answer)
+    """Return the value of one property that an answer stands for, as far as `fit` does not read it."""
+    kind = schema.get("type")
+    if kind == "boolean":
+        return _is_yes(answer)
+    if kind == "array" and not answer.lstrip().startswith("["):
+        return [_choice(_items(schema), part) for part in map(str.strip, answer.split(",")) if part]
+    return _choice(schema, answer)
 
 
 def _choice(schema: Mapping[str, Any], answer: str) -> str:
     choices = _choices(schema)
     if not choices:
         return answer
-    wanted = answer.strip().casefold()
-    for label, value in choices:
-        if answer.strip() in (label, value):
-            return value
-    found = {value for label, value in choices if wanted in (label.casefold(), value.casefold())}
-    if len(found) != 1:
-        raise Unreadable(f"it must be one of {_listed([label for label, _ in choices])}")
-    return found.pop()
-
-
-def _number(answer: str) -> int | float:
-    value = _json(answer.strip())
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Unreadable("it must be a number")
-    return value
-
-
-def _list(answer: str) -> list[str]:
-    value = _json(answer)
-    if isinstance(value, list):
-        return [item if isinstance(item, str) else dumps_canonical(item).decode() for item in value]
-    return [part for part in map(str.strip, answer.split(",")) if part]
+    wanted = answer.strip()
+    for fold in (str, str.casefold):
+        found = {value for label, value in choices if fold(wanted) in (fold(label), fold(value))}
+        if len(found) == 1:
+            return found.pop()
+    raise Unreadable(f"it must be one of {_listed([label for label, _ in choices])}")
 
 
 def _json(answer: str) -> JsonValue:
@@ -335,18 +322,6 @@ def _is_yes(answer: str) -> bool:
     if word not in _YES | _NO:
         raise Unreadable("it must be yes or no")
     return word in _YES
-
-
-def _content(value: Mapping[str, JsonValue]) -> Content:
-    content: Content = {}
-    for name, item in value.items():
-        if isinstance(item, list):
-            content[name] = [str(one) for one in item]
-        elif isinstance(item, dict):
-            raise Unreadable(f"{name}: must not be an object")
-        else:
-            content[name] = item
-    return content
 
 
 def _listed(choices: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The rights of programs: which are started at all, and what none of them reaches."""
+"""The rights of programs: which ones may start, and what none of them reaches."""
 
 from __future__ import annotations
 
@@ -12,53 +12,50 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 from pawl.errors import PermissionDenied
 from pawl.tool.v1.source_pb2 import McpStdioConfig
-from pawl.tool_registry.adapters.mcp.program import MEMORY_BYTES_DEFAULT, PROCESSES_DEFAULT, ProgramOrder
-from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, check_rule, objection
+from pawl.tool_registry.adapters.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESSES_DEFAULT, Order
+from pawl.tool_registry.domain.programs import ProgramRule, check_rule, objection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
     """The deployment's rules for programs.
 
-    Without `rules` stores may have any program started, which is for one machine
-    that has one user; then a program without folders of its own reads what that
-    user may. `private` paths are reached by none.
+    Without `rules` stores may start any program, which is for a machine with one user. There a program without folders
+    of its own reads whatever that user may. No program reaches `private` paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None
     private: Sequence[str] = ()
     is_confined: bool = True
 
-    def order(self, server: McpStdioConfig, secrets: Mapping[str, str]) -> ProgramOrder:
-        """Return how to start a server that `check` has let pass."""
-        return ProgramOrder(
+    def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
+        """Return how to start a server of a store.
+
+        Raises:
+            PermissionDenied: the deployment does not allow it; the message says why.
+        """
+        paths = [*server.readable_paths, *server.writable_paths]
+        if self.rules is not None:
+            variables = {*server.environment, *server.secret_environment}
+            wanted = ProgramRule(command=list(server.command), variables=variables, paths=paths)
+            reason = objection(self.rules, store_id, wanted)
+            if reason:
+                raise PermissionDenied(f"{reason}: whoever runs it lists programs in PAWL_MCP_PROGRAMS_FILE")
+        return Order(
             command=list(server.command),
             environment={**server.environment, **secrets},
             readable=list(server.readable_paths),
             writable=list(server.writable_paths),
-            private=self.private,
+            private=list(self.private),
             is_confined=self.is_confined,
-            reads_all=self.rules is None and not server.readable_paths and not server.writable_paths,
+            reads_all=self.rules is None and not paths,
             memory_bytes_max=server.memory_bytes_max or MEMORY_BYTES_DEFAULT,
             processes_max=server.processes_max or PROCESSES_DEFAULT,
         )
 
-    def check(self, store_id: StoreId, server: McpStdioConfig) -> None:
-        """Refuse what the deployment does not allow with PermissionDenied, which gives the reason."""
-        if self.rules is None:
-            return
-        wanted = WantedProgram(
-            command=server.command,
-            variables={*server.environment, *server.secret_environment},
-            paths=[*server.readable_paths, *server.writable_paths],
-        )
-        reason = objection(self.rules, store_id, wanted)
-        if reason:
-            raise PermissionDenied(f"{reason}: whoever runs it lists programs in PAWL_MCP_PROGRAMS_FILE")
-
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules of each store, `*` for all that have none of their own; none without a file.
+    """Return the rules of each store, `*` for stores without rules of their own; none without a file.
 
     Raises:
         StartError: the file cannot be read, or has an entry that cannot be used.

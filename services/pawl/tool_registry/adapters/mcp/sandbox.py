@@ -1,15 +1,14 @@
-"""Stands between the registry and a program that it starts: limits it, and kills all of it at the end.
+"""Starts one program for the registry, limits it, and kills everything that it started at the end.
 
-Run by path, in a Python without site-packages: nothing but the standard library
-is imported here. Standard input, output and error are the program's own. The
-file descriptor named on the command line is a socket to the registry:
+This file runs by path, in a Python without site-packages, so it imports nothing but the standard library. Standard
+input, output and error belong to the program. The file descriptor on the command line is a socket to the registry:
 
-    registry -> sandbox   one line of JSON: what to start, see `Order`
-    sandbox -> registry   one line of JSON: {} when it is started, {"problem": "..."} when it cannot be,
-                         and a second one when the sandbox ended it for breaking a limit
+    registry -> sandbox   one line of JSON: an `Order`
+    sandbox -> registry   one line of JSON: {} once the program runs, {"problem": "..."} if it cannot start,
+                          and a second one if the sandbox ended it for breaking a limit
 
-When the socket closes, whatever the reason, or the program ends, the sandbox
-kills everything that the program has started, deletes its folder, and ends.
+When the socket closes, for whatever reason, or the program ends, the sandbox kills everything that the program has
+started, deletes its folder, and exits.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
 
 _TICK_SECONDS: Final = 0.25
 _GRACE_SECONDS: Final = 1.0
@@ -51,15 +52,17 @@ _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
 _RESTRICT_SELF: Final = 446
 _ABI_OF: Final = 1
+_ABI_MIN: Final = 3
+"""Before it, a file can be truncated without the right to write."""
 _PATH_BENEATH: Final = 1
 _EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
-_MAKE_BLOCK: Final = 1 << 11
 _TRUNCATE: Final = 1 << 14
 _IOCTL_DEV: Final = 1 << 15
-_RIGHTS_OF_ABI: Final = (0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1 << 16) - 1)
+_RIGHTS: Final = (1 << 15) - 1
+_RIGHTS_OF_ABI_5: Final = (1 << 16) - 1
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
 _ON_FILES: Final = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPE_ABI: Final = 6
@@ -98,26 +101,30 @@ _SYSTEM_PATHS: Final = (
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # nothing is made there
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
+MEMORY_BYTES_DEFAULT: Final = 1024**3
+PROCESSES_DEFAULT: Final = 64
 
-class Order(TypedDict):
-    """The program to start, and its limits."""
 
-    command: list[str]
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The program to start, its limits, and what it may reach beside the system's files. Paths are absolute."""
+
+    command: Sequence[str]
     environment: dict[str, str]
-    home: str
+    readable: Sequence[str] = ()
+    writable: Sequence[str] = ()
+    private: Sequence[str] = ()
+    """Paths that it never reaches, not even inside a folder that it may read."""
+    reads_all: bool = False
+    """True if it may read whatever the registry's user may."""
+    is_confined: bool = True
+    """False for the rights of the registry's user."""
+    memory_bytes_max: int = MEMORY_BYTES_DEFAULT
+    processes_max: int = PROCESSES_DEFAULT
+    home: str = ""
     """A folder of its own, its working directory; deleted at the end."""
-    readable: list[str]
-    writable: list[str]
-    private: list[str]
-    """The paths that it may not reach, wherever they lie."""
-    reads_all: bool
-    """True if it may read everything else."""
-    is_confined: bool
-    """True if it may reach no other files than those above and the system's."""
-    syscall_filter: str
-    """The program for seccomp that it is kept to if it is confined, in hex."""
-    memory_bytes_max: int
-    processes_max: int
+    syscall_filter: str = ""
+    """The seccomp program of a confined one, in hex."""
 
 
 class StartProblem(Exception):
@@ -127,7 +134,8 @@ class StartProblem(Exception):
 def main(control: socket.socket) -> int:
     """Start what is ordered and stay until it, or the registry, is gone; returns the exit code."""
     control.set_inheritable(False)
-    order = _read_order(control)
+    with control.makefile("rb") as messages:
+        order = Order(**json.loads(messages.readline(_ORDER_BYTES_MAX)))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -139,12 +147,12 @@ def main(control: socket.socket) -> int:
     try:
         child = _start(order)
     except (StartProblem, OSError, ValueError) as error:
-        _say(control, str(error))
-        shutil.rmtree(order["home"], ignore_errors=True)
+        _report(control, str(error))
+        shutil.rmtree(order.home, ignore_errors=True)
         return 127
     try:
-        _say(control, "")
-        _let_go()
+        _report(control, "")
+        _release_pipes()
         poll = select.poll()
         poll.register(control, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
@@ -158,30 +166,19 @@ def main(control: socket.socket) -> int:
             if ended is not None:
                 return ended
             problem = _broken_limit(order)
-        _say(control, problem)
+        _report(control, problem)
         return 1
     finally:
         _end_all(child, at_once=bool(problem))
-        shutil.rmtree(order["home"], ignore_errors=True)
+        shutil.rmtree(order.home, ignore_errors=True)
 
 
-def _read_order(control: socket.socket) -> Order:
-    data = b""
-    while not data.endswith(b"\n"):
-        part = control.recv(65536)
-        if not part or len(data) > _ORDER_BYTES_MAX:
-            raise SystemExit(2)
-        data += part
-    order: Order = json.loads(data)
-    return order
-
-
-def _say(control: socket.socket, problem: str) -> None:
+def _report(control: socket.socket, problem: str) -> None:
     with contextlib.suppress(OSError):
         control.sendall(json.dumps({"problem": problem} if problem else {}).encode() + b"\n")
 
 
-def _let_go() -> None:
+def _release_pipes() -> None:
     """Close the sandbox's own ends of the program's pipes, so that each side sees the other go."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -192,7 +189,6 @@ def _let_go() -> None:
 def _start(order: Order) -> int:
     """Fork the program and return its process id once it runs."""
     rules = _ruleset(order)
-    threads_max = _threads_of_user() + 16 * order["processes_max"]
     sandbox = os.getpid()
     read, write = os.pipe()
     child = os.fork()
@@ -207,19 +203,17 @@ def _start(order: Order) -> int:
             _prctl(_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != sandbox:
                 os._exit(127)
-            _limit(order, threads_max)
+            _limit(order)
             # Else the superuser's programs could look into the registry in spite of Landlock.
             for capability in range(_FIRST_DROPPED_CAPABILITY, _CAPABILITIES_MAX):
                 _prctl(_CAPBSET_DROP, capability)
-            os.chdir(order["home"])
+            os.chdir(order.home)
             if rules is not None:
-                _confine(rules)
-            if order["is_confined"]:
-                _filter_calls(bytes.fromhex(order["syscall_filter"]))
-            os.execvpe(order["command"][0], order["command"], order["environment"])  # noqa: S606  # no shell is wanted
+                _confine(rules, bytes.fromhex(order.syscall_filter))
+            os.execvpe(order.command[0], list(order.command), order.environment)  # noqa: S606  # no shell is wanted
         except BaseException as error:  # noqa: BLE001  # whatever it is, the other side of the fork must hear it
             text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            os.write(write, f"cannot start {order['command'][0]!r}: {text}".encode()[:1000])
+            os.write(write, f"cannot start {order.command[0]!r}: {text}".encode()[:1000])
         finally:
             os._exit(127)
     os.close(write)
@@ -233,28 +227,18 @@ def _start(order: Order) -> int:
     return child
 
 
-def _limit(order: Order, threads_max: int) -> None:
+def _limit(order: Order) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if _IS_LINUX:
         # Of writable memory: programs like node reserve far more addresses than they use.
-        memory = order["memory_bytes_max"]
+        memory = order.memory_bytes_max
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        # Counts all threads of the user, so this only bounds what can happen between two looks at the processes.
+        # The kernel counts all threads of the user, so this only bounds what happens between two checks of the limits.
+        threads_now = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+        threads_max = threads_now + 16 * order.processes_max
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
         threads = threads_max if hard == resource.RLIM_INFINITY else min(threads_max, hard)
         resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
-
-
-def _threads_of_user() -> int:
-    if not _IS_LINUX:
-        return 0
-    user, count = os.getuid(), 0
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if entry.stat().st_uid == user:
-                    count += sum(1 for _ in os.scandir(f"/proc/{entry.name}/task"))
-    return count
 
 
 def _broken_limit(order: Order) -> str:
@@ -262,16 +246,16 @@ def _broken_limit(order: Order) -> str:
     if not _IS_LINUX:
         return ""
     found = _descendants(os.getpid())
-    if len(found) > order["processes_max"]:
-        return f"it had more than {order['processes_max']} processes and was ended"
+    if len(found) > order.processes_max:
+        return f"it had more than {order.processes_max} processes and was ended"
     page = resource.getpagesize()
     used = 0
     for process in found:
         with contextlib.suppress(OSError, ValueError):
             _, resident, shared = Path(f"/proc/{process}/statm").read_bytes().split()[:3]
             used += (int(resident) - int(shared)) * page
-    if used > order["memory_bytes_max"]:
-        return f"it used more than {order['memory_bytes_max']} bytes of memory and was ended"
+    if used > order.memory_bytes_max:
+        return f"it used more than {order.memory_bytes_max} bytes of memory and was ended"
     return ""
 
 
@@ -332,7 +316,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _landlock(number: int, *arguments: ctypes.c_void_p | ctypes.c_size_t | ctypes.c_uint32 | ctypes.c_int) -> int:
+def _landlock(number: int, *arguments: object) -> int:
     result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
     return result
 
@@ -345,51 +329,43 @@ def _landlock_abi() -> int:
 
 
 def _ruleset(order: Order) -> int | None:
-    """Return the rules for the program as a file descriptor; None where the kernel has none and none are asked for.
-
-    Also without limits on files, rules keep it away from the memory and
-    environment of the registry, and from sending it signals.
+    """Return the rules for the program as a file descriptor; None for a program that is not confined.
 
     Raises:
-        StartProblem: limits are asked for, and this machine cannot keep them; or a folder may not be granted.
+        StartProblem: this machine cannot confine it, or a folder may not be granted.
     """
+    if not order.is_confined:
+        return None
     abi = _landlock_abi()
-    if not order["is_confined"]:
-        return _create(_MAKE_BLOCK, abi) if abi else None
-    if abi < 3:  # noqa: PLR2004  # before that, a file can be cut off without the right to write
+    if abi < _ABI_MIN:
         raise StartProblem(
             "its access to files cannot be limited: this needs Linux 6.2 or newer, with Landlock;"
             " PAWL_MCP_UNCONFINED=true of the registry does without"
         )
-    handled = _RIGHTS_OF_ABI[min(abi, len(_RIGHTS_OF_ABI) - 1)]
-    rules = _create(handled, abi)
-    program = shutil.which(order["command"][0], path=order["environment"].get("PATH"))
-    private = [os.path.realpath(path) for path in order["private"]]
+    handled = _RIGHTS_OF_ABI_5 if abi >= 5 else _RIGHTS  # noqa: PLR2004  # the version that brought the last right
+    # Older kernels take the whole structure too, if what they do not know is zero.
+    attributes = struct.pack("=QQQ", handled, 0, _SCOPES if abi >= _SCOPE_ABI else 0)
+    size, no_flags = ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
+    rules = _landlock(_CREATE_RULESET, ctypes.c_char_p(attributes), size, no_flags)
+    if rules < 0:
+        raise StartProblem("its access to files cannot be limited: Landlock refuses")
+    program = shutil.which(order.command[0], path=order.environment.get("PATH"))
+    private = [os.path.realpath(path) for path in order.private]
     unasked = [*private, os.path.realpath(_SHARED_MEMORY)]
-    for path in ("/",) if order["reads_all"] else (*_SYSTEM_PATHS, *filter(None, [program])):
+    for path in ("/",) if order.reads_all else (*_SYSTEM_PATHS, *filter(None, [program])):
         _allow_but(rules, path, _READ & handled, unasked)
-    for path in order["readable"]:
+    for path in order.readable:
         _refuse_inside(path, private)
         _allow_but(rules, path, _READ & handled, private, must_exist=True)
-    for path in order["writable"]:
+    for path in order.writable:
         _refuse_inside(path, private)
         for hidden in private:
             if _is_inside(hidden, os.path.realpath(path)):
                 raise StartProblem(f"{path!r} cannot be writable, because the private {hidden!r} is in it")
         _allow(rules, path, handled, must_exist=True)
-    _allow(rules, order["home"], handled, must_exist=True)
+    _allow(rules, order.home, handled, must_exist=True)
     for path in _DEVICES:
         _allow(rules, path, (_READ | _WRITE_FILE | _IOCTL_DEV) & handled, must_exist=False)
-    return rules
-
-
-def _create(handled: int, abi: int) -> int:
-    attributes = struct.pack("=QQQ", handled, 0, _SCOPES if abi >= _SCOPE_ABI else 0)
-    size = {1: 8, 2: 8, 3: 8, 4: 16, 5: 16}.get(abi, 24)
-    buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    rules = _landlock(_CREATE_RULESET, ctypes.cast(buffer, ctypes.c_void_p), ctypes.c_size_t(size), ctypes.c_uint32(0))
-    if rules < 0:
-        raise StartProblem("its access to files cannot be limited: Landlock refuses")
     return rules
 
 
@@ -398,13 +374,13 @@ def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _refuse_inside(path: str, private: list[str]) -> None:
+def _refuse_inside(path: str, private: Sequence[str]) -> None:
     """Refuse, with a StartProblem, to grant what lies in a private place."""
     if any(_is_inside(os.path.realpath(path), hidden) for hidden in private):
         raise StartProblem(f"{path!r} is private to Pawl: no program may reach it")
 
 
-def _allow_but(rules: int, path: str, rights: int, private: list[str], *, must_exist: bool = False) -> None:
+def _allow_but(rules: int, path: str, rights: int, private: Sequence[str], *, must_exist: bool = False) -> None:
     """Allow to read a file, or a folder and all that is in it now, without what is private.
 
     Landlock knows no exceptions. So of a folder with something private in it
@@ -434,24 +410,18 @@ def _allow(rules: int, path: str, rights: int, *, must_exist: bool) -> None:
     try:
         if not Path(path).is_dir():
             rights &= _ON_FILES
-        rule = struct.pack("=Qi", rights, descriptor)
-        buffer = ctypes.create_string_buffer(rule, len(rule))
-        pointer = ctypes.cast(buffer, ctypes.c_void_p)
-        if _landlock(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(_PATH_BENEATH), pointer, ctypes.c_uint32(0)) < 0:
+        rule = ctypes.c_char_p(struct.pack("=Qi", rights, descriptor))
+        if _landlock(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)) < 0:
             raise StartProblem(f"access to {path!r} cannot be allowed")
     finally:
         os.close(descriptor)
 
 
-def _confine(rules: int) -> None:
-    """Keep this process, and all that it starts, to the rules."""
+def _confine(rules: int, instructions: bytes) -> None:
+    """Keep this process, and everything that it starts, to the rules and to the filter of system calls."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
     if _landlock(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0)) < 0:
         raise StartProblem("its access to files cannot be limited: Landlock refuses")
-
-
-def _filter_calls(instructions: bytes) -> None:
-    """Keep this process, and all that it starts, to the filter; after `_confine`, which gives up new privileges."""
     code = ctypes.create_string_buffer(instructions, len(instructions))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(instructions) // 8, ctypes.addressof(code)))
     if not instructions or ctypes.CDLL(None).prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), program, 0, 0) != 0:

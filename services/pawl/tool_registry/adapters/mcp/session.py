@@ -1,4 +1,4 @@
-"""One connection with an MCP server: opened, kept, listened to, and closed, by a task of its own."""
+"""One connection with an MCP server: a task of its own opens it, keeps it, and closes it."""
 
 from __future__ import annotations
 
@@ -6,50 +6,49 @@ import asyncio
 import contextlib
 import contextvars
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import httpx2
 import mcp
 import mcp.types
 import pydantic
 from mcp.client.session import ClientRequestContext
-from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.egress_rules import EgressRefused
-from pawl.chassis.ids import UserId
 from pawl.chassis.tasks import shield, within
 from pawl.errors import SourceUnreachable
-from pawl.tool_registry.adapters.mcp.attempts import Garbled, Lost, Refused, TooLarge
-from pawl.tool_registry.adapters.mcp.call import Call, Called, Flight, open_pages
-from pawl.tool_registry.adapters.mcp.definitions import ServerTool
-from pawl.tool_registry.adapters.mcp.elicitation import Asked
-from pawl.tool_registry.adapters.mcp.listing import listed
+from pawl.tool_registry.adapters.mcp.attempts import Fault, Garbled, Lost, Refused, TooLarge
+from pawl.tool_registry.adapters.mcp.call import Call
+from pawl.tool_registry.adapters.mcp.definitions import ServerTool, listed
 from pawl.tool_registry.adapters.mcp.program import ProgramProblem
 from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
 from pawl.tool_registry.domain.source import LeftOut
 from pawl.tool_registry.sdk.values import hide
 
-CONNECT_SECONDS: Final = 30.0
+_CONNECT_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 15.0
 _OBITUARY_SECONDS: Final = 3.0
-_RELIST_SECONDS: Final = 1.0
-_RELISTEN_SECONDS: Final = 5.0
+_LISTED_SECONDS: Final = 30.0
 _ROUNDS_MAX: Final = 10
-# With two, there is always one that is another call.
-_LEFT_MAX: Final = 2
 _MESSAGE_CHARACTERS_MAX: Final = 500
 _CLIENT: Final = mcp.types.Implementation(name="pawl", version="1")
-# What the package says in the server's place. The code alone is one that servers use too.
+# What the package says on behalf of the server. Servers use the same code for other things.
 _SESSION_GONE: Final = "Session terminated"
 _BROKEN: Final = ("Connection closed", "SSE stream ")
 _UNREADABLE: Final = ("Failed to parse ", "Unexpected content type: ", "server answered a request with 202 ")
 
 Connect = Callable[[Wire], AbstractAsyncContextManager[Streams]]
+
+
+class Called(mcp.types.CallToolResult):
+    """The result of a call, or the task that does it."""
+
+    task: Annotated[mcp.types.Task | Any, pydantic.Field(union_mode="left_to_right")] = None
+
 
 _Result: TypeAlias = Called | mcp.types.InputRequiredResult
 _results: Final[pydantic.TypeAdapter[_Result]] = pydantic.TypeAdapter(_Result)
@@ -60,10 +59,10 @@ _log = logs.get_logger(__name__)
 
 
 class Session:
-    """A connection that opens at once, and stays until it breaks, is closed, or was not used for `idle_seconds`.
+    """A connection that opens immediately, and stays until it breaks, is stopped, or was not used for `idle_seconds`.
 
-    `owner` is the one user whose calls it carries. None: all users share the session of a stateless server. When the
-    server asks a question, it becomes that user's.
+    It serves one user, who is asked whatever its server asks. `is_shared` if it serves all users: then the server
+    cannot ask outside of its answers to calls, because such a question does not name its call.
     """
 
     def __init__(
@@ -71,36 +70,33 @@ class Session:
         connect: Connect,
         *,
         name: str,
-        owner: UserId | None,
+        is_shared: bool,
         secrets: Collection[str],
         clock: Clock,
         idle_seconds: float,
+        on_end: Callable[[Session], None],
     ) -> None:
         self._connect = connect
         self._name = name
+        self._is_shared = is_shared
         self._secrets = secrets
         self._clock = clock
         self._idle_seconds = idle_seconds
+        self._on_end = on_end
         self._wire = Wire()
         self._client: mcp.Client | None = None
         self._tools: Mapping[str, ServerTool] = {}
+        self._listed_at = -math.inf
+        self._listing = asyncio.Lock()
         self.left_out: Sequence[LeftOut] = ()
-        """The tools that its server lists and that are none."""
-        self._listed = asyncio.Event()
-        self._is_stale = False
-        self._stopped = asyncio.Event()
+        """The listed tools that cannot be used."""
+        self._is_stopped = False
         self._was_refused = False
-        self._flights: list[Flight] = []
-        # Calls that were left before the server had answered.
-        self._left: set[str] = set()
-        self._is_retired = False
+        self._users = 0
+        # The calls that the server has been sent and has not answered, the newest last.
+        self._sent: list[Call] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.owner = owner
-        self.has_asked = False
-        """True if its server has ever asked a user something."""
         self.began_at = self.used_at = clock.monotonic()
-        self.ended_at = math.inf
-        """The time at which nothing of it was left any more, by the monotonic clock."""
         # It outlives the call that needed it first, whose context is not its own.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"mcp {self._name}", context=contextvars.Context()
@@ -109,175 +105,135 @@ class Session:
     @property
     def is_open(self) -> bool:
         """True if it opens, or calls can be made."""
-        return not self._task.done() and not self._stopped.is_set() and not self._wire.problem
+        return not self._task.done() and not self._is_stopped and not self._wire.problem
 
     @property
     def is_busy(self) -> bool:
-        """True if a call has a place on it."""
-        return bool(self._flights)
+        """True while something uses it."""
+        return self._users > 0
 
     @property
     def problem(self) -> str:
-        """The reason why it broke, or did not open; empty if it did not break."""
+        """Why it broke, or did not open; empty if it did not break."""
         return self._wire.problem
 
-    def may_carry(self, user_id: UserId, call_id: str, *, alone: bool) -> bool:
-        """Return whether a call may use it, `alone` where the server asks questions that do not say whose they are.
-
-        Then the server must not be at any other call: one that was left in the middle
-        may continue there, and ask.
-        """
-        if not self.is_open or self._is_retired:
-            return False
-        if not alone:
-            return self.owner in (None, user_id)
-        return self.owner == user_id and not self._flights and self._left <= {call_id}
-
-    def take_place(self, user_id: UserId, call_id: str) -> Flight:
-        """Return a place for a call, which keeps the connection open until it is given back with `leave`.
-
-        `call_id` is the same every time that a call is made.
-        """
-        self.used_at = self._clock.monotonic()
-        flight = Flight(user_id, call_id)
-        self._flights.append(flight)
-        return flight
-
-    def leave(self, flight: Flight) -> None:
-        """Give a place back; what its call has asked is asked no more."""
-        self._flights.remove(flight)
-        flight.end()
-        self.used_at = self._clock.monotonic()
-        self._wire.news.set()
+    @contextlib.contextmanager
+    def used(self) -> Generator[None, None, None]:
+        """Keep it open inside the context."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self.used_at = self._clock.monotonic()
+            self._wire.news.set()
 
     async def opened(self) -> None:
-        """Return when calls can be made. Safe to cancel: it goes on opening.
+        """Return when calls can be made. Safe to cancel: the connection continues to open.
 
         Raises:
-            SourceUnreachable: that did not work; the message says why.
+            SourceUnreachable: it does not open; the message says why.
         """
         await shield(self._opened)
 
     def stop(self) -> None:
-        """Have it end; calls under way are lost. Idempotent."""
-        self._stopped.set()
+        """Make it end; calls under way are lost. Idempotent."""
+        self._is_stopped = True
         self._wire.news.set()
 
     async def close(self) -> None:
         """End it, and return when nothing of it is left. Idempotent."""
         self.stop()
-        if self._task is asyncio.current_task():
-            return
-        if not (await asyncio.wait({self._task}, timeout=0.1 if not self._opened.done() else 1.0))[0]:
+        if not (await asyncio.wait({self._task}, timeout=1.0 if self._opened.done() else 0.1))[0]:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
     async def tools(self, *, anew: bool = False) -> Mapping[str, ServerTool]:
-        """Return the tools by the server's names, as it describes them since it last said that they changed.
+        """Return the tools by the server's names, listed again after half a minute or an announced change.
 
         Raises:
-            SourceUnreachable: the connection ended.
+            SourceUnreachable: the server does not list them.
         """
-        if anew:
-            self._changed()
-        while not self._listed.is_set() and self.is_open:
-            await self._listed.wait()
-        if not self.is_open:
-            raise SourceUnreachable(self.problem or "the connection was closed")
-        return self._tools
+        async with self._listing:
+            now = self._clock.monotonic()
+            if anew or now - self._listed_at > _LISTED_SECONDS:
+                self._listed_at = now
+                try:
+                    self._tools, self.left_out = await self._answer(lambda client: listed(client, self._secrets))
+                except Fault as fault:
+                    self._listed_at = -math.inf
+                    raise SourceUnreachable(f"it does not list its tools: {fault}") from None
+            return self._tools
 
     async def call(
-        self,
-        flight: Flight,
-        call: Call,
-        name: str,
-        arguments: dict[str, Any],
-        *,
-        as_task: mcp.types.TaskMetadata | None = None,
+        self, call: Call, name: str, arguments: dict[str, Any], *, as_task: mcp.types.TaskMetadata | None = None
     ) -> Called:
-        """Call a tool, perhaps as a task. Cancelling it tells the server so, and ends what it asks.
+        """Call a tool, perhaps as a task. Cancelling this cancels the call at the server.
 
-        There is no limit of time here, so that none runs out while a question is open.
+        It has no deadline of its own, because time stands still while the user is asked something.
 
         Raises:
-            Lost: the connection ended, or has become another user's before the call was sent.
+            Lost: the connection ended.
             Refused, TooLarge, Garbled: the answer is an error of the protocol, too large, or no result.
         """
         params = mcp.types.CallToolRequestParams(name=name, arguments=arguments, task=as_task)
-        result = await self.sending(flight, call, lambda client: self._call(client, flight, call, params))
+        result = await self.send(call, lambda client: self._call(client, call, params))
         if as_task and isinstance(result.task, mcp.types.Task):
             return result
         if result.task is not None and not result.content and result.structured_content is None:
             raise Garbled
-        # It is done, whatever is said of a task.
+        # A server may do immediately what it was asked to do as a task.
         result.task = None
         return result
 
-    async def sending(self, flight: Flight, call: Call, send: Callable[[mcp.Client], Awaitable[T]]) -> T:
-        """Send what may have an effect, and in which the server may ask something. Raises as `call` does."""
-        # What goes on here is asked for here.
-        is_new = not flight.is_sent
-        if is_new and self.has_asked and (self.owner != flight.user_id or self._sent() or self._is_retired):
-            raise Lost("its server asks each user on a connection of their own", never_ran=True)
+    async def send(self, call: Call, request: Callable[[mcp.Client], Awaitable[T]]) -> T:
+        """Send a request of a call, during which the server may ask the user something. Raises as `call`."""
         if self.is_open and self._client is not None:
-            flight.send(call.on_question)
-            call.mark_begun()
+            call.context.mark_begun()
+        self._sent.append(call)
         try:
-            return await self.answer(send)
-        except asyncio.CancelledError:
-            if len(self._left) < _LEFT_MAX:
-                self._left.add(flight.call_id)
-            raise
+            return await self._answer(request)
+        finally:
+            self._sent.remove(call)
+            call.stop_asking()
 
-    async def answer(self, send: Callable[[mcp.Client], Awaitable[T]]) -> T:
-        """Return what the server answers, or say why it does not. Raises as `call` does."""
+    async def _answer(self, request: Callable[[mcp.Client], Awaitable[T]]) -> T:
         if self._client is None or not self.is_open:
             raise Lost(self.problem or "the connection was closed", never_ran=True)
-        self._wire.was_used = True
+        self._wire.was_used = self._wire.was_used or bool(self._sent)
         try:
-            return await send(self._client)
+            return await request(self._client)
         except mcp.MCPError as error:
             if error.message == _SESSION_GONE and self._wire.is_forgotten:
                 self._wire.end("it does not know the session any more")
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
-                # Counted now: those that are told first have left by then.
-                is_alone = len(self._sent()) == 1
-                await self._ended()
+                # Counted now, because other calls end while this one waits for the reason.
+                is_alone = len(self._sent) == 1
+                self._wire.news.set()
+                await asyncio.wait({self._task}, timeout=_OBITUARY_SECONDS)
+                self._wire.end("the connection broke")
                 if self._wire.is_too_large and is_alone:
                     raise TooLarge(self.problem) from None
-                raise Lost(
-                    self.problem,
-                    never_ran=self._was_refused and is_alone,
-                    is_too_large=self._wire.is_too_large,
-                ) from None
+                raise Lost(self.problem, never_ran=self._was_refused and is_alone) from None
             if error.message.startswith(_UNREADABLE):
-                raise Garbled from None
+                raise Garbled("it answered with what is no result") from None
             raise Refused(error.message, code=error.code) from None
         except pydantic.ValidationError:
-            raise Garbled from None
+            raise Garbled("it answered with what is no result") from None
 
-    async def _ended(self) -> None:
-        """Wait until it is known why the connection broke."""
-        self._wire.news.set()
-        await asyncio.wait({self._task}, timeout=_OBITUARY_SECONDS)
-        self._wire.end("the connection broke")
+    async def _call(self, client: mcp.Client, call: Call, params: mcp.types.CallToolRequestParams) -> Called:
+        """Send the call, and send it again with answers as long as the server asks for something first.
 
-    async def _call(
-        self, client: mcp.Client, flight: Flight, call: Call, params: mcp.types.CallToolRequestParams
-    ) -> Called:
-        """Send the call, and again with answers as long as the server asks for something first.
-
-        The package's own method checks results against the server's schema, with
-        patterns that could take for ever.
+        The package's own method checks results against the server's schema, whose patterns could take for ever.
         """
         for _ in range(_ROUNDS_MAX):
             request = mcp.types.CallToolRequest(params=params)
             try:
                 result = await client.session.send_request(request, _results, progress_callback=call.on_progress)
             except mcp.MCPError as error:
-                # It has done nothing yet, and begun no task: pages have to be opened first.
-                await open_pages(error, partial(self._ask_of, flight))
+                # The server has done nothing yet: it wants the user to open pages first.
+                await _open_pages(error, call)
                 if not self.is_open:
                     raise Lost(self.problem or "the connection was closed", never_ran=True) from None
                 continue
@@ -287,34 +243,34 @@ class Session:
             for key, asked in (result.input_requests or {}).items():
                 if not isinstance(asked, mcp.types.ElicitRequest):
                     raise Refused("it asks for what is not offered: sampling or roots")
-                answers[key] = await self._ask_of(flight, asked.params)
+                answers[key] = await call.ask(asked.params)
             params = params.model_copy(update={"input_responses": answers, "request_state": result.request_state})
             if not answers:
                 await self._clock.sleep(0.1)
         raise Refused(f"it asked for more than {_ROUNDS_MAX} times before it answered")
 
     async def _run(self) -> None:
-        """Own the connection: what is entered is left in the same task."""
+        """Own the connection: its contexts must be left in the task that entered them."""
         problem = ""
         try:
             await self._stay()
         except asyncio.CancelledError:
-            problem = "" if self._stopped.is_set() else "the connection broke"
+            problem = "" if self._is_stopped else "the connection broke"
         except BaseException as error:  # noqa: BLE001  # whatever it is, callers get a sentence
             problem = self._sentence(error)
             self._was_refused = isinstance(_first(error), httpx2.ConnectError | EgressRefused)
         if problem:
             self._wire.end(problem)
-        if self.problem and self._opened.done():
-            _log.warning("mcp.lost", source=self._name, problem=self.problem)
         if not self._opened.done():
             self._opened.set_exception(SourceUnreachable(self.problem or "the connection was closed"))
-            self._opened.exception()  # Seen, also when nobody waits any more.
-        self.ended_at = self._clock.monotonic()
+            self._opened.exception()  # Marks it as seen, in case no caller waits any more.
+        elif self.problem:
+            _log.warning("mcp.lost", source=self._name, problem=self.problem)
         self._client = None
-        self._listed.set()
+        self._on_end(self)
 
     async def _stay(self) -> None:
+        """Open the connection, and stay until it breaks, is stopped or idle."""
         client = mcp.Client(
             self._connect(self._wire),
             message_handler=self._on_message,
@@ -324,97 +280,36 @@ class Session:
         )
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(CONNECT_SECONDS):
+                async with asyncio.timeout(_CONNECT_SECONDS):
                     await stack.enter_async_context(client)
-                    await self._list(client)
+                    self._listed_at = self._clock.monotonic()
+                    self._tools, self.left_out = await listed(client, self._secrets)
             except TimeoutError:
-                raise SourceUnreachable(f"it did not answer within {CONNECT_SECONDS:g} s") from None
-            listening = asyncio.create_task(self._listen(client), name=f"mcp.listen {self._name}")
+                raise SourceUnreachable(f"it did not answer within {_CONNECT_SECONDS:g} s") from None
+            self._client = client
+            self.used_at = self._clock.monotonic()
+            self._opened.set_result(None)
             try:
-                self._client = client
-                self.used_at = self._clock.monotonic()
-                self._opened.set_result(None)
-                await self._serve(client)
+                while not self._is_stopped and not self._wire.problem:
+                    left = self.used_at + self._idle_seconds - self._clock.monotonic()
+                    if not self.is_busy and left <= 0:
+                        return
+                    self._wire.news.clear()
+                    await within(max(left, 0.05), self._wire.news.wait())
             finally:
-                self._stopped.set()
-                self._listed.set()
-                listening.cancel()
-                await asyncio.gather(listening, return_exceptions=True)
-
-    async def _serve(self, client: mcp.Client) -> None:
-        """Stay until it breaks, is closed or idle; read the tools anew when they have changed."""
-        while not self._stopped.is_set() and not self._wire.problem:
-            left = self.used_at + self._idle_seconds - self._clock.monotonic()
-            if not self._flights and (left <= 0 or self._is_retired):
-                return
-            self._wire.news.clear()
-            if self._is_stale:
-                await self._list(client)
-                # One that changes all the time is not asked all the time.
-                await within(_RELIST_SECONDS, self._stopped.wait())
-            else:
-                await within(max(left, 0.05), self._wire.news.wait())
-
-    async def _list(self, client: mcp.Client) -> None:
-        self._is_stale = False
-        self._tools, self.left_out = await listed(client, self._secrets)
-        if not self._is_stale:
-            self._listed.set()
-
-    def _changed(self) -> None:
-        self._is_stale = True
-        self._listed.clear()
-        self._wire.news.set()
+                self._is_stopped = True
 
     async def _on_message(self, message: object) -> None:
         if isinstance(message, mcp.types.ToolListChangedNotification):
-            self._changed()
+            self._listed_at = -math.inf
 
-    async def _listen(self, client: mcp.Client) -> None:
-        """Hear of changes from servers that tell only those who ask."""
-        capabilities = client.server_capabilities
-        if capabilities.tools is None or not capabilities.tools.list_changed:
-            return
-        while True:
-            try:
-                async with client.listen(tools_list_changed=True) as events:
-                    async for _ in events:
-                        self._changed()
-            except ListenNotSupportedError:
-                return
-            except (SubscriptionLost, TimeoutError, mcp.MCPError):
-                _log.info("mcp.not_listening", source=self._name)
-            await self._clock.sleep(_RELISTEN_SECONDS)
-            self._changed()
-
-    async def _on_elicit(self, context: ClientRequestContext, params: Asked) -> mcp.types.ElicitResult:
-        """Pass a question on to the call that it belongs to.
-
-        The protocol does not say which one that is. It is certain if there is one
-        call, and none that was left before its server had answered. Else nobody sees
-        it, and no further call comes here: whoever calls again has a connection alone.
-        """
-        sent = self._sent()
-        if len(sent) == 1 and self._left <= {sent[0].call_id}:
-            return await self._ask_of(sent[0], params)
-        self.has_asked = True
-        self._is_retired = self._is_retired or bool(sent)
-        for flight in sent:
-            flight.is_in_doubt = True
-        return mcp.types.ElicitResult(action="decline")
-
-    async def _ask_of(self, flight: Flight, params: Asked) -> mcp.types.ElicitResult:
-        """Ask the user of a call, whose the connection is from now on: what the answer opens is for nobody else."""
-        self.has_asked = True
-        if self.owner is None:
-            self.owner = flight.user_id
-        # Who shared it with others before may not do so any longer.
-        self._is_retired = self._is_retired or self.owner != flight.user_id
-        return await flight.ask(params)
-
-    def _sent(self) -> list[Flight]:
-        """Return the calls that the server has been sent and has not answered."""
-        return [flight for flight in self._flights if flight.is_sent]
+    async def _on_elicit(
+        self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
+    ) -> mcp.types.ElicitResult:
+        """Ask the user in the newest call: the protocol does not say to which one a question belongs."""
+        if self._is_shared or not self._sent:
+            return mcp.types.ElicitResult(action="decline")
+        return await self._sent[-1].ask(params)
 
     def _sentence(self, error: BaseException) -> str:
         """Return what an error means, for people, without secrets."""
@@ -444,3 +339,18 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def _open_pages(error: mcp.MCPError, call: Call) -> None:
+    """Return if an error asks the user to open pages, and the user has done that; else raise it again."""
+    if error.code != mcp.types.URL_ELICITATION_REQUIRED:
+        raise error
+    try:
+        pages = mcp.UrlElicitationRequiredError.from_error(error.error).elicitations
+    except (ValueError, TypeError, AttributeError):
+        raise error from None
+    if not pages:
+        raise error
+    for page in pages:
+        if (await call.ask(page)).action != "accept":
+            raise error

@@ -31,9 +31,14 @@ _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND
 
 
 class PostgresSourceRepository(DatabaseAdapter):
-    """The SourceRepository port."""
+    """The sources of stores, durable. Their tools are in the ToolRepository."""
 
     async def put(self, record: SourceRecord) -> None:
+        """Write a source, instead of one of its name.
+
+        Raises:
+            InvalidField: the store has SOURCES_MAX sources.
+        """
         source = record.source
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, source.store_id)
@@ -52,9 +57,11 @@ class PostgresSourceRepository(DatabaseAdapter):
             )
 
     async def set_state(self, store_id: StoreId, name: str, state: SourceState, problem: str) -> None:
+        """Write the state of a source, if it still exists."""
         await self._database.execute(_SET_STATE, store_id, name, state.value, problem)
 
     async def get(self, store_id: StoreId, name: str) -> SourceRecord | None:
+        """Return a source of a store."""
         row = await self._database.fetchrow(_GET, store_id, name)
         return None if row is None else _record(row)
 
@@ -64,10 +71,12 @@ class PostgresSourceRepository(DatabaseAdapter):
         return None if record is None else record.source
 
     async def list(self, store_id: StoreId) -> Sequence[SourceRecord]:
+        """Return the sources of a store, by name."""
         rows = await self._database.fetch(_LIST, store_id)
         return [_record(row) for row in rows]
 
     async def remove(self, store_id: StoreId, name: str) -> bool:
+        """Delete a source; returns whether it existed."""
         return await self._database.fetchval(_REMOVE, store_id, name) is not None
 
 

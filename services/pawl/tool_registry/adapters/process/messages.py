@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
 import msgspec
@@ -11,20 +10,6 @@ import msgspec
 from pawl.tool_registry.domain.inverse import InverseCall
 
 _LENGTH_BYTES: Final = 4
-
-
-class ContextFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The public fields of the tool's context."""
-
-    store_id: str
-    user_id: str
-    conversation_id: str
-    run_id: str
-    call_id: str
-    attempt: int
-    deadline: datetime
-    agent_name: str
-    last_checkpoint: Any
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -38,7 +23,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory_bytes: int
     cpu_seconds: int
     content_bytes_max: int
-    context: ContextFields
+    context: dict[str, Any]
+    """The public fields of the tool's context."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

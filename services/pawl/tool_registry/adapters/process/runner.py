@@ -7,9 +7,8 @@ import contextlib
 import signal
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final, Self
-
-import msgspec
 
 from pawl.chassis import logs
 from pawl.chassis.strict_json import loads
@@ -18,6 +17,8 @@ from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.adapters.process.call import CallProcess
 from pawl.tool_registry.adapters.process.messages import Answer, Call, ContextFields, GarbledMessage, Raised, Returned
 from pawl.tool_registry.adapters.python.runner import PythonRunner, PythonWork, uncancelled
+from pawl.tool_registry.adapters.process.messages import Answer, Call, GarbledMessage, Raised, Returned
+from pawl.tool_registry.adapters.python.runner import PythonWork, uncancelled
 from pawl.tool_registry.adapters.python.tool_folders import folder_of
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.sdk import outcome
@@ -30,6 +31,7 @@ _SPARES: Final = 1
 _CONTENT_BYTES_MAX: Final = 2 * RESULT_BYTES_MAX
 """Of a result that is too large this much is fetched all the same, because taking secrets out may change its size."""
 _MIB: Final = 1024 * 1024
+_CONTEXT_FIELDS: Final = tuple(each.name for each in fields(ToolContext) if not each.name.startswith("_"))
 
 _log = logs.get_logger(__name__)
 
@@ -120,7 +122,7 @@ def _call(tool: Tool[..., Any], limits: ProcessLimits, arguments: Mapping[str, A
         memory_bytes=limits.memory_bytes,
         cpu_seconds=limits.cpu_seconds,
         content_bytes_max=_CONTENT_BYTES_MAX,
-        context=msgspec.convert(context, ContextFields, from_attributes=True),
+        context={name: getattr(context, name) for name in _CONTEXT_FIELDS},
     )
 
 

@@ -20,8 +20,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-import msgspec
-
 from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.errors import InvalidJson
 from pawl.tool_registry.adapters.process.messages import (
@@ -260,7 +258,7 @@ def _crash(error: BaseException, kind: Literal["CRASHED", "BROKEN"]) -> Raised:
 
 def _context(call: Call, line: _Line) -> ToolContext:
     return ToolContext(
-        **msgspec.structs.asdict(call.context),
+        **call.context,
         _cancelled=line.cancelled,
         _report=line.progress,
         _find_secret=line.secret,

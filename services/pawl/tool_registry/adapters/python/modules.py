@@ -70,7 +70,7 @@ def _modules_of(entry: str) -> Iterator[ToolModule]:
     elif path.is_dir():
         package, error = folder_package(path)
         name = path.resolve().name
-        yield _broken(name, error, str(path / "__init__.py")) if error else _with_tools(name, package)
+        yield _broken(name, error) if error else _with_tools(name, package)
         yield from _below(package, name)
     elif path.is_file() and path.suffix == ".py":
         package, _ = folder_package(path.parent)
@@ -93,7 +93,7 @@ def _walk(import_name: str, name: str) -> Iterator[ToolModule]:
     try:
         module = importlib.import_module(import_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code
-        yield _broken(name, error, _file_of(import_name))
+        yield _broken(name, error)
         return
     yield _with_tools(name, module)
     yield from _below(module, name)
@@ -110,34 +110,21 @@ def _with_tools(name: str, module: ModuleType) -> ToolModule:
     return ToolModule(name=name, tools=tuple(sorted(found.values(), key=lambda tool: tool.name)))
 
 
-def _file_of(import_name: str) -> str:
-    """Return the file that a module would be read from; empty if nobody can say."""
-    try:
-        spec = importlib.util.find_spec(import_name)
-    except Exception:  # noqa: BLE001  # its package is broken or not there
-        return ""
-    return spec.origin or "" if spec else ""
-
-
-def _broken(name: str, error: BaseException, file: str) -> ToolModule:
+def _broken(name: str, error: BaseException) -> ToolModule:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     said = f"{type(error).__name__}: {text}".removesuffix(": ")[:_ERROR_CHARACTERS_MAX]
-    place = _place(error, file)
+    place = _place(error)
     return ToolModule(name=name, error=f"{place}: {said}" if place else said)
 
 
-def _place(error: BaseException, file: str) -> str:
-    """Return file and line of an error: in the module itself if it has a part in it."""
+def _place(error: BaseException) -> str:
+    """Return file and line of an error: where the module itself led to it."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen importlib") and frame.filename not in _MACHINERY
-    ]
-    own = [frame for frame in frames if frame.filename == file]
-    last = (own or frames)[-1:]
-    return f"{last[0].filename}:{last[0].lineno}" if last else ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith("<frozen importlib") and frame.filename not in _MACHINERY:
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
 
 
 _MACHINERY: Final = frozenset({__file__, importlib.__file__, sys.modules[folder_package.__module__].__file__})
