@@ -108,7 +108,7 @@ def application(
 
     async def check(_: Request) -> Response:
         page = health()
-        return Response(page.body, int(page.status[:3]), media_type=page.content_type)
+        return Response(page.body, page.status, media_type=page.content_type)
 
     agui, pages = AgUi(callers, services, streams, bytes_max=bytes_max), Pages()
     routes = [
