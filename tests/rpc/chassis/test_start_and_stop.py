@@ -112,7 +112,7 @@ async def test_a_stop_sends_streams_elsewhere_at_once(serve: Serve, servicer: Ec
     serving = serve(drain_seconds=20)
     server = await serving.__aenter__()
     async with open_channel(server.address) as channel:
-        kinds = ("generate", "write", "talk", "read_and_write", "collect")
+        kinds = ("generate", "write", "talk", "collect")
         calls = [asyncio.ensure_future(EchoStub(channel).call(kind, "wait")) for kind in kinds]
         await until(lambda: servicer.waiting == len(kinds))
         await serving.__aexit__(None, None, None)
