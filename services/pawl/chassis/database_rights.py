@@ -10,28 +10,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pawl.chassis import logs
-
 if TYPE_CHECKING:
     from pawl.chassis.database import Connection, Database
 
-_SCHEMA_RIGHTS: Final = frozenset({"USAGE"})
-_SEQUENCE_RIGHTS: Final = frozenset({"USAGE"})
-_ROW_RIGHTS: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
-_GROWING_RIGHTS: Final = frozenset({"SELECT", "INSERT"})
-_VERSION_RIGHTS: Final = frozenset({"SELECT"})
-_SEQUENCE: Final = "S"
-
-_HELD_ON_SCHEMA: Final = """
-SELECT coalesce(array_agg(a.privilege_type) FILTER (WHERE a.grantee = $2::text::regrole), '{}')
-FROM pg_namespace n LEFT JOIN LATERAL aclexplode(n.nspacl) a ON true WHERE n.nspname = $1
+_GRANT: Final = """
+REVOKE ALL ON SCHEMA {schema} FROM {role};
+REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role};
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM {role};
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
+REVOKE INSERT, UPDATE, DELETE ON {schema}.schema_version FROM {role}
 """
-_HELD: Final = """
-SELECT c.relname AS name, c.relkind::text AS kind,
-    coalesce(array_agg(a.privilege_type) FILTER (WHERE a.grantee = $2::text::regrole), '{}') AS held
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN LATERAL aclexplode(c.relacl) a ON true
-WHERE n.nspname = $1 AND c.relkind IN ('r', 'p', 'S') GROUP BY c.oid, c.relname, c.relkind ORDER BY c.relname
-"""
+_PROTECT: Final = "REVOKE UPDATE, DELETE ON {table} FROM {role}"
 # Who owns the table, its schema or the database may do anything, or give himself the right to.
 _CHANGEABLE: Final = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -42,8 +33,6 @@ WHERE n.nspname = $1 AND c.relname = ANY ($2::text[]) AND (
 ORDER BY c.relname
 """
 
-_log = logs.get_logger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
@@ -52,32 +41,19 @@ class Rights:
     role: str
     append_only: frozenset[str] = frozenset()
 
-    def on_table(self, table: str) -> frozenset[str]:
-        """Return the rights that the role has on a table."""
-        if table == "schema_version":
-            return _VERSION_RIGHTS
-        return _GROWING_RIGHTS if table in self.append_only else _ROW_RIGHTS
-
 
 async def give(connection: Connection, schema: str, rights: Rights) -> None:
     """Give the role its rights on `schema`, and take away others; idempotent, all or nothing.
 
-    The connection is that of the owner. What is right already is left alone. If the
-    role itself is the owner, nothing happens.
+    The connection is that of the owner. If the role itself is the owner, nothing happens.
     """
-    role = _quoted(rights.role)
+    if await connection.fetchval("SELECT current_user") == rights.role:
+        return
+    role = '"{}"'.format(rights.role.replace('"', '""'))
     async with connection.transaction():
-        if await connection.fetchval("SELECT current_user") == rights.role:
-            return
-        held = frozenset(await connection.fetchval(_HELD_ON_SCHEMA, schema, role))
-        changed = await _settle(connection, f"SCHEMA {schema}", role, held=held, wanted=_SCHEMA_RIGHTS)
-        for row in await connection.fetch(_HELD, schema, role):
-            is_sequence = row["kind"] == _SEQUENCE
-            wanted = _SEQUENCE_RIGHTS if is_sequence else rights.on_table(row["name"])
-            what = f"{'SEQUENCE' if is_sequence else 'TABLE'} {schema}.{_quoted(row['name'])}"
-            changed |= await _settle(connection, what, role, held=frozenset(row["held"]), wanted=wanted)
-    if changed:
-        _log.info("database.rights_given", schema=schema, role=rights.role)
+        await connection.execute(_GRANT.format(schema=schema, role=role))
+        for table in rights.append_only:
+            await connection.execute(_PROTECT.format(table=f"{schema}.{table}", role=role))
 
 
 async def role_of(database: Database) -> str:
@@ -88,19 +64,3 @@ async def role_of(database: Database) -> str:
 async def changeable(database: Database, schema: str, tables: Collection[str]) -> list[str]:
     """Return those of the tables whose rows the role of this pool could change or remove, or have changed."""
     return [row["relname"] for row in await database.fetch(_CHANGEABLE, schema, list(tables))]
-
-
-async def _settle(
-    connection: Connection, what: str, role: str, *, held: frozenset[str], wanted: frozenset[str]
-) -> bool:
-    if held == wanted:
-        return False
-    await connection.execute(f"REVOKE ALL ON {what} FROM {role}")
-    await connection.execute(f"GRANT {', '.join(sorted(wanted))} ON {what} TO {role}")
-    return True
-
-
-def _quoted(name: str) -> str:
-    """Return a name as PostgreSQL reads it in a statement."""
-    doubled = name.replace('"', '""')
-    return f'"{doubled}"'

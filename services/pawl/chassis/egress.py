@@ -139,7 +139,7 @@ def _join(target: Target, location: str) -> Target:
 def _as_sent(request: OutboundRequest, target: Target, headers: Mapping[str, str], sent: _Sent) -> httpx2.Request:
     built = httpx2.Headers({"User-Agent": USER_AGENT, "Accept": "*/*"})
     built.update(dict(headers))
-    built["Accept-Encoding"] = "gzip, deflate"
+    built["Accept-Encoding"] = "gzip"
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), request.timeout_seconds)
     return httpx2.Request(
         request.method,

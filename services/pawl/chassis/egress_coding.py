@@ -6,8 +6,6 @@ import zlib
 from typing import Final
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
-_FORMATS: Final = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
-_ZLIB_METHOD: Final = 8
 
 
 class CodingError(Exception):
@@ -21,16 +19,16 @@ class Unpacker:
     are ever made.
 
     Raises:
-        CodingError: the coding is not gzip or deflate, or the body is broken.
+        CodingError: the coding is not gzip, or the body is broken.
     """
 
     def __init__(self, coding: str, *, bytes_max: int) -> None:
         self.body = bytearray()
         self._bytes_max = bytes_max
         coding = coding.strip().lower()
-        if coding not in ("", "identity", *_FORMATS):
+        self._is_packed = coding in ("gzip", "x-gzip")
+        if not self._is_packed and coding not in ("", "identity"):
             raise CodingError("the body is packed in a way that was not asked for")
-        self._format = _FORMATS.get(coding)
         self._inflate: zlib._Decompress | None = None
 
     @property
@@ -40,12 +38,12 @@ class Unpacker:
 
     def feed(self, part: bytes) -> None:
         """Unpack the next part."""
-        if self._format is None:
+        if not self._is_packed:
             self.body += part[: self._bytes_max + 1 - len(self.body)]
             return
         while part and not self.is_full:
             if self._inflate is None:
-                self._inflate = zlib.decompressobj(self._wbits(part[0]))
+                self._inflate = zlib.decompressobj(_GZIP)
             try:
                 self.body += self._inflate.decompress(part, self._bytes_max + 1 - len(self.body))
             except zlib.error:
@@ -55,11 +53,6 @@ class Unpacker:
                 part, self._inflate = self._inflate.unused_data.lstrip(b"\0"), None
             else:
                 part = self._inflate.unconsumed_tail
-
-    def _wbits(self, first: int) -> int:
-        # "deflate" means zlib (RFC 9110, 8.4.1.2), but some servers send what is inside of it.
-        is_bare = self._format == zlib.MAX_WBITS and first & 0x0F != _ZLIB_METHOD
-        return -zlib.MAX_WBITS if is_bare else self._format or 0
 
     def end(self) -> None:
         """Say that nothing more comes."""

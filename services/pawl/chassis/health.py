@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import msgspec
 
 from pawl.chassis import logs, tasks
 from pawl.chassis.http_server import Response
+from pawl.chassis.rpc_server import RpcServer
 
 Probe = Callable[[], Awaitable[object]]
 """Returns if the dependency answers, raises if not."""
@@ -20,15 +21,8 @@ _TIMEOUT_SECONDS: Final = 2.0
 _log = logs.get_logger(__name__)
 
 
-class Follower(Protocol):
-    """A server that says to others how it is."""
-
-    def set_health(self, *, serving: bool) -> None:
-        """Say so."""
-
-
 class HealthMonitor:
-    """Probes the dependencies every 2 s and sets the health of all services of a server.
+    """Probes the dependencies every 2 s and sets the health of all services of an RPC server.
 
     NOT_SERVING while a required one does not answer; optional ones are only
     reported. An async context manager, to be entered inside the server's.
@@ -38,14 +32,14 @@ class HealthMonitor:
         self._probes: dict[str, tuple[Probe, bool]] = {}
         self._failures: dict[str, str] = {}
         self._serving = False
-        self._server: Follower | None = None
+        self._server: RpcServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str, probe: Probe, *, optional: bool = False) -> None:
         """Watch a dependency, from the next round on."""
         self._probes[name] = (probe, optional)
 
-    def follow(self, server: Follower) -> None:
+    def follow(self, server: RpcServer) -> None:
         """Set the health of the services of `server` from now on."""
         self._server = server
 
@@ -79,7 +73,7 @@ class HealthMonitor:
         return Response(
             body=msgspec.json.encode({"serving": self._serving, "checks": checks}) + b"\n",
             content_type="application/json",
-            status="200 OK" if self._serving else "503 Service Unavailable",
+            status=200 if self._serving else 503,
         )
 
     async def _repeat(self) -> None:

@@ -1,20 +1,31 @@
-"""A small HTTP server for machines that look after the process: GET only."""
+"""The HTTP server of a process: the gateway's API, and the pages for machines that look after any service."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Callable, Mapping
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pawl.chassis import logs, tasks
 from pawl.chassis.settings import join_address, split_address
 from pawl.chassis.start import StartError
+from pawl.chassis.tls import Tls, http_context
 
-_HEAD_BYTES_MAX: Final = 8192
-_REQUEST_SECONDS_MAX: Final = 10.0
-_CONNECTIONS_MAX: Final = 64
+_HEAD_SECONDS: Final = 10.0
+_HEAD_BYTES_MAX: Final = 32 * 1024
+_KEEP_ALIVE_SECONDS: Final = 30
+_SILENT_SECONDS: Final = 40
+"""The time after which a connection ends whose other end acknowledges neither data nor keep-alive probes."""
+_TAKE_SECONDS: Final = 30.0
+"""The time after which a reader that takes nothing of its answer is cut off."""
+_BACKLOG: Final = 1024
+_PART_BYTES: Final = 64 * 1024
 
 _log = logs.get_logger(__name__)
 
@@ -25,93 +36,188 @@ class Response:
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
-    status: str = "200 OK"
+    status: int = 200
 
 
 Page = Callable[[], Response]
 
-_NOT_FOUND = Response(body=b"not found\n", status="404 Not Found")
-_ONLY_GET = Response(body=b"only GET\n", status="405 Method Not Allowed")
-_BAD_REQUEST = Response(body=b"bad request\n", status="400 Bad Request")
-_BUSY = Response(body=b"too many connections\n", status="503 Service Unavailable")
+_NOT_FOUND: Final = Response(body=b"not found\n", status=404)
+_ONLY_GET: Final = Response(body=b"only GET\n", status=405)
+
+
+def application(pages: Mapping[str, Page]) -> Any:
+    """Return an ASGI application that serves fixed pages, one request a connection."""
+
+    async def serve(scope: Any, _receive: Any, send: Any) -> None:
+        page = pages.get(scope["path"])
+        response = _NOT_FOUND if page is None else page() if scope["method"] == "GET" else _ONLY_GET
+        fields = {"content-type": response.content_type, "content-length": len(response.body), "connection": "close"}
+        headers = [(name.encode(), f"{value}".encode()) for name, value in fields.items()]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body})
+
+    return serve
 
 
 class HttpServer:
-    """Serves fixed pages, one request a connection, each bounded in size and time.
+    """Serves an ASGI application; an async context manager, with its `address` inside.
 
-    An async context manager; `address` is the bound `host:port` inside it. With a `context` it speaks HTTPS.
+    At its end nothing new is accepted, `closing` is set for streams to end, and what is being answered gets
+    `drain_seconds`.
     """
 
-    def __init__(self, listen: str, pages: Mapping[str, Page], *, context: ssl.SSLContext | None = None) -> None:
-        self._host, self._port = split_address(listen)
-        self._context = context
-        self._pages = dict(pages)
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+    protocol = "http"
+    internal_address = ""
+
+    def __init__(
+        self,
+        app: Any,
+        listen: str,
+        *,
+        closing: asyncio.Event | None = None,
+        tls: Tls | None = None,
+        connections_max: int = 64,
+        drain_seconds: float = 1.0,
+    ) -> None:
+        self._listen = listen
+        self._closing = closing or asyncio.Event()
+        self._drain_seconds = drain_seconds
+        config = uvicorn.Config(
+            _in_parts(app),
+            http=_Protocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=connections_max,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        )
+        config.load()
+        if tls is not None:
+            config.ssl = http_context(tls)
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
         self.address = ""
 
     async def __aenter__(self) -> Self:
+        host, port = split_address(self._listen)
         try:
-            self._server = await asyncio.start_server(
-                self._accept,
-                self._host,
-                self._port,
-                limit=_HEAD_BYTES_MAX,
-                ssl=self._context,
-                ssl_handshake_timeout=_REQUEST_SECONDS_MAX if self._context else None,
-            )
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            bound = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG, reuse_port=False)
         except OSError as error:
-            raise StartError(f"cannot listen on {self._host}:{self._port}: {error.strerror or error}") from None
-        port: int = self._server.sockets[0].getsockname()[1]
-        self.address = join_address(self._host, port)
+            raise StartError(f"cannot listen on {self._listen}: {error.strerror or error}") from None
+        _notice_silence(bound)
+        self.address = join_address(host, bound.getsockname()[1])
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve([bound]), name="http.server")
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+            await asyncio.sleep(0.005)
+        _log.info("http.listening", address=self.address)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._server is None:
+        self._closing.set()
+        if self._serving is None:
             return
-        self._server.close()
-        await tasks.end(self._connections)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.start(self._connections, self._serve(reader, writer), name="http.serve")
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_REQUEST_SECONDS_MAX):
-                response = _BUSY if len(self._connections) > _CONNECTIONS_MAX else await self._answer(reader)
-                writer.write(_render(response))
-                await writer.drain()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            return  # The client went away or was too slow: nobody is left to tell.
-        finally:
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader) -> Response:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            return _BAD_REQUEST
-        method, _, rest = head.partition(b" ")
-        target, _, version = rest.partition(b"\r\n")[0].rpartition(b" ")
-        if not version.startswith(b"HTTP/1."):
-            return _BAD_REQUEST
-        page = self._pages.get(target.partition(b"?")[0].decode("latin-1"))
-        if page is None:
-            return _NOT_FOUND
-        if method != b"GET":
-            return _ONLY_GET
-        try:
-            return page()
-        except Exception:  # noqa: BLE001  # whatever a page raises must not end the server
-            _log.exception("http.page_failed")
-            return Response(body=b"internal error\n", status="500 Internal Server Error")
+        self._server.should_exit = True
+        await asyncio.wait({self._serving}, timeout=self._drain_seconds)
+        self._server.force_exit = True
+        for task in list(self._server.server_state.tasks):
+            task.cancel()
+        await asyncio.wait({self._serving}, timeout=self._drain_seconds)
+        await tasks.end([self._serving])
 
 
-def _render(response: Response) -> bytes:
-    head = (
-        f"HTTP/1.1 {response.status}\r\n"
-        f"Content-Type: {response.content_type}\r\n"
-        f"Content-Length: {len(response.body)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    return head.encode("latin-1") + response.body
+def _notice_silence(listening: socket.socket) -> None:
+    """Let the system end connections whose other end is gone without a word; those that are accepted inherit it."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),
+        ("TCP_KEEPINTVL", _SILENT_SECONDS // 8),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", _SILENT_SECONDS * 1000),  # For what was sent: Linux alone has it.
+    ):
+        if hasattr(socket, name):
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _in_parts(app: Any) -> Any:
+    """Return `app` sending bodies in small parts.
+
+    A TLS transport does not count bytes that it has passed to the socket. After one large write its buffer would look
+    empty, so the server could not tell a stalled reader from a slow one.
+    """
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        async def send_parts(message: Any) -> None:
+            body = message.get("body", b"")
+            last = max(len(body) - 1, 0) // _PART_BYTES * _PART_BYTES
+            for start in range(0, last, _PART_BYTES):
+                await send({**message, "body": body[start : start + _PART_BYTES], "more_body": True})
+            await send({**message, "body": body[last:]} if last else message)
+
+        await app(scope, receive, send_parts)
+
+    return serve
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Protocol(H11Protocol):
+    """Closes connections whose request does not arrive, or whose answer nobody takes: h11 bounds sizes, and no time."""
+
+    _late: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=1)  # Pause at any unsent byte. With 0, TLS pauses an empty buffer too.
+        self._late = self.loop.call_later(_HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        cycle: Any = self.cycle  # None before the first request
+        is_answering = cycle is not None and not cycle.response_complete
+        if is_answering and self._late is not None:
+            self._late.cancel()
+            self._late = None
+        elif not is_answering and self._late is None:
+            self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(_TAKE_SECONDS, self._look, left)
+
+    def _look(self, left: int) -> None:
+        """Cut off a reader that has taken nothing; to close would be to wait for it."""
+        if self.transport.get_write_buffer_size() >= left:
+            self.transport.abort()
+        else:
+            self._look_later()

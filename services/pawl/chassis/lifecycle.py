@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -21,8 +20,6 @@ _RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
 _HEALTHY_SECONDS: Final = 30.0
 _EXIT_USAGE: Final = 2
 _TELL_SECONDS: Final = 60.0
-# Objects that are new since the last look of the garbage collector; Python's own number is 700.
-_NEW_OBJECTS: Final = 10_000
 
 _log = logs.get_logger(__name__)
 
@@ -36,17 +33,9 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     need not hope. A StartError, or a dependency that is missing at start, is
     one sentence instead of a traceback.
     """
-    _calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run(main))
     sys.exit(code)
-
-
-def _calm_collector() -> None:
-    """Have the garbage collector look at modules no more, and at the rest once many objects are new."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS)
 
 
 async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:

@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
+from pawl.chassis.endpoints import read_endpoints
 from pawl.chassis.settings import is_loopback, split_address
 from pawl.chassis.start import StartError
 
@@ -114,10 +113,11 @@ def _takes(
 
 def _listening(data: Path) -> set[str]:
     """Return the addresses on this machine at which the suite of that folder says that it listens; none if it ended."""
+    endpoints = read_endpoints(data)
+    if endpoints is None:
+        return set()
     try:
-        endpoints: dict[str, Any] = msgspec.json.decode((data / "endpoints.json").read_bytes(), type=dict[str, Any])
-        os.kill(int(endpoints["launcher_pid"]), 0)
-        found = {str(replica["grpc"]) for replicas in endpoints["services"].values() for replica in replicas}
-        return {address for address in found if address and is_loopback(address)}
-    except (OSError, OverflowError, msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError):
+        os.kill(endpoints.launcher_pid, 0)
+        return {address for name in endpoints.services for address in endpoints.addresses(name) if is_loopback(address)}
+    except (OSError, OverflowError, ValueError):
         return set()

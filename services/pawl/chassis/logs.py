@@ -23,7 +23,7 @@ if not _has_rich:
 Format = Literal["json", "console", "auto"]
 
 # Libraries that tell every connection and every request at INFO.
-_TALKATIVE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", "openai")
+_TALKATIVE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", "openai", "uvicorn")
 
 
 def configure(*, service: str, instance_id: str, level: str, log_format: Format) -> None:

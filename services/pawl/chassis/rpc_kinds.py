@@ -2,8 +2,7 @@
 
 `read_raw` turns a handler as generated code registers it into a function that
 reads its request or requests by itself, whatever the kind and whether the
-servicer's method is a coroutine or an async generator, iterates over its
-requests or reads them. To grpc.aio each of them is a stream in both directions:
+servicer's method is a coroutine or an async generator. To grpc.aio each of them is a stream in both directions:
 that is the only kind of which it reads nothing before it is asked to.
 """
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -45,8 +44,13 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
         return await answer(lambda: call(request, context), context)
 
     async def take_many(raw: AsyncIterator[bytes], context: Context) -> Any:
-        async with _Requests(raw, parse) as requests:
-            return await answer(lambda: call(requests, _ParsingContext(context, parse)), context)
+        requests = _parsed(raw, parse)
+        try:
+            return await answer(lambda: call(requests, context), context)
+        finally:
+            # A task that the servicer left behind may still be reading.
+            with suppress(RuntimeError):
+                await requests.aclose()
 
     return take_many if handler.request_streaming else take_one
 
@@ -67,46 +71,14 @@ def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
     return parse
 
 
-class _Requests:
-    """The requests of a stream, parsed as they are read; a context manager that ends the reading."""
-
-    def __init__(self, raw: AsyncIterator[bytes], parse: Parser) -> None:
-        self._source = raw
-        self._raw: AsyncIterator[bytes] | None = None
-        self._parse = parse
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if isinstance(self._raw, AsyncGenerator):
-            # A task that the servicer left behind may still be reading.
-            with suppress(RuntimeError):
-                await self._raw.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        if self._raw is None:
-            # Not before: a servicer that reads from its context must not have an iterator too.
-            self._raw = aiter(self._source)
-        return self._parse(await anext(self._raw))
-
-
-class _ParsingContext:
-    """A context whose `read` parses; anything else is the context's own."""
-
-    def __init__(self, context: Context, parse: Parser) -> None:
-        self._context = context
-        self._parse = parse
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    async def read(self) -> Any:
-        raw = await self._context.read()
-        return raw if raw is grpc.aio.EOF else self._parse(raw)
+async def _parsed(raw: AsyncIterator[bytes], parse: Parser) -> AsyncGenerator[Any, None]:
+    """Yield the requests of a stream, parsed as they are read."""
+    source: Any = aiter(raw)
+    try:
+        async for request in source:
+            yield parse(request)
+    finally:
+        await source.aclose()
 
 
 async def _return(call: Callable[[], Any], _: Context) -> Any:

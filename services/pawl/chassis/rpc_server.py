@@ -112,9 +112,10 @@ class RpcServer:
         drain time, instead of ending at once.
         """
         self._callers.update(callers or {})
-        registrar = _Registrar(self._server)
+        registrar = _Registrar()
         register(servicer, cast("grpc.aio.Server", registrar))
         for name, methods in registrar.services.items():
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
             self._access[name] = Access(service_only=service_only, drain_streams=drain_streams)
             self.service_names.append(name)
             if service_only:
@@ -195,20 +196,14 @@ def _bound_address(listen: str, port: int) -> str:
 class _Registrar:
     """Stands in for the server while a servicer is added, to learn its services and their methods."""
 
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
+    def __init__(self) -> None:
         self.services: dict[str, dict[str, Handler]] = {}
 
-    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        handlers = tuple(handlers)
-        for handler in handlers:
-            if isinstance(handler, grpc.ServiceRpcHandler):
-                self.services.setdefault(handler.service_name(), {})
-        self._server.add_generic_rpc_handlers(handlers)
+    def add_generic_rpc_handlers(self, _: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Leave it to `RpcServer.add`."""
 
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
-        self.services.setdefault(service_name, {}).update(method_handlers)
-        self._server.add_registered_method_handlers(service_name, dict(method_handlers))
+    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Handler]) -> None:
+        self.services[service_name] = method_handlers
 
 
 def _options(limits: Limits) -> list[tuple[str, Any]]:

@@ -21,7 +21,7 @@ import os
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 import msgspec
@@ -33,8 +33,8 @@ from pawl.chassis.credentials import authenticator, read_issuers, service_key
 from pawl.chassis.database import Database
 from pawl.chassis.database_rights import Rights, changeable, role_of
 from pawl.chassis.durability import require_durable
-from pawl.chassis.health import Follower, HealthMonitor
-from pawl.chassis.http_server import HttpServer, Response
+from pawl.chassis.health import HealthMonitor
+from pawl.chassis.http_server import HttpServer, Response, application
 from pawl.chassis.ids import IdSource
 from pawl.chassis.key_rows import KeyRows, KeySource
 from pawl.chassis.lifecycle import Background
@@ -48,20 +48,6 @@ from pawl.chassis.status import from_rpc_error
 
 _log = logs.get_logger(__name__)
 T = TypeVar("T")
-
-
-class Served(Follower, Protocol):
-    """A server of a process, an async context manager that listens inside."""
-
-    protocol: str
-    address: str
-    internal_address: str
-
-    async def __aenter__(self) -> Self:
-        """Listen."""
-
-    async def __aexit__(self, *error: object) -> None:
-        """Drain and stop."""
 
 
 class Service:
@@ -245,20 +231,20 @@ class Service:
         """The certificates that this process shows and checks; None without."""
         return self._tls
 
-    async def serve(self, server: Served, stop: asyncio.Event) -> None:
+    async def serve(self, server: RpcServer | HttpServer, stop: asyncio.Event) -> None:
         """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
             "/healthz": self.health.page,
         }
         self._warn_of_strangers()
-        context = tls.http_context(self._tls) if self._tls else None
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(HttpServer(self._settings.metrics_listen, pages, context=context))
-            self.health.follow(server)
+            http = HttpServer(application(pages), self._settings.metrics_listen, tls=self._tls)
+            await stack.enter_async_context(http)
+            if isinstance(server, RpcServer):
+                self.health.follow(server)
             await stack.enter_async_context(server)
             await stack.enter_async_context(self.health)
-            _log.info("metrics.listening", address=http.address)
             internal = {"internal": server.internal_address} if server.internal_address else {}
             self._write_addresses({server.protocol: server.address, "metrics": http.address, **internal})
             await stop.wait()

@@ -29,7 +29,6 @@ import grpc
 from pawl.agent.v1 import session_pb2 as wire
 from pawl.agent.v1 import types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.chassis import strict_json
 from pawl.chassis.start import StartError
 from pawl.chassis.tasks import check_cancelled, within
 from pawl.client.decisions import TAKEN, check_taken, checked
@@ -56,8 +55,10 @@ _HEARTBEAT_SECONDS: Final = 10.0
 # A replica that is well takes a stream at once; each failure in a row doubles it.
 _OPENING_SECONDS: Final = 2.0
 _PROGRESS_BYTES_MAX: Final = 1024
+FRAME_BYTES_MAX: Final = 1280 * 1024
+"""Most bytes of a frame: as many as agent-loop takes, unless its PAWL_MESSAGE_BYTES_MAX is less."""
 # Cancelled: another program has the client id. Each would end the stream of the other one for ever.
-_HOPELESS: Final = (Cancelled, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented, StartError)
+_HOPELESS: Final = (Cancelled, InvalidArgument, PermissionDenied, TooLarge, Unauthenticated, Unimplemented, StartError)
 
 
 def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinition]:
@@ -207,6 +208,8 @@ class AsyncSession:
         self._check_entered()
         if self._failure is not None:
             raise self._failure
+        if (size := frame.ByteSize()) > FRAME_BYTES_MAX:
+            raise TooLarge(f"a frame has at most {FRAME_BYTES_MAX} bytes, this one has {size}")
         frame.frame_id = next(self._frame_ids)
         future: asyncio.Future[types_pb2.Receipt] = asyncio.get_running_loop().create_future()
         self._unreceipted[frame.frame_id] = (frame, future)
@@ -241,23 +244,10 @@ class AsyncSession:
                 last_answer, failures = loop.time(), 0
                 self._on_lost()
             is_hopeless = isinstance(error, _HOPELESS)
-            if isinstance(error, TooLarge):
-                # Else it was the hello, which every replica refuses.
-                is_hopeless = not (was_connected and self._refuse_largest(error))
             if is_hopeless or loop.time() - last_answer >= self._target.retry_seconds:
                 raise error
             await asyncio.sleep(min(0.1 * 2**failures, 2.0))
             failures += 1
-
-    def _refuse_largest(self, error: TooLarge) -> bool:
-        """Refuse the largest frame without a receipt: if any was too large, this one was. False if there is none."""
-        if not self._unreceipted:
-            return False
-        frame, future = max(self._unreceipted.values(), key=lambda kept: kept[0].ByteSize())
-        del self._unreceipted[frame.frame_id]
-        if not future.done():
-            future.set_exception(error)
-        return True
 
     def _end(self, connection: asyncio.Task[NoReturn]) -> None:
         """Tell all who wait why the session is over."""
@@ -389,10 +379,6 @@ class AsyncSession:
             try:
                 await self._send(wire.SessionRequest(tool_result=result))
             except Exception as error:  # noqa: BLE001  # refused, or the session is over
-                shorter = strict_json.dumps_canonical(f"the result of {call.tool_name} is too large: {error}")
-                if isinstance(error, TooLarge) and len(shorter) < len(content):
-                    content, is_error = shorter, True
-                    continue
                 if newest is not self._offers[call.call_id]:
                     continue  # It was offered again, after a reconnect.
                 if isinstance(error, CallNotPending):

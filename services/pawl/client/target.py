@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
-import random
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -26,7 +24,7 @@ from pawl.chassis import tls
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.endpoints import DEFAULT_PORTS, Endpoints, read_endpoints
 from pawl.chassis.local_key import IN_CLEAR, check_hidden, find_key
-from pawl.chassis.retry import pause_seconds
+from pawl.chassis.retry import Retry
 from pawl.chassis.rpc_client import connect, open_channel
 from pawl.chassis.settings import is_loopback, split_address
 from pawl.chassis.start import StartError
@@ -173,6 +171,7 @@ class Target:
         self._certificates = tls.of_client(Path(trusted) if trusted else None, SystemClock())
         self._in_clear = key_in_clear or environment.get(IN_CLEAR) in {"1", "true"}
         self.retry_seconds = math.inf if retry_seconds is None else retry_seconds
+        self._retry = Retry(SystemClock(), transient=(Unavailable, DeadlineExceeded))
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> Self:
@@ -227,16 +226,7 @@ class Target:
 
     async def again(self, method: Callable[[Any], Awaitable[Answer]], request: Any) -> Answer:
         """Make a request that does no harm when it is sent again."""
-        loop, failures = asyncio.get_running_loop(), 0
-        give_up = loop.time() + self.retry_seconds
-        while True:
-            try:
-                return await method(request)
-            except (Unavailable, DeadlineExceeded):
-                if loop.time() >= give_up:
-                    raise
-            failures += 1
-            await asyncio.sleep(pause_seconds(failures, random.random()))  # noqa: S311  # spreads, hides nothing
+        return await self._retry.until_answered(partial(method, request), seconds_max=self.retry_seconds)
 
     async def pages(self, call: Callable[..., Awaitable[Page]], request: Any) -> AsyncIterator[Page]:
         """Yield the pages of a list, from the one that `request` asks for to the last."""

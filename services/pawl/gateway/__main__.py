@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from pawl.chassis.http_server import HttpServer
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
-from pawl.gateway.adapters.server import HttpServer
 from pawl.gateway.adapters.services import PEERS
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire

@@ -21,12 +21,9 @@ HOST = "127.0.0.1"
 """Everything that the launcher starts listens here and nowhere else."""
 
 
-_Problem = tuple[str, str]
-"""The reason why ports cannot be used, as the rest of a sentence about one and about several."""
-
-_PROBLEMS: Final[Mapping[int, _Problem]] = {
-    errno.EADDRINUSE: ("is already in use", "are already in use"),
-    errno.EACCES: ("needs more rights than this user has", "need more rights than this user has"),
+_PROBLEMS: Final[Mapping[int, str]] = {
+    errno.EADDRINUSE: "is already in use",
+    errno.EACCES: "needs more rights than this user has",
 }
 
 
@@ -36,44 +33,28 @@ def check_ports(chosen: Mapping[str, int]) -> None:
     Raises:
         StartError: not on all of them; it names each with its purpose.
     """
-    refused: dict[_Problem, list[str]] = {}
+    taken: dict[int, str] = {}
+    told: list[str] = []
     for purpose, port in chosen.items():
-        first = next(other for other, number in chosen.items() if number == port)
-        problem = _both(f"cannot be that of {first}, too") if port and first != purpose else _problem(port)
+        first = taken.setdefault(port, purpose)
+        problem = f"cannot be that of {first}, too" if port and first != purpose else _problem(port)
         if problem:
-            refused.setdefault(problem, []).append(purpose)
-    if not refused:
-        return
-    told = [_told(problem, [f"{chosen[name]} for {name}" for name in names]) for problem, names in refused.items()]
-    (name, *others) = (name for names in refused.values() for name in names)
-    advice = (
-        "Choose others with --port NAME=NUMBER; --port all=0 takes a free one for each."
-        if others
-        else f"Choose another with --port {name}=NUMBER; 0 takes a free one."
-    )
-    raise StartError(" ".join([*told, advice]))
+            told.append(f"Port {port} for {purpose} {problem}.")
+    if told:
+        advice = "Choose others with --port NAME=NUMBER; --port all=0 takes a free one for each."
+        raise StartError(" ".join([*told, advice]))
 
 
-def _problem(port: int) -> _Problem | None:
-    """Return why nothing can listen on a port; None if something can."""
+def _problem(port: int) -> str:
+    """Return why nothing can listen on a port; empty if something can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a port whose last connections are still fading is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            return _PROBLEMS.get(error.errno or 0) or _both(f"cannot be used ({error.strerror})")
-    return None
-
-
-def _both(text: str) -> _Problem:
-    return text, text
-
-
-def _told(problem: _Problem, ports: list[str]) -> str:
-    of_one, of_several = problem
-    *others, last = ports
-    return f"Ports {', '.join(others)} and {last} {of_several}." if others else f"Port {last} {of_one}."
+            return _PROBLEMS.get(error.errno or 0, f"cannot be used ({error.strerror})")
+    return ""
 
 
 def free_port() -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pawl.chassis.endpoints import Endpoints
@@ -27,12 +26,15 @@ _NO_KEY: Final = ("first give your key", "export PAWL_API_KEY=KEY")
 
 
 def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
-    """Prints the screen: a table on a terminal, plain aligned lines elsewhere."""
+    """Print the screen; a terminal shows the commands in bold."""
     console = console or Console()
-    if console.is_terminal:
-        _show_table(endpoints, console)
-    else:
-        _show_lines(endpoints, console)
+    console.print(Text("Pawl is running", "bold"))
+    for name, address, note in rows(endpoints):
+        console.print(f"{name:<18} {address:<28} {note}".rstrip(), soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{'data and logs:':<26}{endpoints.data}", soft_wrap=True, highlight=False, markup=False)
+    for purpose, command in commands(endpoints):
+        console.print(Text.assemble(f"{purpose + ':':<26}", (command, "bold")), soft_wrap=True)
+    console.print("Ctrl-C stops everything.", highlight=False)
 
 
 def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
@@ -83,24 +85,3 @@ def _program() -> str:
     found = shutil.which("pawl")
     same = found is not None and Path(found).resolve() == started.resolve()
     return "pawl" if same else shlex.quote(sys.argv[0])
-
-
-def _show_table(endpoints: Endpoints, console: Console) -> None:
-    table = Table(title="Pawl is running", title_justify="left", title_style="bold", caption_justify="left")
-    for heading in ("what", "listens on", ""):
-        table.add_column(heading, overflow="fold")
-    for row in rows(endpoints):
-        table.add_row(*row)
-    console.print(table)
-    console.print(f"{'data and logs:':<26}{endpoints.data}", soft_wrap=True, highlight=False)
-    for purpose, command in commands(endpoints):
-        console.print(Text.assemble(f"{purpose + ':':<26}", (command, "bold")), soft_wrap=True)
-    console.print("Ctrl-C stops everything.", highlight=False)
-
-
-def _show_lines(endpoints: Endpoints, console: Console) -> None:
-    lines = ["Pawl is running"]
-    lines += [f"{name:<18} {address:<28} {note}".rstrip() for name, address, note in rows(endpoints)]
-    lines += [f"data and logs      {endpoints.data}"]
-    lines += [f"{purpose + ':':<26}{command}" for purpose, command in commands(endpoints)]
-    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)

@@ -21,9 +21,7 @@ from pawl.errors import RunNotFound
 _TRIES: Final = 50
 
 SERVICE = "test.v1.EchoService"
-ECHO_METHODS: Final = [
-    f"/{SERVICE}/{name}" for name in ("Unary", "Generate", "Write", "Collect", "Talk", "ReadAndWrite")
-]
+ECHO_METHODS: Final = [f"/{SERVICE}/{name}" for name in ("Unary", "Generate", "Write", "Collect", "Talk")]
 
 
 class EchoServicer:
@@ -132,10 +130,6 @@ class EchoServicer:
             if request.value == "enough":
                 break
 
-    async def read_and_write(self, _requests: AsyncIterator[StringValue], context: Any) -> None:
-        while (request := await context.read()) is not grpc.aio.EOF:
-            await context.write(await self.act(request, context))
-
 
 async def _raise(error: Exception) -> None:
     raise error
@@ -150,7 +144,6 @@ def add_echo_to_server(servicer: EchoServicer, server: grpc.aio.Server) -> None:
         "Write": grpc.unary_stream_rpc_method_handler(servicer.write, **coding),
         "Collect": grpc.stream_unary_rpc_method_handler(servicer.collect, **coding),
         "Talk": grpc.stream_stream_rpc_method_handler(servicer.talk, **coding),
-        "ReadAndWrite": grpc.stream_stream_rpc_method_handler(servicer.read_and_write, **coding),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_registered_method_handlers(SERVICE, handlers)
@@ -169,7 +162,6 @@ class EchoStub:
         self.write: Any = channel.unary_stream(f"/{SERVICE}/Write", **coding)
         self.collect: Any = channel.stream_unary(f"/{SERVICE}/Collect", **coding)
         self.talk: Any = channel.stream_stream(f"/{SERVICE}/Talk", **coding)
-        self.read_and_write: Any = channel.stream_stream(f"/{SERVICE}/ReadAndWrite", **coding)
         self.missing: Any = channel.unary_unary(f"/{SERVICE}/Missing", **coding)
         self.missing_stream: Any = channel.stream_stream(f"/{SERVICE}/Missing", **coding)
 
@@ -191,7 +183,7 @@ class EchoStub:
         return await self._send(method, kind, request, **kwargs)
 
     async def _send(self, method: Any, kind: str, request: Any, **kwargs: Any) -> list[str]:
-        if kind in {"collect", "talk", "read_and_write"}:
+        if kind in {"collect", "talk"}:
             request = _once(request)
         if kind in {"unary", "collect"}:
             return [(await method(request, **kwargs)).value]
@@ -202,7 +194,7 @@ async def _once(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
-KINDS = ("unary", "generate", "write", "collect", "talk", "read_and_write")
+KINDS = ("unary", "generate", "write", "collect", "talk")
 
 Serve = Callable[..., AbstractAsyncContextManager[RpcServer]]
 """Starts a server for the servicer of the test: `async with serve(streams_max=1) as server`."""

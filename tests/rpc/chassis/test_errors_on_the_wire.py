@@ -138,7 +138,7 @@ async def test_a_servicer_may_answer_before_it_has_read_everything(serve: Serve,
 
 
 _TEXTS = ("hello", "crash", "not-found", "group", "abort", "wait", "long-poll", "turns:3", "big:300000", "timeout")
-_METHODS = ("Unary", "Generate", "Write", "Collect", "Talk", "ReadAndWrite", "Missing")
+_METHODS = ("Unary", "Generate", "Write", "Collect", "Talk", "Missing")
 _OWN = [("grpc.use_local_subchannel_pool", 1)]
 
 

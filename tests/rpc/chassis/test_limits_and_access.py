@@ -135,7 +135,7 @@ async def test_streams_of_requests_fit_into_their_bytes(serve: Serve, servicer: 
     """Each of them may hold a message that has not arrived whole."""
     limits = {"message_bytes_max": 8000, "request_stream_bytes_max": 6 * 9000, "store_share": 0.5, "user_share": 0.34}
     async with echoing(serve(**limits)) as stub:
-        for kind in ("collect", "talk", "read_and_write"):
+        for kind in ("collect", "talk"):
             async with held(servicer, stub, kind, "ann", "ann", "bob"):
                 for user, whose in (("ann", "2 .* one user"), ("bob", "3 .* one store")):
                     with pytest.raises(Overloaded, match=whose), translating():

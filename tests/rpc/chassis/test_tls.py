@@ -18,7 +18,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from pawl.chassis import tls
 from pawl.chassis.clock import Clock
 from pawl.chassis.credentials import UNKNOWN, ApiKey
-from pawl.chassis.http_server import HttpServer, Response
+from pawl.chassis.http_server import HttpServer, Response, application
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.rpc_server import RpcServer
 from pawl.cli.failure import explain
@@ -269,7 +269,7 @@ def test_pages_over_tls_show_the_certificate_of_the_moment(
     async def page(address: str, **options: Any) -> bytes:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), **options)
-        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         try:
             return await reader.read()
         finally:
@@ -278,7 +278,7 @@ def test_pages_over_tls_show_the_certificate_of_the_moment(
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         pages = {"/metrics": lambda: Response(body=b"up 1\n")}
-        async with HttpServer(LOOPBACK, pages, context=tls.http_context(of(files, clock))) as server:
+        async with HttpServer(application(pages), LOOPBACK, tls=of(files, clock)) as server:
             for _ in range(2):
                 assert (await page(server.address, ssl=trusting)).endswith(b"up 1\n")
                 before = await _shown_by(server.address)

@@ -14,10 +14,11 @@ import pytest
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.client import AsyncClient, AsyncSession, NoAnswer
 from pawl.client.front_end import context_of, perform
+from pawl.client.session import FRAME_BYTES_MAX
 from pawl.errors import AlreadyDecided, Cancelled, PawlError, RunNotFound, TooLarge, Unauthenticated
 from pawl.event.v1 import call_pb2
 from pawl.tools import Category, ProcessLimits, Tool, ToolContext, ToolDefinitionError, ToolError, tool
-from tests.fakes.session_agent import FRAME_BYTES_MAX, RUN, Book, Replica, serve
+from tests.fakes.session_agent import RUN, Book, Replica, serve
 from tests.poll import until
 
 WRONG_HOLDER = types_pb2.Receipt(
@@ -156,12 +157,6 @@ async def boast(title: str) -> str:
     return "x" * 2**20
 
 
-@tool
-async def flood(title: str) -> str:
-    """Show what fits into no frame."""
-    return "x" * FRAME_BYTES_MAX
-
-
 @tool(process=ProcessLimits())
 def compute(n: int) -> int:
     """Compute."""
@@ -176,11 +171,10 @@ async def test_an_offered_call_is_answered_in_any_case(cluster: Cluster) -> None
         "crash": ('"crash failed unexpectedly: RuntimeError"', True),
         "give_up": ('"give_up failed unexpectedly: CancelledError"', True),
         "boast": ('"the result of boast has 1048578 bytes, more than 1048576"', True),
-        "flood": ('"the result of flood is too large', True),
         "fail": ('"no screen"', True),
         "absent": ('"there is no tool absent here"', True),
     }
-    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast, flood]):
+    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast]):
         for name in answers:
             await cluster.book.offer(name, name, b'{"title": "Plan"}', epoch=3)
         await cluster.book.until(

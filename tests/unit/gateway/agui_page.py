@@ -39,8 +39,6 @@ class Page:
             message = {"id": name, "role": "tool", "toolCallId": event["toolCallId"], "content": event["content"]}
             assert name not in {each["id"] for each in self.messages}
             self.messages.append(message)
-        elif kind.startswith("ACTIVITY"):
-            self._activity(kind, name, event)
         elif kind.startswith("SUBAGENT"):
             self._agent(kind, event["subagentRunId"])
         elif kind.endswith(("_START", "_STARTED")):
@@ -62,26 +60,6 @@ class Page:
         left = {"reasoning", "activity"} - {each["role"] for each in messages}
         kept = [each for each in self.messages if each["role"] in left]
         self.messages = [*kept, *(dict(each) for each in messages)]
-
-    def _activity(self, kind: str, name: str, event: dict[str, Any]) -> None:
-        if kind == "ACTIVITY_SNAPSHOT":
-            known = [each for each in self.of("activity") if each["id"] == name]
-            if not known:
-                known = [{"id": name, "role": "activity"}]
-                self.messages += known
-            known[0]["content"] = event["content"]
-            return
-        content = self._message(name)["content"]
-        for each in event["patch"]:
-            *path, last = each["path"].split("/")[1:]
-            place = content
-            for part in path:
-                place = place[int(part)] if isinstance(place, list) else place[part]
-            assert (each["op"], last == "-") in {("add", True), ("replace", False)}
-            if last == "-":
-                place.append(each["value"])
-            else:
-                place[last] = each["value"]
 
     def _agent(self, kind: str, name: str) -> None:
         if kind == "SUBAGENT_STARTED":

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from pawl.chassis import tls
-from pawl.gateway.adapters.server import HttpServer
+from pawl.chassis.http_server import HttpServer
 from tests import certificates
 from tests.fakes.manual_clock import ManualClock
 

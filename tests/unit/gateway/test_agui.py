@@ -91,7 +91,7 @@ def played(log: list[dict[str, Any]], state: str, *, cut: int = 0, legacy: bool 
     page, user = Page(), {"id": "mine", "role": "user", "content": "hello"}
     asked = agui_input.read({"threadId": "t", "runId": "r", "messages": [user]})
     page.messages = [user]
-    fold = Fold("run", legacy=legacy, drafts=not legacy, client_ids={"hello": ["mine"]})
+    fold = Fold("run", legacy=legacy, client_ids={"hello": ["mine"]})
     for event in log[:cut]:
         fold.fold(event)
     events = [{"type": "RUN_STARTED"}, *(fold.attach() if cut else ())]
@@ -119,38 +119,6 @@ def test_every_start_has_its_end_and_a_void_attempt_is_not_shown(
     asked = [each["id"] for message in page.of("assistant") for each in message.get("toolCalls", ())]
     assert asked == [each["toolCallId"] for each in page.of("tool")]
     assert len({each["id"] for each in page.messages}) == len(page.messages)
-    assert all(each["content"] == {"calls": []} for each in page.of("activity")), "a draft is left"
-
-
-DRAFTS: list[dict[str, Any]] = [
-    {"seq": "1", "roundStarted": {"round": 1}},
-    {"seq": "2", "outputDelta": {"calls": [{"toolName": "add", "argumentsText": "{"}]}},
-    {"seq": "3", "outputDelta": {"calls": [{"argumentsText": '"a": 1'}, {"index": 1, "toolName": "show"}]}},
-    {"seq": "4", "outputDelta": {"calls": [{"argumentsText": "}"}]}},
-]
-
-
-def test_calls_are_shown_while_they_are_written_and_every_piece_is_sent_once() -> None:
-    page, late, fold = Page(), Page(), Fold("run", legacy=False, drafts=True)
-    begun = [{"type": "RUN_STARTED"}, *(event for each in DRAFTS for event in fold.fold(each))]
-    for event in begun:
-        page.take(event)
-    for event in [{"type": "RUN_STARTED"}, *fold.attach()]:
-        late.take(event)
-    for each in (page, late):
-        (draft,) = each.of("activity")
-        assert draft["id"] == "run-2-drafts"
-        written = [(call["toolName"], "".join(call["arguments"])) for call in draft["content"]["calls"]]
-        assert written == [("add", '{"a": 1}'), ("show", "")]
-    sent = [event.get("patch", ()) for event in begun if event["type"].startswith("ACTIVITY")]
-    assert [change["value"] for patch in sent for change in patch if change["path"].endswith("arguments/-")] == [
-        '"a": 1',
-        "}",
-    ]
-    for event in fold.fold({"seq": "5", "callChanged": {"call": call("call_1", "RUNNING")}}):
-        page.take(event)
-    assert page.of("activity")[0]["content"] == {"calls": []}
-    assert page.of("assistant")[0]["toolCalls"][0]["id"] == "call_1"
 
 
 def test_before_an_interrupt_stand_all_messages() -> None:
@@ -276,7 +244,6 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
         ({"runId": ""}, "runId is not empty"),
         ({"tools": [{"name": "show", "description": "d", "parameters": 3}]}, "of show must be a JSON Schema"),
         ({"forwardedProps": {"pawl": {"nope": 1}}}, "forwardedProps.pawl: .*nope"),
-        ({"forwardedProps": {"pawl": {"drafts": True}}}, "drafts needs AG-UI 1.0"),
     ]
     told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
     assert told == []

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 
+from pawl.chassis import http_server as server
 from pawl.chassis.metrics import Metrics
-from pawl.gateway.adapters import server
 from pawl.gateway.adapters.metrics import Counters
 from pawl.gateway.adapters.services import Services
 from pawl.gateway.http import streams

@@ -173,23 +173,6 @@ class Stores:
         return partial(self._services.call, metadata=metadata, timeout_seconds=_DEADLINE_SECONDS)
 
 
-def webhook(trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: str) -> Message:
-    """Return the request that brings a webhook to its trigger."""
-    return trigger_pb2.DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
-
-
-def completion(token: str, *, result_json: bytes | None, error: str) -> Message:
-    """Return the request that brings a call its end: a result, or else an error."""
-    if result_json is None:
-        return completion_pb2.CompleteCallRequest(token=token, error=error)
-    return completion_pb2.CompleteCallRequest(token=token, result_json=result_json)
-
-
-def unsubscribing(token: str) -> Message:
-    """Return the request that ends e-mails by the token of their link."""
-    return channel_pb2.UnsubscribeChannelRequest(token=token)
-
-
 def _callable(channel: grpc.aio.Channel, method: Method) -> Any:
     kind: Any = channel.unary_stream if method.streams else channel.unary_unary
     return kind(

@@ -12,8 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from pawl.gateway.domain.agui_drafts import Drafts
-
 Json: TypeAlias = dict[str, Any]
 Names: TypeAlias = dict[str, list[str]]
 """The ids of the client's user messages by their texts, those of equal ones in order; each is used once."""
@@ -98,7 +96,6 @@ class Fold:
         run_id: str,
         *,
         legacy: bool,
-        drafts: bool = False,
         before: Sequence[Json] = (),
         client_ids: Names | None = None,
         results: Mapping[str, str] | None = None,
@@ -106,11 +103,10 @@ class Fold:
         """Begin with nothing of the run.
 
         `before` are the messages before it, `results` the ids of tool messages that the client has already, by their
-        calls. `legacy` is AG-UI 0.0.x, `drafts` shows calls while they are written.
+        calls. `legacy` is AG-UI 0.0.x.
         """
         self._run_id = run_id
         self._legacy = legacy
-        self._shows_drafts = drafts
         self._before = list(before)
         self._client_ids = client_ids if client_ids is not None else {}
         self._results = dict(results or {})
@@ -122,7 +118,6 @@ class Fold:
         self._is_summary = False
         self._has_user = False
         self._agents: dict[str, Json] = {}
-        self._drafts = Drafts()
         self.calls: dict[str, Json] = {}
         self.run: Json = {}
         self.seq = 0
@@ -171,7 +166,7 @@ class Fold:
         for (prefix, role), message in self._open.items():
             events += [*_begun(prefix, role, message["id"]), _piece(prefix, message["id"], message["content"])]
         agents = (event for call in self._agents.values() for event in self._agent_started(call))
-        return [*events, *self._drafts.shown(), *agents, *self._needs_attention()]
+        return [*events, *agents, *self._needs_attention()]
 
     def finish(self, outcome: Json) -> list[Json]:
         """Return the end of a run of AG-UI, RUN_FINISHED or RUN_ERROR, with all that is open closed before it.
@@ -247,10 +242,7 @@ class Fold:
         text = output.get("text", "") + output.get("refusal", "")
         if text and _REASONING in self._open:
             events += self._close(_REASONING)
-        events += self._write(_TEXT, self._round_id, text)
-        if output.get("calls") and self._shows_drafts:
-            events += self._drafts.write(f"{self._round_id}-drafts", output["calls"])
-        return events
+        return [*events, *self._write(_TEXT, self._round_id, text)]
 
     def _write(self, kind: tuple[str, str], message_id: str, text: str) -> list[Json]:
         if not text:
@@ -268,7 +260,7 @@ class Fold:
             message = self._open.pop(kind)
             self._messages.append(message)
             events += _ended(kind[0], message["id"])
-        return events if kinds else [*events, *self._drafts.end()]
+        return events
 
     def _round_retrying(self, retrying: Json) -> list[Json]:
         events = self._close()

@@ -51,7 +51,6 @@ class Wishes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=
 
     agent: str = ""
     on_disconnect: str = "continue"
-    drafts: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -177,8 +176,6 @@ def wishes(found: Input) -> Wishes:
         wish = msgspec.convert(props.get("pawl", {}) if isinstance(props, dict) else {}, Wishes)
     except msgspec.ValidationError as error:
         raise InvalidField(f"forwardedProps.pawl: {error}"[:500], field="forwardedProps") from None
-    if wish.drafts and found.is_legacy:
-        raise InvalidField("forwardedProps.pawl.drafts needs AG-UI 1.0: say protocolVersion.", field="forwardedProps")
     if wish.on_disconnect not in {"continue", "cancel"}:
         raise InvalidField("forwardedProps.pawl.onDisconnect is continue or cancel.", field="forwardedProps")
     return wish

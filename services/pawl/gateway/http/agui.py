@@ -305,8 +305,7 @@ class _Thread:
             names, before = {agui_input.text_of(message): [message["id"]]}, found.messages[:-1]
         else:
             before = await self._before(run_id, names, results)
-        drafts = agui_input.wishes(found).drafts
-        return Fold(run_id, legacy=found.is_legacy, drafts=drafts, before=before, client_ids=names, results=results)
+        return Fold(run_id, legacy=found.is_legacy, before=before, client_ids=names, results=results)
 
     async def _has(self, message: Json) -> bool:
         """Return whether a message has its id from Pawl, which told it: nothing new is said by it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -27,7 +27,7 @@ from pawl.gateway.http.answers import answer, read_json, refusal
 from pawl.gateway.http.callers import Callers
 from pawl.gateway.http.hooks import Hooks
 from pawl.gateway.http.openid import OpenIdLogins
-from pawl.gateway.http.pages import Pages
+from pawl.gateway.http.pages import NOTHING, Pages
 from pawl.gateway.http.streams import Streams
 from pawl.gateway.http.unsubscribing import Unsubscribing
 
@@ -95,20 +95,15 @@ def application(
         return refusal(Internal(f"internal error {error_id}", error_id=error_id))
 
     async def miss(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 404
-        if status != 405:  # noqa: PLR2004
-            return refusal(MethodNotFound("There is nothing here."), status=status)
-        return _wrong_method(request, _methods(routes[:-1], request) or sorted(routes[-1].methods or ()))
-
-    async def show(request: Request) -> Response:
-        # It takes every address, also those whose own routes take another method.
-        if methods := _methods(routes[:-1], request):
-            return _wrong_method(request, methods)
-        return await pages.page(request)
+        allowed = ", ".join(sorted((getattr(error, "headers", None) or {}).get("Allow", "").split(", ")))
+        if allowed:
+            text = f"{request.method} does not go with this address: it takes {allowed}."
+            return refusal(MethodNotFound(text), status=405, headers={"Allow": allowed})
+        return pages.page(request) if request.method in {"GET", "HEAD"} else refusal(NOTHING)
 
     async def check(_: Request) -> Response:
         page = health()
-        return Response(page.body, int(page.status[:3]), media_type=page.content_type)
+        return Response(page.body, page.status, media_type=page.content_type)
 
     agui, pages = AgUi(callers, services, streams, bytes_max=bytes_max), Pages()
     routes = [
@@ -125,26 +120,13 @@ def application(
         Route("/login/out", logins.log_out, methods=["POST"]),
         Route("/hooks/{store_id}/{trigger_id}", hooks.deliver, methods=["POST"]),
         Route("/completions/{store_id}/{token}", hooks.complete, methods=["POST"]),
-        Route("/unsubscribe/{store_id}/{token}", unsubscribing.ask, methods=["GET"]),
-        Route("/unsubscribe/{store_id}/{token}", unsubscribing.end, methods=["POST"]),
+        Route("/unsubscribe/{store_id}/{token}", unsubscribing.answer, methods=["GET", "POST"]),
         Route("/healthz", check, methods=["GET"]),
-        Route("/{path:path}", show, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {PawlError: fail, HTTPException: miss, Exception: fail}
-    return _Door(_shared(Starlette(routes=routes, exception_handlers=handlers), origins), counters, hosts)
-
-
-def _methods(routes: Sequence[Route], request: Request) -> list[str]:
-    """Return the methods that the routes of an address take."""
-    here = (route for route in routes if route.path_regex.match(request.url.path))
-    return sorted(set[str]().union(*(route.methods or () for route in here)))
-
-
-def _wrong_method(request: Request, methods: Sequence[str]) -> Response:
-    """Return the answer to a request whose method is none of those that its address takes."""
-    allowed = ", ".join(methods)
-    text = f"{request.method} does not go with this address: it takes {allowed}."
-    return refusal(MethodNotFound(text), status=405, headers={"Allow": allowed})
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return _Door(_shared(app, origins), counters, hosts)
 
 
 def _shared(app: ASGIApp, origins: Collection[str]) -> ASGIApp:

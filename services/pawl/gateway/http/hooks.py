@@ -8,19 +8,14 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest
 from pawl.chassis.ids import is_id
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import CompletionNotFound, InvalidField, TriggerNotFound, Unavailable, by_reason
-from pawl.gateway.adapters.services import (
-    COMPLETE_CALL,
-    DELIVER_WEBHOOK,
-    Stores,
-    completion,
-    webhook,
-    write,
-)
+from pawl.gateway.adapters.services import COMPLETE_CALL, DELIVER_WEBHOOK, Stores, write
 from pawl.gateway.domain.door import http_status, joined
 from pawl.gateway.http.answers import answer, read_body
+from pawl.tool.v1.completion_pb2 import CompleteCallRequest
 
 BODY_BYTES_MAX: Final = 256 * 1024
 
@@ -41,19 +36,20 @@ class Hooks:
         body = await read_body(request, BODY_BYTES_MAX)
         # Of a sender that gives no id, the same body is the same event.
         request_id = f"hook_{hashlib.sha256(trigger_id.encode() + body).hexdigest()[:40]}"
-        delivered = write(await call(DELIVER_WEBHOOK, webhook(trigger_id, headers, body, request_id)))
+        event = DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
+        delivered = write(await call(DELIVER_WEBHOOK, event))
         return answer(delivered, status=_status(delivered.get("fire", {})))
 
     async def complete(self, request: Request) -> Response:
         """Answer `POST /completions/{store_id}/{token}`: 200 once the call has the end in the body, for good."""
-        token = request.path_params["token"]
+        message = CompleteCallRequest(token=request.path_params["token"])
         call = self._stores.calls(request.path_params["store_id"], CompletionNotFound)
         said = loads(await read_body(request, BODY_BYTES_MAX), bytes_max=BODY_BYTES_MAX)
         match said:
             case {"result": result, **more} if not more:
-                message = completion(token, result_json=dumps_canonical(result), error="")
+                message.result_json = dumps_canonical(result)
             case {"error": str(error), **more} if not more:
-                message = completion(token, result_json=None, error=error)
+                message.error = error
             case _:
                 raise InvalidField('The body must be {"result": ...} or {"error": "..."}.', field="body")
         return answer(write(await call(COMPLETE_CALL, message)))

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pawl.errors import MethodNotFound
+from pawl.gateway.http.answers import refusal
 
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -27,6 +28,7 @@ _POLICY: Final = (
     " trusted-types 'none'"
 )
 _INDEX: Final = "index.html"
+NOTHING: Final = MethodNotFound("There is nothing here.")
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -44,14 +46,14 @@ class Pages:
             each.name: _read(each.name, each.read_bytes()) for each in (files("pawl.gateway") / "static").iterdir()
         }
 
-    async def page(self, request: Request) -> Response:
+    def page(self, request: Request) -> Response:
         """Answer `GET` for a file, or for a page of the console."""
-        name = request.path_params["path"]
+        name = request.scope["path"].removeprefix("/")
         found = self._files.get(name)
         if found is None and "text/html" in request.headers.get("accept", ""):
             found = self._files.get(_INDEX)
         if found is None:
-            raise MethodNotFound("There is nothing here.")
+            return refusal(NOTHING)
         headers = {
             "ETag": found.tag,
             "Cache-Control": "no-cache",

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pawl.errors import ChannelNotFound, PawlError
-from pawl.gateway.adapters.services import UNSUBSCRIBE, Stores, unsubscribing
+from pawl.gateway.adapters.services import UNSUBSCRIBE, Stores
 from pawl.gateway.domain import door
 from pawl.gateway.http.answers import read_body
+from pawl.notify.v1 import channel_pb2
 
 _BODY_BYTES_MAX: Final = 4096
 _TOKEN_CHARACTERS_MAX: Final = 256
@@ -39,19 +40,20 @@ class Unsubscribing:
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
 
-    async def ask(self, _: Request) -> Response:
-        """Answer `GET /unsubscribe/{store_id}/{token}` with a question: programs that scan mail follow its links."""
-        return _page("Unsubscribe?", "Pawl will send no more notifications to this e-mail address.", form=_FORM)
+    async def answer(self, request: Request) -> Response:
+        """Answer `POST /unsubscribe/{store_id}/{token}`: 200 once it holds.
 
-    async def end(self, request: Request) -> Response:
-        """Answer `POST /unsubscribe/{store_id}/{token}`: 200 once it holds."""
+        A GET gets a question: programs that scan mail follow its links.
+        """
+        if request.method != "POST":
+            return _page("Unsubscribe?", "Pawl will send no more notifications to this e-mail address.", form=_FORM)
         token = request.path_params["token"]
         try:
             await read_body(request, _BODY_BYTES_MAX)
             call = self._stores.calls(request.path_params["store_id"], ChannelNotFound)
             if len(token) > _TOKEN_CHARACTERS_MAX:
                 raise ChannelNotFound
-            await call(UNSUBSCRIBE, unsubscribing(token))
+            await call(UNSUBSCRIBE, channel_pb2.UnsubscribeChannelRequest(token=token))
         except ChannelNotFound:
             return _page("This link does nothing", "It is not known, or no longer good.", status=404)
         except PawlError as error:
