@@ -66,7 +66,6 @@ def wire(
     counters: Counters,
     clock: Clock,
     ids: IdSource,
-    keep_days: float,
     key_is_gone: Callable[[Principal], bool],
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     chance: Callable[[], float] = random.random,
@@ -93,6 +92,6 @@ def wire(
             "deliveries.count": deliveries.count,
             "publication": publication.run,
             "subscriptions": subscriptions.run,
-            "retention": lambda: forget_old(store, clock, keep_days=keep_days),
+            "retention": lambda: forget_old(store, clock),
         },
     )

@@ -134,7 +134,6 @@ def wired(
         announcer=Silent(),
         counters=PrometheusCounters(Metrics("notifier")),
         clock=SystemClock(),
-        keep_days=30,
         key_is_gone=lambda principal: principal.credential_id in gone_keys,
         heartbeat_seconds=HEARTBEAT_SECONDS,
     )

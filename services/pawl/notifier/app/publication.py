@@ -13,6 +13,7 @@ from pawl.notifier.app.ports import Announcer, Counters, Store
 
 _BATCH: Final = 100
 _SWEEP_SECONDS: Final = 1.0
+_KEEP_SECONDS: Final = 30 * 86_400.0
 _FORGET_SECONDS: Final = 3600.0
 _FORGET_BATCH: Final = 1000
 
@@ -68,11 +69,11 @@ class Publication:
                 return
 
 
-async def forget_old(store: Store, clock: Clock, *, keep_days: float) -> None:
-    """Delete notifications older than `keep_days`, every hour, until cancelled."""
+async def forget_old(store: Store, clock: Clock) -> None:
+    """Delete notifications older than 30 days, every hour, until cancelled."""
     while True:
         try:
-            while await store.forget(older_than_seconds=keep_days * 86400, limit=_FORGET_BATCH) == _FORGET_BATCH:
+            while await store.forget(older_than_seconds=_KEEP_SECONDS, limit=_FORGET_BATCH) == _FORGET_BATCH:
                 pass
         except Unavailable as error:
             _log.debug("retention.postponed", reason=error.reason)
