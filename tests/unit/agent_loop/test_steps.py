@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,11 +267,18 @@ def test_no_ceiling_is_below_its_default() -> None:
     assert found.total_tokens_max == 500, "a budget is a ceiling unless the file sets another one"
 
 
-def test_each_limit_of_a_deployment_has_a_range() -> None:
-    """Every limit that a run can ask for, but for the two that follow from ceilings."""
-    for name in {*Limits.__struct_fields__} - {*OF_TOOLS}:
-        for value in (-1, 10**16, "9", True, None):
-            with pytest.raises(ValueError, match=rf"^defaults.{name} must be a (whole )?number from .* to .*, got "):
+def test_each_limit_has_the_default_ceiling_and_range_of_the_manual() -> None:
+    """All but the two that follow from ceilings."""
+    manual = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) to (\S+) \|", manual, re.MULTILINE)
+    assert sorted(row[0] for row in rows) == sorted({*Limits.__struct_fields__} - {*OF_TOOLS})
+    for name, default, ceiling, least, most in rows:
+        usual = DeploymentLimits()
+        assert (f"{getattr(usual.defaults, name):.0f}", f"{getattr(usual.ceilings, name):.0f}") == (default, ceiling)
+        for value in (float(least) - 1, float(most) + 1e9, "9", True, None):
+            with pytest.raises(
+                ValueError, match=rf"^defaults.{name} must be a (whole )?number from {least}.* to {most}"
+            ):
                 read_limits({"defaults": {name: value}})
 
 

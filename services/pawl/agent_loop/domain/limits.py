@@ -17,28 +17,24 @@ TOKENS_MAX: Final = 2**53
 APPROVALS_MAX: Final = 5
 """Most people whose approval a call can need."""
 
-_COUNT_MAX: Final = 1000
-_BYTES_MAX: Final = 2**30
-_SECONDS_MIN: Final = 0.001
-_SECONDS_MAX: Final = 366 * 86_400
+_SECONDS: Final = (0.001, 366 * 86_400)
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
-    "rounds_max": (1, _COUNT_MAX),
-    "calls_per_round_max": (1, _COUNT_MAX),
+    "rounds_max": (1, 1000),
+    "calls_per_round_max": (1, 1000),
     # With 1, the first call of any tool would be a loop.
-    "identical_calls_max": (2, _COUNT_MAX),
+    "identical_calls_max": (2, 1000),
     "model_attempts_max": (1, 20),
     # Below it a cut result is little more than the note that says so.
-    "result_bytes_per_round_max": (1024, _BYTES_MAX),
+    "result_bytes_per_round_max": (1024, 2**30),
     # Below it there is no room for a summary and the message that it is for.
-    "context_bytes_max": (10_000, _BYTES_MAX),
+    "context_bytes_max": (10_000, 2**30),
     "total_tokens_max": (0, TOKENS_MAX),
     "topped_up_tokens_max": (0, TOKENS_MAX),
     "agent_depth_max": (0, 10),
     "approvals_required": (1, APPROVALS_MAX),
-    "provider_wait_seconds": (0.0, _SECONDS_MAX),
+    "provider_wait_seconds": (0.0, 366 * 86_400),
 }
-"""The least and the most that a deployment may set; where the least is an int, only whole numbers."""
-_SECONDS: Final = (_SECONDS_MIN, _SECONDS_MAX)
+"""The least and the most that a deployment may set, _SECONDS if absent. Only whole numbers if the least is an int."""
 _BACKGROUND: Final = ("on", "tool", "off")
 NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
 """Limits of which 0 means that there is none."""
