@@ -29,6 +29,7 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+from tests.service import stages
 
 STREAMS: Final = 2000
 STREAMS_MIB_MAX: Final = 120.0
@@ -141,14 +142,14 @@ def roomy_suite(data: Path) -> Suite:
         SuiteOptions(
             data=data,
             environment={"PAWL_LOG_LEVEL": "warning"},
-            service_environment={
-                "agent-loop": {
-                    "PAWL_STREAMS_MAX": str(2 * STREAMS),
-                    "PAWL_REQUEST_STREAM_BYTES_MAX": str(2 * STREAMS * 2 * 1024 * 1024),
-                    "PAWL_STORE_SHARE": "1",
-                    "PAWL_USER_SHARE": "1",
+            stages=stages(
+                agent_loop={
+                    "streams_max": 2 * STREAMS,
+                    "request_stream_bytes_max": 2 * STREAMS * 2 * 1024 * 1024,
+                    "store_share": 1.0,
+                    "user_share": 1.0,
                 }
-            },
+            ),
         )
     )
 

@@ -23,6 +23,7 @@ from bench.percentiles import percentile
 from bench.subjects import Pawl
 from bench.world import pawl
 from pawl.event.v1 import run_pb2
+from tests.service import stages
 
 STORES: Final = 50
 DEFAULT_LIMITS: Final[Mapping[str, str]] = {"PAWL_ACTIVE_RUNS_PER_STORE": "20", "PAWL_ACTIVE_RUNS_PER_USER": "5"}
@@ -66,8 +67,8 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(15, 8))
     seconds = options.seconds(60, 20)
     queue = max(1, math.ceil(_QUEUE_SECONDS * peak / STORES))
-    environment = {**DEFAULT_LIMITS, "PAWL_QUEUED_RUNS_PER_STORE": str(queue)}
-    async with pawl(environment=environment, is_split=True) as (subject, _):
+    short = stages(job_store={"queued_runs_per_store": queue})
+    async with pawl(environment=DEFAULT_LIMITS, is_split=True, stages=short) as (subject, _):
         await load.warm_up(subject.agents, place)
         seen = await _overload(subject, _TIMES_PEAK * peak, seconds)
     return [_goodput(seen, peak, seconds, queue), *_refusals(seen.outcomes), _recovery(seen)]

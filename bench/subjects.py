@@ -20,6 +20,7 @@ from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.chassis.rpc_client import open_channel
 from pawl.event.v1 import run_pb2
 from pawl.launcher.options import SuiteOptions
+from pawl.launcher.services import STAGES, ServiceSpec
 from pawl.launcher.suite import Suite
 
 PEERS: Final = Path(__file__).parent / "peers"
@@ -72,6 +73,7 @@ class Pawl:
         replicas: Mapping[str, int] = MappingProxyType({}),
         environment: Mapping[str, str] = MappingProxyType({}),
         is_split: bool = False,
+        stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES,
     ) -> None:
         """With `is_split` clients have an agent-loop of their own, and another one drives the runs."""
         self.name = name
@@ -81,6 +83,7 @@ class Pawl:
             data=data,
             replicas={"agent-loop": 2, **replicas} if is_split else replicas,
             service_environment=_SPLIT if is_split else {},
+            stages=stages,
             scripted_model=False,
             environment={
                 "OPENAI_BASE_URL": model_url,

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.subjects import Pawl
+from pawl.launcher.services import STAGES, ServiceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +77,15 @@ async def pawl(
     replicas: Mapping[str, int] = MappingProxyType({}),
     environment: Mapping[str, str] = MappingProxyType({}),
     is_split: bool = False,
+    stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES,
     **model: float,
 ) -> AsyncIterator[tuple[Pawl, ModelServer]]:
     """Run a fresh Pawl, whole and with fsync, and the model server that it asks."""
     async with (
         scratch() as data,
         model_server(**model) as server,
-        Pawl(data / "pawl", server.url, replicas=replicas, environment=environment, is_split=is_split) as subject,
+        Pawl(
+            data / "pawl", server.url, replicas=replicas, environment=environment, is_split=is_split, stages=stages
+        ) as subject,
     ):
         yield subject, server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -25,6 +26,7 @@ from tests.chaos.prompts import PANEL
 from tests.chaos.tools import FILE_VARIABLE
 from tests.chaos.watchers import Watcher
 from tests.keys import LOCAL_KEY, keyed_channel
+from tests.service import stages
 
 SERVICES = ("job-store", "tool-registry", "notifier", "agent-loop")
 REPLICAS = 2
@@ -32,16 +34,12 @@ STORES = ("north", "south")
 USERS = ("ann", "bob", "cy")
 LEASE_SECONDS = 3.0
 
-_ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
-    "agent-loop": {
-        "PAWL_LEASE_SECONDS": str(LEASE_SECONDS),
-        "PAWL_LEASE_RENEW_SECONDS": "1",
-        "PAWL_MODEL_HEADERS_TIMEOUT_SECONDS": "2",
-        "PAWL_MODEL_IDLE_TIMEOUT_SECONDS": "2",
-    },
-    "tool-registry": {"PAWL_TOOLS": "tests.chaos.tools", "PAWL_EXECUTION_LEASE_SECONDS": str(LEASE_SECONDS)},
-}
-"""Leases and patience are short, so that a phase is."""
+# Leases and timeouts are short, so that a phase is.
+_STAGES = stages(
+    agent_loop={"lease_seconds": LEASE_SECONDS, "lease_renew_seconds": 1.0},
+    tool_registry={"execution_lease_seconds": LEASE_SECONDS},
+)
+_LIMITS = {"defaults": {"model_headers_timeout_seconds": 2, "model_idle_timeout_seconds": 2}}
 
 # A channel finds a replica again as soon as it is back, not after gRPC's two minutes.
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
@@ -75,14 +73,20 @@ class World:
 
 def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | None = None) -> SuiteOptions:
     """Return how the suite is started; `extra` adds to the environment of services."""
-    environment = {name: {**_ENVIRONMENT.get(name, {}), **(extra or {}).get(name, {})} for name in SERVICES}
-    environment["tool-registry"][FILE_VARIABLE] = str(effects)
+    limits = effects.with_name("limits.json")
+    limits.write_text(json.dumps(_LIMITS))
+    own = {
+        "agent-loop": {"PAWL_LIMITS_FILE": str(limits)},
+        "tool-registry": {"PAWL_TOOLS": "tests.chaos.tools", FILE_VARIABLE: str(effects)},
+    }
+    environment = {name: {**own.get(name, {}), **(extra or {}).get(name, {})} for name in SERVICES}
     return SuiteOptions(
         data=data,
         local_key=LOCAL_KEY,
         replicas=dict.fromkeys(SERVICES, REPLICAS),
         # The model refuses with 400 what OpenAI would refuse, which `model_refuses_nothing` looks for.
         service_environment=environment,
+        stages=_STAGES,
     )
 
 

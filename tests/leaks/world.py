@@ -83,7 +83,6 @@ def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[
         "PAWL_GATEWAY_SEAL_KEY": "seal-key-of-the-leak-tests-0123456789",
         "PAWL_ACTIVE_RUNS_PER_USER": "1000",
         "PAWL_ACTIVE_RUNS_PER_STORE": "1000",
-        "PAWL_DRAIN_SECONDS": "1",
         "OPENAI_BASE_URL": suite.endpoints.model_base_url or "",
         "OPENAI_API_KEY": "none",
         "PAWL_MODEL": "pawl-scripted",

@@ -90,7 +90,7 @@ class Owner:
 
 
 class Deployment:
-    """Who deploys agent-loop, and in some seeds raises `PAWL_APPROVALS_REQUIRED`."""
+    """Who deploys agent-loop, and in some seeds raises `approvals_required`."""
 
     def __init__(self, world: World) -> None:
         self._world = world

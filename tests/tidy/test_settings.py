@@ -4,73 +4,76 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 
-from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.settings import CONSTANT, ServiceSettings
 from pawl.launcher.services import STAGES
 from tests.tidy import tree
 
+SETTINGS_MAX = 60
+"""An option must be needed by two kinds of user; else it is a constant."""
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
-EVERY_SERVICE = "every service"
-VARIABLE = re.compile(r"#([A-Z][A-Z0-9_]*)=(.*)")
+SHOWN = re.findall(r"((?:^# .*\n)+)#([A-Z][A-Z0-9_]*)=(.*)$", EXAMPLE, re.MULTILINE)
+"""The comment, name and value of each variable of .env.example."""
+OF_CLIENTS = ("launcher/options.py", "cli/__main__.py", "client/target.py", "chassis/local_key.py")
+"""The modules that read variables without a settings class."""
 
 
-def shown() -> dict[str, dict[str, str]]:
-    """Variables of .env.example and their values, by section."""
-    sections = re.split(r"^## (.+)$", EXAMPLE, flags=re.MULTILINE)[1:]
-    return {name: dict(VARIABLE.findall(text)) for name, text in zip(sections[::2], sections[1::2], strict=True)}
-
-
-def read_by(cls: type[BaseSettings]) -> dict[str, str]:
-    """Variables that a settings class reads and their defaults; empty where it has none to show."""
-    prefix = str(cls.model_config.get("env_prefix", ""))
+def variables(cls: type[ServiceSettings]) -> dict[str, str]:
+    """The variables that a settings class reads and their defaults; empty where it has none to show."""
     return {
-        field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name}".upper(): default(field)
+        field.validation_alias if isinstance(field.validation_alias, str) else f"PAWL_{name}".upper(): default(field)
         for name, field in cls.model_fields.items()
+        if CONSTANT not in field.metadata
     }
 
 
 def default(field: FieldInfo) -> str:
-    value = None if field.is_required() or field.default_factory else field.default
-    return "" if value is None else str(value)
+    value = field.default
+    return str(value) if isinstance(value, str | int | float | Path) else ""
 
 
-def classes() -> Iterator[tuple[str, type[BaseSettings]]]:
-    """Every settings class of the services, by the name of its section."""
+def classes() -> Iterator[tuple[str, type[ServiceSettings]]]:
+    """The settings class of each service."""
     for path in sorted(tree.PAWL.glob("*/settings.py")):
         module = importlib.import_module(f"pawl.{path.parent.name}.settings")
         for cls in vars(module).values():
-            if isinstance(cls, type) and issubclass(cls, BaseSettings) and cls.__module__ == module.__name__:
-                yield EVERY_SERVICE if cls is ServiceSettings else path.parent.name.replace("_", "-"), cls
+            if isinstance(cls, type) and issubclass(cls, ServiceSettings) and cls is not ServiceSettings:
+                yield path.parent.name.replace("_", "-"), cls
 
 
-def test_the_example_shows_every_variable_with_its_default() -> None:
-    common = read_by(ServiceSettings)
-    expected: dict[str, dict[str, str]] = {EVERY_SERVICE: common}
-    for section, cls in classes():
-        if cls is not ServiceSettings:
-            own = {name: value for name, value in read_by(cls).items() if common.get(name) != value}
-            expected.setdefault(section, {}).update(own)
-    without_class = {"pawl up", "pawl on the command line"}
-    assert {section: variables for section, variables in shown().items() if section not in without_class} == expected
+def test_the_example_shows_every_variable_once_with_its_defaults() -> None:
+    defaults: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for service, cls in classes():
+        for name, value in variables(cls).items():
+            defaults[name][service] = value
+    read = {
+        name
+        for module in OF_CLIENTS
+        for name in re.findall(r'"(PAWL_[A-Z_]+)"', (tree.PAWL / module).read_text())
+        if name not in defaults
+    }
+    assert sorted(name for _, name, _ in SHOWN) == sorted({*defaults, *read, "PAWL_DATA"})
+    for comment, name, value in SHOWN:
+        known = set(defaults[name].values()) or {value}
+        if len(known) == 1:
+            assert {value} == known, name
+        else:
+            words = " ".join(re.findall(r"[^\s#]+", comment))
+            missing = [f"{each} {its}" for each, its in defaults[name].items() if its and f"{each} {its}" not in words]
+            assert (missing, value) == ([], ""), name
 
 
-@pytest.mark.parametrize(
-    ("section", "modules"),
-    [
-        ("pawl up", ["launcher/options.py"]),
-        ("pawl on the command line", ["cli/__main__.py", "client/target.py", "chassis/local_key.py"]),
-    ],
-)
-def test_the_example_shows_what_is_read_without_a_settings_class(section: str, modules: list[str]) -> None:
-    source = "".join((tree.PAWL / module).read_text() for module in modules)
-    elsewhere = {*read_by(ServiceSettings), *(shown()["pawl up"] if section != "pawl up" else ())}
-    assert set(shown()[section]) == set(re.findall(r'"(PAWL_[A-Z_]+)"', source)) - elsewhere
+def test_there_are_few_settings() -> None:
+    assert len(SHOWN) <= SETTINGS_MAX
+
+
+def test_comments_are_short() -> None:
+    assert [name for comment, name, _ in SHOWN if comment.count("\n") > 2] == []
 
 
 def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> None:
@@ -78,12 +81,11 @@ def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> Non
     connections = {
         "PAWL_INTERNAL_LISTEN",
         "PAWL_NATS_URL",
-        "PAWL_NATS_CA_FILE",
         "PAWL_SERVICE_KEY",
         "PAWL_SERVICE_KEYS_FILE",
-        *(name for name in read_by(ServiceSettings) if "DATABASE" in name),
+        *(name for name in variables(ServiceSettings) if "DATABASE" in name),
     }
-    settings = {section: set(read_by(cls)) for section, cls in classes() if section != EVERY_SERVICE}
+    settings = {service: set(variables(cls)) for service, cls in classes()}
     for spec in (spec for stage in STAGES for spec in stage):
         given = {name for name in spec.reads or () if name.startswith(("PAWL_", "OPENAI_"))}
         assert given <= settings[spec.name], spec.name
@@ -91,7 +93,7 @@ def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> Non
 
 
 def test_deployment_files_use_variables_that_are_read() -> None:
-    known = {name for _, cls in classes() for name in read_by(cls)}
+    known = {name for _, cls in classes() for name in variables(cls)}
     known |= {f"{name}_FILE" for name in known}
     for file in (Path("docker-compose.yml"), Path("deploy/compose.env.example")):
         used = re.findall(r"\b((?:PAWL|OPENAI)_[A-Z0-9_]+)(?=[=:])", (tree.ROOT / file).read_text())

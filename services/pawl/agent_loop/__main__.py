@@ -124,17 +124,16 @@ async def _worker(
         meter=PrometheusMeter(service.metrics),
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
-        background_as_tool=settings.background == "tool",
+        background_as_tool=settings.limits.background == "tool",
         takes_images=settings.takes_images,
         makes_titles=settings.titles == "model",
-        approvals_required=settings.approvals_required,
+        approvals_required=settings.limits.approvals_required,
         credential_is_gone=credential_is_gone,
     )
     limits = WorkerLimits(
         runs_max=settings.runs_max,
         lease_seconds=settings.lease_seconds,
         renew_seconds=settings.lease_renew_seconds,
-        poll_seconds=settings.poll_seconds,
     )
     if not settings.serves_clients:
         # No process that a message comes through claims its run: they all serve clients only.

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
-from msgspec.structs import replace
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, SecretStr
 
 from pawl.agent_loop.domain.guidelines import GUIDELINES
 from pawl.agent_loop.domain.history import ReasoningEcho
-from pawl.agent_loop.domain.limits import (
-    CONTEXT_BYTES_MIN,
-    IDENTICAL_CALLS_MIN,
-    OF_TOOLS,
-    RESULT_BYTES_MIN,
-    TOKENS_MAX,
-    Limits,
-    read_ceilings,
-)
-from pawl.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX, RunDefaults
-from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
+from pawl.agent_loop.domain.limits import DeploymentLimits, read_limits
+from pawl.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX, RunDefaults
+from pawl.chassis import strict_json
+from pawl.chassis.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings
+from pawl.errors import PawlError
 
-_LEASE_RENEWALS_MIN = 2
+_LIMITS_BYTES_MAX: Final = 64 * 1024
 
 
 def _check_base_url(value: str) -> str:
@@ -36,15 +30,20 @@ def _check_instructions(value: str | None) -> str | None:
     return value
 
 
-class AgentLoopSettings(ServiceSettings):
-    """The settings of the loop: its peers and the model, how much it takes on, and the bounds of every run.
+def _read_limits_file(path: str) -> DeploymentLimits:
+    try:
+        return read_limits(strict_json.loads(Path(path).read_bytes(), bytes_max=_LIMITS_BYTES_MAX))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except PawlError as error:
+        raise ValueError(str(error)) from None
 
-    A run that asks for nothing gets the bounds that stand here; it may ask for others up to the ceilings.
-    """
+
+class AgentLoopSettings(ServiceSettings):
+    """The settings of the loop: its peers, the model, how many runs it drives, and the limits of every run."""
 
     listen: ListenAddress = "127.0.0.1:7601"
     metrics_listen: ListenAddress = "127.0.0.1:7611"
-    message_bytes_max: int = Field(default=1280 * 1024, ge=1024)
     service_key: SecretStr
     job_store_address: PeerAddresses = "127.0.0.1:7603"
     tool_registry_address: PeerAddresses = "127.0.0.1:7602"
@@ -63,46 +62,14 @@ class AgentLoopSettings(ServiceSettings):
 
     role: Literal["all", "api", "worker"] = "all"
     runs_max: int = Field(default=256, ge=1, le=10_000)
-    lease_seconds: float = Field(default=10.0, ge=1, le=300)
-    lease_renew_seconds: float = Field(default=2.0, gt=0)
-    poll_seconds: float = Field(default=1.0, gt=0)
+    limits: Annotated[DeploymentLimits, PlainValidator(_read_limits_file)] = Field(
+        default=DeploymentLimits(), validate_default=False, validation_alias="PAWL_LIMITS_FILE"
+    )
 
-    rounds_max: int = Field(default=10, ge=1, le=1000)
-    calls_per_round_max: int = Field(default=20, ge=1, le=1000)
-    identical_calls_max: int = Field(default=4, ge=IDENTICAL_CALLS_MIN)
-    tool_timeout_seconds: float = Field(default=10.0, gt=0)
-    round_timeout_seconds: float = Field(default=120.0, gt=0)
-    run_timeout_seconds: float = Field(default=300.0, gt=0)
-    model_headers_timeout_seconds: float = Field(default=30.0, gt=0)
-    model_idle_timeout_seconds: float = Field(default=45.0, gt=0)
-    model_attempts_max: int = Field(default=4, ge=1, le=20)
-    provider_wait_seconds: float = Field(default=900.0, ge=0)
-    result_bytes_per_round_max: int = Field(default=51_200, ge=RESULT_BYTES_MIN)
-    approval_expiry_seconds: float = Field(default=86_400.0, gt=0)
-    approvals_required: int = Field(default=1, ge=1, le=APPROVALS_MAX)
-    offer_deadline_seconds: float = Field(default=600.0, gt=0)
-    answer_timeout_seconds: float = Field(default=86_400.0, gt=0)
-    context_bytes_max: int = Field(default=400_000, ge=CONTEXT_BYTES_MIN)
-    total_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
-    topped_up_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
-    top_up_timeout_seconds: float = Field(default=86_400.0, gt=0)
-    agent_depth_max: int = Field(default=2, ge=0, le=10)
-    background: Literal["on", "tool", "off"] = "on"
-    limit_ceilings: str = ""
-
-    @model_validator(mode="after")
-    def _check_ceilings(self) -> Self:
-        try:
-            read_ceilings(self.limit_ceilings, self._own_limits)
-        except ValueError as error:
-            raise ValueError(f"PAWL_LIMIT_CEILINGS: {error}") from None
-        return self
-
-    @model_validator(mode="after")
-    def _check_lease(self) -> Self:
-        if self.lease_renew_seconds * _LEASE_RENEWALS_MIN > self.lease_seconds:
-            raise ValueError("PAWL_LEASE_RENEW_SECONDS: must be at most half of PAWL_LEASE_SECONDS")
-        return self
+    message_bytes_max: Constant[int] = 1280 * 1024
+    # How long a silent worker keeps its runs; it renews its leases at least twice as often.
+    lease_seconds: Constant[float] = 10.0
+    lease_renew_seconds: Constant[float] = 2.0
 
     @property
     def serves_clients(self) -> bool:
@@ -125,23 +92,8 @@ class AgentLoopSettings(ServiceSettings):
         return RunDefaults(
             model=self.model,
             instructions=GUIDELINES if self.instructions is None else self.instructions,
-            limits=self.limits,
-            ceilings=self.ceilings,
-            approvals_required=self.approvals_required,
-            without_background=self.background == "off",
+            limits=self.limits.defaults,
+            ceilings=self.limits.ceilings,
+            approvals_required=self.limits.approvals_required,
+            without_background=self.limits.background == "off",
         )
-
-    @property
-    def limits(self) -> Limits:
-        """The bounds of a run that asks for none."""
-        of_tools = {name: getattr(self.ceilings, name) for name in OF_TOOLS}
-        return replace(self._own_limits, **of_tools)
-
-    @property
-    def ceilings(self) -> Limits:
-        """The most that a run may ask for."""
-        return read_ceilings(self.limit_ceilings, self._own_limits)
-
-    @property
-    def _own_limits(self) -> Limits:
-        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__ if name not in OF_TOOLS})

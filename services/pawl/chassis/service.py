@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -60,6 +61,7 @@ class Service:
 
     def __init__(self, name: str, settings: ServiceSettings) -> None:
         self.name = name
+        self.instance_id = f"i-{secrets.token_hex(4)}"
         self.clock = SystemClock()
         self.ids = IdSource(self.clock)
         self.metrics = Metrics(name)
@@ -68,12 +70,7 @@ class Service:
         self.key_rows: KeyRows | None = None
         self._settings = settings
         self._stack = AsyncExitStack()
-        logs.configure(
-            service=name,
-            instance_id=settings.instance_id,
-            level=settings.log_level,
-            log_format=settings.log_format,
-        )
+        logs.configure(service=name, instance_id=self.instance_id, level=settings.log_level, log_format="auto")
         self._tls = tls.of_service(
             settings.tls_certificate_file, settings.tls_key_file, settings.tls_ca_file, clock=self.clock
         )
@@ -105,9 +102,8 @@ class Service:
         database = await self.enter(
             Database(
                 self._settings.database_url.get_secret_value(),
-                application_name=f"pawl-{self.name}-{self._settings.instance_id}",
+                application_name=f"pawl-{self.name}-{self.instance_id}",
                 connections_max=self._settings.database_connections_max,
-                statement_timeout_seconds=self._settings.database_statement_timeout_seconds,
             )
         )
         await require_durable(database, unsafe_allowed=self._settings.database_unsafe)
@@ -129,7 +125,7 @@ class Service:
             rights = Rights(role=await role_of(database), append_only=frozenset(append_only))
             owner = Database(
                 owner_url.get_secret_value(),
-                application_name=f"pawl-{self.name}-{self._settings.instance_id}-owner",
+                application_name=f"pawl-{self.name}-{self.instance_id}-owner",
                 connections_max=1,
                 variable="PAWL_DATABASE_OWNER_URL",
             )
@@ -148,8 +144,8 @@ class Service:
         """Return the bus, connected or not; health reports it and does not depend on it."""
         url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
         settings = self._settings
-        files = (settings.nats_ca_file, settings.tls_certificate_file, settings.tls_key_file)
-        name = f"pawl-{self.name}-{settings.instance_id}"
+        files = (settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file)
+        name = f"pawl-{self.name}-{self.instance_id}"
         bus = await self.enter(Bus(url, name=name, metrics=self.metrics, tls=tls.of_bus(*files)))
         self.health.add("nats", bus.ping, optional=True)
         return bus
@@ -215,7 +211,6 @@ class Service:
             metrics=self.metrics,
             limits=Limits(
                 message_bytes_max=self._settings.message_bytes_max,
-                unary_calls_max=self._settings.unary_calls_max,
                 streams_max=self._settings.streams_max,
                 store_share=self._settings.store_share,
                 user_share=self._settings.user_share,

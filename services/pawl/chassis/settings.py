@@ -4,7 +4,7 @@ A service derives from `ServiceSettings`, adds its own fields, and calls `load`.
 A field `listen` is read from `PAWL_LISTEN`; one with a `validation_alias` from
 that name. A field of type `SecretStr` can also be given as a file: the variable
 with `_FILE` at its end names it, so that no password need stand in the
-environment.
+environment. No variable sets a `Constant`, only an argument of the constructor.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from pawl.chassis.ids import is_id
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 _PORT_MAX = 65535
 _PUBLIC_URL = re.compile(
@@ -79,12 +76,6 @@ def _check_peers(value: str) -> str:
     return value
 
 
-def _check_instance_id(value: str) -> str:
-    if not is_id(value):
-        raise ValueError("must match ^[A-Za-z0-9_-]{1,64}$")
-    return value
-
-
 def _check_public_url(value: str) -> str:
     match = _PUBLIC_URL.fullmatch(value)
     if value and match is None:
@@ -106,10 +97,24 @@ PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
 PublicUrl = Annotated[str, AfterValidator(_check_public_url)]
 """The address by which browsers reach the gateway, without a slash at its end; empty if there is none."""
 
+_T = TypeVar("_T")
+CONSTANT: Final = "constant"
+Constant = Annotated[_T, CONSTANT]
+"""A field that only the constructor sets."""
+
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
 ]
+
+
+class _Variables(EnvSettingsSource):
+    """The variables of the environment, except those with the names of constants."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        if CONSTANT in field.metadata:
+            return None, field_name, False
+        return super().get_field_value(field, field_name)
 
 
 class ServiceSettings(BaseSettings):
@@ -130,26 +135,33 @@ class ServiceSettings(BaseSettings):
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
     tls_ca_file: Path | None = None
-    nats_ca_file: Path | None = None
     listen: ListenAddress = "127.0.0.1:0"
     internal_listen: ListenAddress | None = None
     metrics_listen: TcpAddress = "127.0.0.1:0"
     address_file: Path | None = None
     log_level: LogLevel = "info"
-    log_format: Literal["json", "console", "auto"] = "auto"
-    instance_id: Annotated[str, AfterValidator(_check_instance_id)] = Field(
-        default_factory=lambda: f"i-{secrets.token_hex(4)}"
-    )
-    message_bytes_max: int = Field(default=4 * 1024 * 1024, ge=1024)
-    unary_calls_max: int = Field(default=1000, ge=1)
-    streams_max: int = Field(default=1000, ge=1)
-    store_share: float = Field(default=0.5, gt=0, le=1)
-    user_share: float = Field(default=0.2, gt=0, le=1)
-    request_stream_bytes_max: int = Field(default=1536 * 1024 * 1024, ge=1024)
-    drain_seconds: float = Field(default=1.5, ge=0)
     database_connections_max: int = Field(default=10, ge=1)
-    database_statement_timeout_seconds: float = Field(default=10.0, gt=0)
     database_unsafe: bool = False
+
+    message_bytes_max: Constant[int] = 4 * 1024 * 1024
+    streams_max: Constant[int] = 1000
+    store_share: Constant[float] = 0.5
+    user_share: Constant[float] = 0.2
+    # An open stream of requests counts as the largest message and an eighth: nothing tells an idle one from one in the
+    # middle of a message.
+    request_stream_bytes_max: Constant[int] = 1536 * 1024 * 1024
+    drain_seconds: Constant[float] = 1.5
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments of the constructor, then the environment."""
+        return init_settings, _Variables(settings_cls)
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> Self:

@@ -92,6 +92,8 @@ def of_client(authority: Path | None, clock: Clock) -> Tls | None:
 def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -> Callable[[], ssl.SSLContext] | None:
     """Return what makes the context of each connection to NATS; None for that of the system.
 
+    Without an authority the certificates of the system are for it.
+
     Raises:
         StartError: the files cannot be used.
     """
@@ -107,7 +109,7 @@ def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -
     try:
         context()
     except OSError as error:
-        raise StartError(f"PAWL_NATS_CA_FILE: cannot use {authority}: {error.strerror or error}") from None
+        raise StartError(f"PAWL_TLS_CA_FILE: cannot use {authority}: {error.strerror or error}") from None
     return context
 
 

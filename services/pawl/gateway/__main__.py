@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from pawl.chassis.http_server import HttpServer
 from pawl.chassis.lifecycle import run_service
@@ -11,6 +12,8 @@ from pawl.chassis.settings import load
 from pawl.gateway.adapters.services import PEERS
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire
+
+_CALLS_MAX: Final = 1000
 
 
 async def main(stop: asyncio.Event) -> None:
@@ -38,7 +41,7 @@ async def main(stop: asyncio.Event) -> None:
             settings.listen,
             closing=closing,
             tls=service.tls,
-            connections_max=settings.unary_calls_max + settings.streams_max,
+            connections_max=_CALLS_MAX + settings.streams_max,
             drain_seconds=settings.drain_seconds,
         )
         await service.serve(server, stop)

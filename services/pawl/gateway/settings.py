@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, SecretStr, model_validator
 
-from pawl.chassis.settings import PeerAddresses, PublicUrl, ServiceSettings, TcpAddress, is_loopback
+from pawl.chassis.settings import Constant, PeerAddresses, PublicUrl, ServiceSettings, TcpAddress, is_loopback
 
 
 def _check_hosts(value: str) -> str:
@@ -56,13 +56,13 @@ class GatewaySettings(ServiceSettings):
     gateway_hosts: Annotated[str, AfterValidator(_check_hosts)] = ""
     gateway_origins: Annotated[str, AfterValidator(_check_origins)] = ""
     gateway_seal_key: Annotated[SecretStr, AfterValidator(_check_seal_keys)]
-    gateway_session_hours: float = Field(default=12.0, gt=0, le=24 * 30)
     gateway_webhook_keys_file: Path | None = None
     gateway_oidc_file: Path | None = None
     public_url: PublicUrl = ""
-    message_bytes_max: int = Field(default=5 * 256 * 1024, ge=1024)
-    unary_calls_max: int = Field(default=1000, ge=1)
-    streams_max: int = Field(default=4000, ge=1)
+
+    gateway_session_hours: Constant[float] = 12.0
+    message_bytes_max: Constant[int] = 5 * 256 * 1024
+    streams_max: Constant[int] = 4000
 
     @property
     def hosts(self) -> frozenset[str]:

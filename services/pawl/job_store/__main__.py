@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
-from typing import Final
 
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
@@ -12,34 +10,20 @@ from pawl.chassis.settings import load
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.sweeps import RetentionPeriods
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.settings import UNSENT_HOURS_MIN, JobStoreSettings
+from pawl.job_store.settings import JobStoreSettings
 from pawl.job_store.wiring import on_postgres
-
-_KEYS_DAYS: Final = 90.0
-"""So long a key that has ended can still be listed."""
 
 
 async def main(stop: asyncio.Event) -> None:
     """Serve until `stop`."""
     settings = load(JobStoreSettings)
     limits = Limits(
-        crashes_max=settings.crashes_max,
-        queue_max=settings.conversation_queue_max,
         store_queue_max=settings.queued_runs_per_store,
-        places=PlaceLimits(
-            per_store=settings.active_runs_per_store,
-            per_user=settings.active_runs_per_user,
-            background_per_store=settings.active_jobs_per_store,
-        ),
+        places=PlaceLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user),
     )
     retention = RetentionPeriods(
-        requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),
-        unsent_seconds=timedelta(hours=max(settings.lifecycle_resend_hours, UNSENT_HOURS_MIN)).total_seconds(),
-        sent_seconds=timedelta(hours=settings.lifecycle_resend_hours).total_seconds(),
-        events_seconds=timedelta(days=settings.event_retention_days).total_seconds(),
-        conversations_seconds=timedelta(days=settings.conversation_retention_days).total_seconds(),
-        keys_seconds=timedelta(days=_KEYS_DAYS).total_seconds(),
-        interval_seconds=settings.retention_interval_seconds,
+        events_seconds=settings.event_retention_days * 86_400,
+        conversations_seconds=settings.conversation_retention_days * 86_400,
     )
     async with Service("job_store", settings) as service:
         database = await service.open_database()

@@ -11,11 +11,12 @@ from pathlib import Path
 from pawl.chassis.endpoints import DEFAULT_PORTS
 from pawl.chassis.settings import read_secret
 from pawl.chassis.start import StartError
+from pawl.event.v1 import run_pb2
 from pawl.launcher.services import STAGES, ServiceSpec, pawl_variables
 
 PORT_MAX = 65535
 REPLICAS_MAX = 16
-_OURS = pawl_variables("DATA AGENTS PORTS TOOL_ENVIRONMENT REPLICAS ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
+_OURS = pawl_variables("DATA AGENTS TOOL_ENVIRONMENT ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
 """The variables that no service reads: the launcher's, and those of clients and examples."""
 _NEAR = 0.82
 """The likeness from which on a name is taken for a mistyped one of ours."""
@@ -62,24 +63,21 @@ def read_options(
     ports: Sequence[str] = (),
     replicas: Sequence[str] = (),
 ) -> SuiteOptions:
-    """Puts together the flags of `pawl up` and the environment; a flag wins over its variable.
+    """Return the choices in the flags of `pawl up` and the environment.
 
-    `data` or PAWL_DATA (default `.pawl`); `ports` as `name=number`, or PAWL_PORTS with commas between, where the name
-    `all` stands for every one that is not named; `replicas` as `service=count`, or PAWL_REPLICAS. PAWL_DATABASE_URL and
-    PAWL_NATS_URL, or the files that PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers
-    (PAWL_DATABASE_OWNER_URL goes with the first),
-    PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
+    `data` wins over PAWL_DATA (default `.pawl`). `ports` are `name=number`, where the name `all` stands for every one
+    that is not named; `replicas` are `service=count`. PAWL_DATABASE_URL and PAWL_NATS_URL, or the files that
+    PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers (PAWL_DATABASE_OWNER_URL goes with
+    the first), PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
 
     Raises StartError with one sentence about the first mistake; unknown PAWL_ variables are one mistake.
     """
     if unknown := unknown_of(environment):
         named = (f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())
         raise StartError(f"there is no such setting: {', '.join(named)}")
-    chosen = _pairs("PAWL_PORTS", environment.get("PAWL_PORTS", "").split(","), (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
-    chosen |= _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
+    chosen = _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     services = [spec.name for stage in STAGES for spec in stage]
-    copies = _pairs("PAWL_REPLICAS", environment.get("PAWL_REPLICAS", "").split(","), services, 1, REPLICAS_MAX)
-    copies |= _pairs("--replicas", replicas, services, 1, REPLICAS_MAX)
+    copies = _pairs("--replicas", replicas, services, 1, REPLICAS_MAX)
     database_url, owner_url = _secret(environment, "PAWL_DATABASE_URL"), _secret(environment, "PAWL_DATABASE_OWNER_URL")
     if owner_url and not database_url:
         raise StartError(
@@ -106,7 +104,7 @@ def read_options(
 
 
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are no setting, each with the nearest one, if one is near.
+    """Return the variables that are no setting, each with the nearest one, if one is near; limits are in a file.
 
     Those that PAWL_TOOL_ENVIRONMENT names are of tools.
     """
@@ -117,7 +115,13 @@ def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith("PAWL_") and name not in known and not _KUBERNETES.fullmatch(f"{name}={value}")
     )
-    return {name: next(iter(difflib.get_close_matches(name, known, 1, _NEAR)), "") for name in unknown}
+    limits = run_pb2.RunLimits.DESCRIPTOR.fields_by_name
+    return {
+        name: "PAWL_LIMITS_FILE"
+        if name.removeprefix("PAWL_").lower() in limits
+        else next(iter(difflib.get_close_matches(name, known, 1, _NEAR)), "")
+        for name in unknown
+    }
 
 
 def _of_tools(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -126,9 +130,7 @@ def _of_tools(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, high: int) -> dict[str, int]:
     found: dict[str, int] = {}
-    for text in (text.strip() for text in texts):
-        if not text:
-            continue
+    for text in texts:
         name, _, number = text.partition("=")
         if name not in names:
             raise StartError(f"{source}: there is no {name!r}; choose from {', '.join(names)}.")

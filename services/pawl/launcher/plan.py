@@ -45,7 +45,7 @@ _NOT_IN_SOCKETS: Final = frozenset(",%#?")
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
 _OWN = pawl_variables(
-    "LISTEN INTERNAL_LISTEN METRICS_LISTEN ADDRESS_FILE INSTANCE_ID DATABASE_URL DATABASE_URL_FILE DATABASE_OWNER_URL"
+    "LISTEN INTERNAL_LISTEN METRICS_LISTEN ADDRESS_FILE DATABASE_URL DATABASE_URL_FILE DATABASE_OWNER_URL"
     " DATABASE_OWNER_URL_FILE NATS_URL NATS_URL_FILE LOCAL_KEY LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE"
     " SERVICE_KEYS_FILE"
 )
@@ -123,7 +123,7 @@ def _environment(
         "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, around),
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
-        "PAWL_PRIVATE_DIR": str(around.folder.path),
+        "PAWL_DATA": str(around.folder.path),
         "PAWL_DATABASE_URL_FILE": str(around.secrets.path(database_url_file(spec.role))),
         "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.role))),
         "PAWL_SERVICE_KEY_FILE": str(around.secrets.path(service_key_file(spec.name))),
@@ -142,12 +142,11 @@ def _environment(
         chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(around.secrets.path(OWNER_URL))
     if not has_keys(options):
         chosen["PAWL_LOCAL_KEY_FILE"] = str(around.secrets.path(LOCAL_KEY))
-    folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
     named = options.tool_environment if spec.runs_tools else ()
     return {
         **_system(options),
         **{name: options.environment[name] for name in named if name in options.environment},
-        **_read_by(spec, {**folders, **around.model(), **given, **chosen}),
+        **_read_by(spec, {**around.model(), **given, **chosen}),
         **options.service_environment.get(spec.name, {}),
         **options.service_environment.get(process_name(spec.name, replica), {}),
     }

@@ -53,7 +53,6 @@ async def main(stop: asyncio.Event) -> None:
             counters=PrometheusCounters(service.metrics),
             clock=service.clock,
             ids=service.ids,
-            keep_days=settings.notifications_keep_days,
             key_is_gone=gone(settings, service.clock, lambda: service.key_rows),
         )
         await notifications_bus.hear(bus, parts.subscriptions.wake)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import SecretStr
 
 from pawl.chassis.mail import SenderAddress, SmtpUrl
-from pawl.chassis.settings import ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
+from pawl.chassis.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
 
 
 class NotifierSettings(ServiceSettings):
@@ -17,9 +17,9 @@ class NotifierSettings(ServiceSettings):
     metrics_listen: ListenAddress = "127.0.0.1:7614"
     service_key: SecretStr
     job_store_address: PeerAddresses = "127.0.0.1:7603"
-    message_bytes_max: int = Field(default=1024 * 1024, ge=1024)
-    notifications_keep_days: float = Field(default=30.0, gt=0)
     egress_file: Path | None = None
     smtp_url: SmtpUrl = None
     mail_from: SenderAddress = "pawl@localhost"
     public_url: PublicUrl = ""
+
+    message_bytes_max: Constant[int] = 1024 * 1024

@@ -63,7 +63,6 @@ def wire(
     counters: PrometheusCounters,
     clock: Clock,
     ids: IdSource,
-    keep_days: float,
     key_is_gone: Callable[[Principal], bool],
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     chance: Callable[[], float] = random.random,
@@ -90,6 +89,6 @@ def wire(
             "deliveries.count": deliveries.count,
             "publication": publication.run,
             "subscriptions": subscriptions.run,
-            "retention": lambda: forget_old(store, clock, keep_days=keep_days),
+            "retention": lambda: forget_old(store, clock),
         },
     )

@@ -34,6 +34,8 @@ from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.modules import load_modules
 from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.adapters.secret_file import FileSecrets
+from pawl.tool_registry.app.execution.executor import ExecutorOptions
+from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.calculator import calculator_tools
 from pawl.tool_registry.builtin.clock import clock_tools
@@ -61,8 +63,8 @@ async def main(stop: asyncio.Event) -> None:
     async with Service("tool_registry", settings) as service:
         database = await service.open_database()
         await service.create_schema(database, "tool_registry", append_only=("audit",))
-        threads = await service.enter(PythonRunner(threads_max=settings.tool_threads_max))
-        processes = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
+        threads = await service.enter(PythonRunner(threads_max=16))
+        processes = await service.enter(ProcessRunner(threads, processes_max=4))
         secrets = FileSecrets.read(settings.tool_secrets_file)
         egress = GuardedEgress(read_egress_file(settings.egress_file))
         helpers = await service.enter(Helpers())
@@ -75,7 +77,7 @@ async def main(stop: asyncio.Event) -> None:
             record=Record.on_postgres(
                 database,
                 # An entry of the journal must not look alive because a later process has the same name.
-                instance_id=service.ids.new(settings.instance_id),
+                instance_id=service.ids.new(service.instance_id),
                 lease_seconds=settings.execution_lease_seconds,
             ),
             ledger=ledger,
@@ -91,9 +93,10 @@ async def main(stop: asyncio.Event) -> None:
             stopping=stop.wait,
             public_url=settings.public_url,
         )
+        lease_seconds = settings.execution_lease_seconds
         limits = Limits(
-            executor=settings.executor_options,
-            workers=settings.worker_options,
+            executor=ExecutorOptions(lease_seconds=lease_seconds, renew_seconds=min(1.0, lease_seconds / 4)),
+            workers=WorkerOptions(),
             store_calls_per_minute=settings.store_calls_per_minute,
             is_ones_own=_is_ones_own(settings),
         )
@@ -104,8 +107,7 @@ async def main(stop: asyncio.Event) -> None:
             processes_busy=lambda: processes.processes_busy,
         )
         await service.enter(registry.hub)
-        file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
-        files = FileFolders(settings.files_dir, file_limits, service.clock.now)
+        files = FileFolders(settings.data / "files", FileLimits(), service.clock.now)
         own = _builtin_tools(
             service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers, files=files
         )
@@ -132,7 +134,7 @@ def _builtin_tools(
 ) -> list[Tool[..., Any]]:
     """Return the tools that come along."""
     url = settings.smtp_url
-    mailer = SmtpMailer(read_smtp_url(url.get_secret_value())) if url else OutboxFolder(settings.outbox_dir)
+    mailer = SmtpMailer(read_smtp_url(url.get_secret_value())) if url else OutboxFolder(settings.data / "outbox")
     return [
         *clock_tools(service.clock),
         *calculator_tools(),

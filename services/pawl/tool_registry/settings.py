@@ -10,9 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from pawl.chassis.mail import SenderAddress, SmtpUrl
-from pawl.chassis.settings import ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
-from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.workers.workers import WorkerOptions
+from pawl.chassis.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
 from pawl.tool_registry.domain.definition import RATE_PER_MINUTE_MAX
 
 _MODULE_OR_FOLDER = re.compile(r"[\w.-]+|[^\x00-\x1f]*/[^\x00-\x1f]*")
@@ -38,34 +36,25 @@ class ToolRegistrySettings(ServiceSettings):
     metrics_listen: ListenAddress = "127.0.0.1:7612"
     service_key: SecretStr
     service_keys_file: Path
-    message_bytes_max: int = Field(default=8 * 1024 * 1024, ge=1024)
-    drain_seconds: float = Field(default=5.0, ge=0)
     # One of them listens for what other replicas say.
     database_connections_max: int = Field(default=10, ge=2)
     job_store_address: PeerAddresses = "127.0.0.1:7603"
     public_url: PublicUrl = ""
 
     tools: Annotated[str, AfterValidator(_check_modules)] = ""
-    tool_threads_max: int = Field(default=16, ge=1, le=1000)
-    tool_processes_max: int = Field(default=4, ge=1, le=1000)
     tool_secrets_file: Path | None = None
     egress_file: Path | None = None
     mcp_programs_file: Path | None = None
     mcp_unconfined: bool = False
-    private_dir: Path | None = None
-    executions_max: int = Field(default=1000, ge=1)
-    execution_lease_seconds: float = Field(default=6.0, ge=2)
-    execution_retention_days: float = Field(default=30.0, gt=0)
-    worker_lease_seconds: float = Field(default=15.0, ge=1)
     store_calls_per_minute: int = Field(default=0, ge=0, le=RATE_PER_MINUTE_MAX)
 
     smtp_url: SmtpUrl = None
     mail_from: SenderAddress = "pawl@localhost"
-    outbox_dir: Path = Path(".pawl/outbox")
+    data: Path = Path(".pawl")
 
-    files_dir: Path = Path(".pawl/files")
-    file_bytes_max: int = Field(default=1024 * 1024, ge=1024)
-    files_bytes_max: int = Field(default=100 * 1024 * 1024, ge=1024)
+    message_bytes_max: Constant[int] = 8 * 1024 * 1024
+    drain_seconds: Constant[float] = 5.0
+    execution_lease_seconds: Constant[float] = 6.0
 
     @property
     def is_ones_own(self) -> bool:
@@ -73,23 +62,6 @@ class ToolRegistrySettings(ServiceSettings):
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
     def private_places(self, environment: Mapping[str, str]) -> list[str]:
-        """Return what no program of a source may reach: files of tools, mails, and what holds keys and secrets."""
+        """Return what no program of a source may reach: the data folder, and files with keys and secrets."""
         files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]
-        folders = [folder for folder in (self.files_dir, self.outbox_dir, self.private_dir) if folder]
-        return [str(path.absolute()) for path in (*folders, *files)]
-
-    @property
-    def executor_options(self) -> ExecutorOptions:
-        """The limits of executions."""
-        return ExecutorOptions(
-            executions_max=self.executions_max,
-            grace_seconds=self.drain_seconds,
-            lease_seconds=self.execution_lease_seconds,
-            renew_seconds=min(1.0, self.execution_lease_seconds / 4),
-            retention_seconds=self.execution_retention_days * 86400,
-        )
-
-    @property
-    def worker_options(self) -> WorkerOptions:
-        """The limits of remote workers."""
-        return WorkerOptions(lease_seconds=self.worker_lease_seconds)
+        return [str(path.absolute()) for path in (self.data, *files)]

@@ -126,7 +126,6 @@ def wired(
         announcer=create_autospec(NatsAnnouncer),
         counters=PrometheusCounters(Metrics("notifier")),
         clock=SystemClock(),
-        keep_days=30,
         key_is_gone=lambda principal: principal.credential_id in gone_keys,
         heartbeat_seconds=HEARTBEAT_SECONDS,
     )

@@ -22,6 +22,7 @@ from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.registry import content, context, eventually, outcome
 from tests.rpc.tool_registry.world import is_gone
+from tests.service import command
 from tests.web_server import Reply, pages, web_server
 
 TOOLS = '''
@@ -58,9 +59,7 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
     """A registry of its own; gives its process and address."""
     address_file = folder / f"{name}.json"
     started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "pawl.tool_registry",
+        *command("tool_registry", execution_lease_seconds=2.0),
         env=os.environ
         | ENVIRONMENT
         | {
@@ -70,10 +69,8 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
             "PAWL_LISTEN": "127.0.0.1:0",
             "PAWL_METRICS_LISTEN": "127.0.0.1:0",
             "PAWL_ADDRESS_FILE": str(address_file),
-            "PAWL_OUTBOX_DIR": str(folder),
+            "PAWL_DATA": str(folder),
             "PAWL_TOOLS": "slow_tools, missing_tools",
-            "PAWL_EXECUTION_LEASE_SECONDS": "2",
-            "PAWL_INSTANCE_ID": "registry",
         },
         stderr=asyncio.subprocess.DEVNULL,
     )

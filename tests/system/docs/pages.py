@@ -97,8 +97,8 @@ class Reader:
         ports = {name: str(free_port()) for name in _PORTS}
         self._ports = {_PORTS[name]: port for name, port in ports.items()}
         self._ports |= {port: str(free_port()) for port in _OWN_PORTS}
-        chosen = [f"{name}={port}" for name, port in ports.items()]
-        self._environment = _environment(folder) | {"PAWL_PORTS": ",".join(["all=0", *chosen])}
+        self._flags = "".join(f" --port {name}={port}" for name, port in {"all": 0, **ports}.items())
+        self._environment = _environment(folder)
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +162,7 @@ class Reader:
         screen = self._folder / f"screen-{len(self._terminals)}-{time.monotonic_ns()}"
         with screen.open("wb") as printed:
             process = subprocess.Popen(
-                ["bash", "-c", command],
+                ["bash", "-c", command.replace("pawl up", f"pawl up{self._flags}")],
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

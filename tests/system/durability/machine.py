@@ -14,6 +14,7 @@ import psutil
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
+from tests.service import stages
 from tests.system.durability.disk import Disk
 
 _ON_DISK = ("postgres", "nats")
@@ -49,7 +50,7 @@ class Machine:
             data=self._data,
             local_key=LOCAL_KEY,
             # Others take over the runs of the dead sooner than by default.
-            environment={"PAWL_LEASE_SECONDS": "3", "PAWL_LEASE_RENEW_SECONDS": "1"},
+            stages=stages(agent_loop={"lease_seconds": 3.0, "lease_renew_seconds": 1.0}),
             service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
         )
         async with Suite(options) as suite:

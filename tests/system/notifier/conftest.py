@@ -89,7 +89,7 @@ class Suite:
         replica = Replica(
             dict(os.environ)
             | ENVIRONMENT
-            | {"PAWL_DATABASE_URL": self._database_url, "PAWL_NATS_URL": self.nats.url, "PAWL_LOG_FORMAT": "json"}
+            | {"PAWL_DATABASE_URL": self._database_url, "PAWL_NATS_URL": self.nats.url}
             # There is none: callers have the local key.
             | {"PAWL_JOB_STORE_ADDRESS": "127.0.0.1:1"}
             | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0", "PAWL_DATABASE_UNSAFE": "true"}

@@ -23,12 +23,16 @@ async def suite() -> AsyncIterator[Suite]:
     Its folder is not pytest's: that is closed to the account under which PostgreSQL runs when the tests run as root.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
+        # PostgreSQL's account passes here.
+        Path(folder).chmod(0o711)
+        limits = Path(folder) / "limits.json"
+        limits.write_text('{"defaults": {"tool_timeout_seconds": 100}}')
         options = SuiteOptions(
-            data=Path(folder),
+            data=Path(folder) / "data",
             local_key=LOCAL_KEY,
             replicas={"agent-loop": 2, "gateway": 2, "job-store": 2},
             service_environment={
-                "agent-loop": {"PAWL_MODEL_INPUT": "text,image", "PAWL_TOOL_TIMEOUT_SECONDS": "100"},
+                "agent-loop": {"PAWL_MODEL_INPUT": "text,image", "PAWL_LIMITS_FILE": str(limits)},
                 "job-store": {"PAWL_ACTIVE_RUNS_PER_USER": "40", "PAWL_ACTIVE_RUNS_PER_STORE": "40"},
                 "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"},
             },

@@ -16,7 +16,7 @@ from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import budget, loop_state
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
 from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_ceilings
+from pawl.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_limits
 from pawl.agent_loop.domain.model import UsageReport
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import (
@@ -275,8 +275,8 @@ class TestNarrowing:
     @pytest.mark.parametrize("asked", [501, 0, TOKENS_MAX])
     def test_a_run_may_not_have_a_wider_budget_than_the_deployment_s(self, asked: int) -> None:
         with pytest.raises(InvalidField):
-            defaults = Limits(total_tokens_max=500)
-            defaults.with_asked({"total_tokens_max": asked}, read_ceilings("", defaults))
+            deployment = read_limits({"defaults": {"total_tokens_max": 500}})
+            deployment.defaults.with_asked({"total_tokens_max": asked}, deployment.ceilings)
 
 
 # Budgets of agents: once their runs have used up what they may in a day, no model call begins (I18).

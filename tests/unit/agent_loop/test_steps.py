@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from pydantic import ValidationError
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import planning, repetition, step
@@ -24,7 +27,7 @@ from pawl.agent_loop.domain.command import (
     ToolResult,
 )
 from pawl.agent_loop.domain.decision import StopCalls
-from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
+from pawl.agent_loop.domain.limits import CEILINGS, OF_TOOLS, DeploymentLimits, Limits, read_limits
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
@@ -220,12 +223,6 @@ def test_a_value_that_is_not_known_is_an_error() -> None:
 # Defaults hold where nothing is said; ceilings are the most that may be asked for.
 
 
-def settings(ceilings: str) -> AgentLoopSettings:
-    keys = {"service_key": "s" * 32, "local_key": "k" * 32}
-    given = {"database_url": "postgresql://x", "model": "m", "limit_ceilings": ceilings} | keys
-    return AgentLoopSettings.model_validate(given)
-
-
 def test_the_timeout_of_a_tool_holds_up_to_the_ceiling() -> None:
     rows: list[Any] = [(0, 10), (5, 5), (99, 99), (600, 100)]
     for own, held in rows:
@@ -249,21 +246,65 @@ def test_a_run_may_ask_for_each_limit_up_to_its_ceiling() -> None:
             Limits().with_asked({name: ceiling + 1}, CEILINGS)
 
 
-def test_a_deployment_says_ceilings_of_its_own() -> None:
-    found = read_ceilings("rounds_max=50, tool_timeout_seconds=600,total_tokens_max=0", Limits(total_tokens_max=9))
-    assert (found.rounds_max, found.tool_timeout_seconds, found.tool_timeout_seconds_max) == (50, 600, 600)
-    assert (found.total_tokens_max, found.run_timeout_seconds) == (0, CEILINGS.run_timeout_seconds)
-    assert isinstance(found.rounds_max, int)
+def test_a_deployment_sets_limits_and_ceilings() -> None:
+    found = read_limits(
+        {
+            "defaults": {"rounds_max": 20, "total_tokens_max": 9, "approvals_required": 2, "background": "off"},
+            "ceilings": {"rounds_max": 50, "tool_timeout_seconds": 600, "total_tokens_max": 0},
+        }
+    )
+    assert (found.approvals_required, found.background) == (2, "off")
+    assert (found.defaults.rounds_max, found.ceilings.rounds_max, found.ceilings.total_tokens_max) == (20, 50, 0)
+    assert found.defaults.tool_timeout_seconds_max == found.ceilings.tool_timeout_seconds_max == 600
+    assert isinstance(found.ceilings.tool_timeout_seconds, float)
+    assert found.ceilings.run_timeout_seconds == CEILINGS.run_timeout_seconds
+    assert read_limits({}) == DeploymentLimits()
 
 
 def test_no_ceiling_is_below_its_default() -> None:
-    found = read_ceilings("", Limits(tool_timeout_seconds=300, total_tokens_max=500))
+    found = read_limits({"defaults": {"tool_timeout_seconds": 300, "total_tokens_max": 500}}).ceilings
     assert (found.tool_timeout_seconds, found.tool_timeout_seconds_max) == (300, 300)
-    assert found.total_tokens_max == 500, "a budget is a ceiling unless something else is said"
+    assert found.total_tokens_max == 500, "a budget is a ceiling unless the file sets another one"
 
 
-def test_what_is_no_ceiling_stops_the_start() -> None:
-    rows: list[Any] = ["rounds_max=9", "rounds_max", "rounds_max=nan", "rounds=20", "tool_timeout_seconds_max=9"]
-    for text in rows:
-        with pytest.raises(ValueError, match="PAWL_LIMIT_CEILINGS"):
-            settings(text)  # pyright: ignore[reportCallIssue]
+def test_each_limit_has_the_default_ceiling_and_range_of_the_manual() -> None:
+    """All but the two that follow from ceilings."""
+    manual = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) to (\S+) \|", manual, re.MULTILINE)
+    assert sorted(row[0] for row in rows) == sorted({*Limits.__struct_fields__} - {*OF_TOOLS})
+    for name, default, ceiling, least, most in rows:
+        usual = DeploymentLimits()
+        assert (f"{getattr(usual.defaults, name):.0f}", f"{getattr(usual.ceilings, name):.0f}") == (default, ceiling)
+        for value in (float(least) - 1, float(most) + 1e9, "9", True, None):
+            with pytest.raises(
+                ValueError, match=rf"^defaults.{name} must be a (whole )?number from {least}.* to {most}"
+            ):
+                read_limits({"defaults": {name: value}})
+
+
+def test_wrong_limits_stop_the_start_all_in_one_go(tmp_path: Path) -> None:
+    file = tmp_path / "limits.json"
+    file.write_text(
+        """{"defaults": {"rounds_max": 0, "rounds": 20, "background": "yes", "identical_calls_max": 2.5},
+            "ceilings": {"calls_per_round_max": 9, "tool_timeout_seconds_max": 9, "approvals_required": 3}}"""
+    )
+    with pytest.raises(ValidationError) as caught:
+        AgentLoopSettings.model_validate({"service_key": "s" * 32, "model": "m", "PAWL_LIMITS_FILE": str(file)})
+    (problem,) = caught.value.errors()
+    assert problem["msg"].removeprefix("Value error, ").split("; ") == [
+        "defaults.rounds_max must be a whole number from 1 to 1000, got 0",
+        "defaults.rounds is no limit",
+        "defaults.background must be on, tool or off, got 'yes'",
+        "defaults.identical_calls_max must be a whole number from 2 to 1000, got 2.5",
+        "ceilings.calls_per_round_max must not be below the default, 20, got 9",
+        "ceilings.tool_timeout_seconds_max is no limit",
+        "ceilings.approvals_required is no limit",
+    ]
+
+
+def test_a_file_that_holds_no_limits_stops_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "limits.json"
+    for content in ("[]", "{", '{"limits": {}}', '{"defaults": {"rounds_max": 1, "rounds_max": 2}}', None):
+        file.write_text(content) if content is not None else file.unlink()
+        with pytest.raises(ValidationError, match="PAWL_LIMITS_FILE"):
+            AgentLoopSettings.model_validate({"service_key": "s" * 32, "model": "m", "PAWL_LIMITS_FILE": str(file)})

@@ -98,7 +98,7 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
         assert "nonsense\n" not in str(caught.value)
     with pytest.raises(StartError, match="PAWL_TLS_CA_FILE has no certificates"):
         tls.of_client(nonsense, clock)
-    with pytest.raises(StartError, match=f"PAWL_NATS_CA_FILE: cannot use {missing}"):
+    with pytest.raises(StartError, match=f"PAWL_TLS_CA_FILE: cannot use {missing}"):
         tls.of_bus(missing, None, None)
 
 

@@ -42,6 +42,11 @@ def test_settings_come_from_variables_with_the_prefix(environment: pytest.Monkey
     assert (settings.listen, settings.log_level, settings.nats_url) == ("127.0.0.1:7603", "warning", None)
 
 
+def test_no_variable_sets_a_constant(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("PAWL_STREAMS_MAX", "5")
+    assert (read(Settings).streams_max, Settings(streams_max=5).streams_max) == (1000, 5)
+
+
 def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment.delenv("PAWL_DATABASE_URL")
     environment.setenv("PAWL_LISTEN", "7603")
@@ -49,11 +54,9 @@ def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path
     environment.setenv("PAWL_PEERS", "a:1,b")
     environment.setenv("PAWL_LOG_LEVEL", "loud")
     environment.setenv("PAWL_SERVICE_KEY_FILE", f"{tmp_path}/missing")
-    environment.setenv("PAWL_INSTANCE_ID", "a b")
     found = "\n".join(sorted(problems()))
     assert [line.partition(":")[0] for line in found.splitlines()] == [
         "PAWL_DATABASE_URL",
-        "PAWL_INSTANCE_ID",
         "PAWL_LISTEN",
         "PAWL_LOG_LEVEL",
         "PAWL_METRICS_LISTEN",
@@ -140,9 +143,9 @@ def test_loopback_is_what_only_this_machine_reaches() -> None:
 def test_secrets_show_nowhere(environment: pytest.MonkeyPatch) -> None:
     """I22."""
     environment.setenv("PAWL_DATABASE_URL", "postgresql://u:hunter2@db/pawl")
-    environment.setenv("PAWL_UNARY_CALLS_MAX", "hunter2")
+    environment.setenv("PAWL_DATABASE_CONNECTIONS_MAX", "hunter2")
     assert "hunter2" not in str(problems())
-    environment.delenv("PAWL_UNARY_CALLS_MAX")
+    environment.delenv("PAWL_DATABASE_CONNECTIONS_MAX")
     assert "hunter2" not in repr(read(Settings))
 
 

@@ -70,7 +70,7 @@ def test_a_secret_reaches_the_services_that_need_it_and_no_other_process(
 def test_only_the_registry_may_write_where_tools_keep_things(tmp_path: Path) -> None:
     for spec in SPECS:
         found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
-        assert ("PAWL_FILES_DIR" in found) is ("PAWL_PRIVATE_DIR" in found) is (spec.name == "tool-registry")
+        assert ("PAWL_DATA" in found) is (spec.name == "tool-registry")
 
 
 @pytest.fixture

@@ -64,14 +64,14 @@ def stopped(suite: Suite) -> list[str]:
 async def test_a_process_is_told_its_peers_and_secrets_and_is_listed_until_the_stop_in_reverse_order(
     options: Options,
 ) -> None:
-    chosen = options(replicas={"first": 2}, environment={"PAWL_LOG_LEVEL": "debug", "PAWL_INSTANCE_ID": "x"})
+    chosen = options(replicas={"first": 2}, environment={"PAWL_LOG_LEVEL": "debug", "PAWL_SERVICE_KEY": "x"})
     async with Suite(chosen) as suite:
         environment = given(suite, "second")
         addresses = suite.endpoints.addresses("first")
         assert environment["PAWL_FIRST_ADDRESS"].split(",") == addresses
         assert len(set(addresses)) == 2
         assert environment["PAWL_LOG_LEVEL"] == "debug"
-        assert not {"PAWL_INSTANCE_ID", "PAWL_SECOND_ADDRESS"} & environment.keys()
+        assert not {"PAWL_SERVICE_KEY", "PAWL_SECOND_ADDRESS"} & environment.keys()
         assert "PAWL_FIRST_ADDRESS" not in given(suite, "first")
         secrets = {
             name: Path(environment[f"PAWL_{name}_FILE"]).read_text()

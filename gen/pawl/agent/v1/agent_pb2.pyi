@@ -423,7 +423,7 @@ class SubmitToolResultsRequest(_message.Message):
     """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ToolResult]:
-        """1 to 64 results. The request has at most 1.25 MiB (PAWL_MESSAGE_BYTES_MAX):
+        """1 to 64 results. The request has at most 1.25 MiB:
         send large results one by one.
         """
 
@@ -550,7 +550,7 @@ class DecideCallsRequest(_message.Message):
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.CallDecision]:
         """1 to 64 decisions, each with its run, and at most one for a call. The request
-        has at most 1.25 MiB (PAWL_MESSAGE_BYTES_MAX).
+        has at most 1.25 MiB.
         """
 
     def __init__(

@@ -35,7 +35,7 @@ class SessionRequest(_message.Message):
     after a reconnect under the same client id: it takes effect once. (`attach`,
     `detach` and `hello` belong to one stream and are simply sent anew.)
 
-    A frame has at most 1.25 MiB (PAWL_MESSAGE_BYTES_MAX); a larger one ends the
+    A frame has at most 1.25 MiB; a larger one ends the
     stream with RESOURCE_EXHAUSTED, again and again if it is sent again.
     """
 

@@ -665,7 +665,7 @@ class RunLimits(_message.Message):
     """RunLimits bounds a run. A field that is absent takes the deployment's default;
     one that is present may be anything up to the deployment's ceiling for it (a
     larger value is INVALID_ARGUMENT INVALID_FIELD, which says the ceiling; see
-    PAWL_LIMIT_CEILINGS). Limits hold across pause, resume and crash.
+    PAWL_LIMITS_FILE). Limits hold across pause, resume and crash.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

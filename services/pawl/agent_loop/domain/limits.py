@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pawl.errors import InvalidField
 
 TOKENS_MAX: Final = 2**53
 """Most tokens that a budget can have."""
 
-CONTEXT_BYTES_MIN: Final = 10_000
-"""Fewest bytes of history: below it there is no room for a summary and the message that it is for."""
+APPROVALS_MAX: Final = 5
+"""Most people whose approval a call can need."""
 
-RESULT_BYTES_MIN: Final = 1024
-"""Fewest bytes of the results of a round: below it a cut result is little more than the note that says so."""
-
-IDENTICAL_CALLS_MIN: Final = 2
-"""With 1, the first call of any tool would be a loop."""
-
-_SMALLEST: Final = {
-    "context_bytes_max": CONTEXT_BYTES_MIN,
-    "result_bytes_per_round_max": RESULT_BYTES_MIN,
-    "identical_calls_max": IDENTICAL_CALLS_MIN,
+_SECONDS: Final = (0.001, 366 * 86_400)
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "rounds_max": (1, 1000),
+    "calls_per_round_max": (1, 1000),
+    # With 1, the first call of any tool would be a loop.
+    "identical_calls_max": (2, 1000),
+    "model_attempts_max": (1, 20),
+    # Below it a cut result is little more than the note that says so.
+    "result_bytes_per_round_max": (1024, 2**30),
+    # Below it there is no room for a summary and the message that it is for.
+    "context_bytes_max": (10_000, 2**30),
+    "total_tokens_max": (0, TOKENS_MAX),
+    "topped_up_tokens_max": (0, TOKENS_MAX),
+    "agent_depth_max": (0, 10),
+    "approvals_required": (1, APPROVALS_MAX),
+    "provider_wait_seconds": (0.0, 366 * 86_400),
 }
+"""The least and the most that a deployment may set, _SECONDS if absent. Only whole numbers if the least is an int."""
+_BACKGROUND: Final = ("on", "tool", "off")
 NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
 """Limits of which 0 means that there is none."""
-_MAY_BE_ZERO: Final = frozenset({"agent_depth_max", "provider_wait_seconds"})
 OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
-"""The most that tools may say for themselves; the deployment's value is the ceiling of what runs may."""
+"""The most that tools may set for themselves; the deployment's value is the ceiling of what runs may."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,17 +73,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         `asked` has the fields that are present, by name.
 
         Raises:
-            InvalidField: a value is not positive, above its ceiling, or too small to work with.
+            InvalidField: a value is above its ceiling, or too small to work with.
         """
         for name, value in asked.items():
             ceiling = getattr(ceilings, name)
             is_open = name in NONE_IS_ZERO and ceiling == 0
             most = TOKENS_MAX if is_open else ceiling
-            may_be_zero = is_open or name in _MAY_BE_ZERO
-            if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
-                raise InvalidField(f"limits.{name} must be above 0", field=f"options.limits.{name}")
-            if value < (smallest := _SMALLEST.get(name, 0)):
-                raise InvalidField(f"limits.{name} must be at least {smallest}", field=f"options.limits.{name}")
+            least = 1 if name in NONE_IS_ZERO and not is_open else _RANGES.get(name, _SECONDS)[0]
+            if not math.isfinite(value) or value < least:
+                raise InvalidField(f"limits.{name} must be at least {least:g}", field=f"options.limits.{name}")
             if value > most:
                 raise InvalidField(f"limits.{name} may be at most {most:g} here", field=f"options.limits.{name}")
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
@@ -110,31 +115,71 @@ CEILINGS: Final = Limits(
     agent_depth_max=10,
     provider_wait_seconds=86_400.0,
 )
-"""The most that a run may ask for where the deployment says nothing."""
+"""The most that a run may ask for where the deployment sets nothing."""
 
 
-def read_ceilings(text: str, defaults: Limits) -> Limits:
-    """Return the ceilings that `text` names (`rounds_max=50,tool_timeout_seconds=600`), the usual ones for all others.
+class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deployment sets for all runs: the file of PAWL_LIMITS_FILE."""
 
-    None is below the deployment's default. A budget of tokens costs money: without a
-    ceiling of its own it is its default.
+    defaults: Limits = Limits(provider_wait_seconds=900.0)
+    """The limits of a run that asks for none."""
+    ceilings: Limits = CEILINGS
+    """The most that a run may ask for."""
+    approvals_required: int = 1
+    background: str = "on"
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    defaults: dict[str, Any] = {}
+    ceilings: dict[str, Any] = {}
+
+
+def read_limits(document: object) -> DeploymentLimits:
+    """Return the limits in a JSON value: {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
+
+    A ceiling that is absent is that of CEILINGS, or the default where that is higher. A token budget costs money:
+    without a ceiling of its own it is its default.
 
     Raises:
-        ValueError: a name or a number is none, or below the default.
+        ValueError: names or values are wrong; all of them are in the message.
     """
-    found: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, number = part.partition("=")
-        if name not in defaults.__struct_fields__ or name in OF_TOOLS:
-            raise ValueError(f"{name!r} is no limit of a run")
-        value = float(number)
-        least = getattr(defaults, name)
-        is_open = name in NONE_IS_ZERO and value == 0
-        if not math.isfinite(value) or (value < least and not is_open):
-            raise ValueError(f"{name}: must be a number, and not below the default of {least:g}")
-        found[name] = value
-    for name in defaults.__struct_fields__:
-        usual = 0 if name in NONE_IS_ZERO else getattr(CEILINGS, name)
-        found.setdefault(name, max(usual, getattr(defaults, name)))
-    found |= {name: found[name.removesuffix("_max")] for name in OF_TOOLS}
-    return Limits(**{name: type(getattr(defaults, name))(value) for name, value in found.items()})
+    file, usual = msgspec.convert(document, _File), DeploymentLimits()
+    if problems := [*_problems(file, asdict(usual.defaults))]:
+        raise ValueError("; ".join(problems))
+    options = {name: file.defaults.pop(name, getattr(usual, name)) for name in ("approvals_required", "background")}
+    defaults = _with(usual.defaults, file.defaults)
+    most = {name: max(value, getattr(CEILINGS, name)) for name, value in asdict(defaults).items()}
+    most |= {name: getattr(defaults, name) for name in NONE_IS_ZERO}
+    ceilings = _with(CEILINGS, most | file.ceilings)
+    of_tools = {name: getattr(ceilings, name.removesuffix("_max")) for name in OF_TOOLS}
+    return DeploymentLimits(defaults=replace(defaults, **of_tools), ceilings=replace(ceilings, **of_tools), **options)
+
+
+def _with(limits: Limits, numbers: Mapping[str, float]) -> Limits:
+    return replace(limits, **{name: type(getattr(limits, name))(value) for name, value in numbers.items()})
+
+
+def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
+    """Return what is wrong with each limit of a file."""
+    defaults = {**usual, **{name: value for name, value in file.defaults.items() if type(value) in {int, float}}}
+    for name, value in file.defaults.items():
+        if name == "background":
+            if value not in _BACKGROUND:
+                yield f"defaults.background must be on, tool or off, got {value!r}"
+        elif problem := _problem(name, value, {*usual, "approvals_required"}):
+            yield f"defaults.{name} {problem}"
+    for name, value in file.ceilings.items():
+        if problem := _problem(name, value, usual.keys()):
+            yield f"ceilings.{name} {problem}"
+        elif value < defaults[name] and not (name in NONE_IS_ZERO and value == 0):
+            yield f"ceilings.{name} must not be below the default, {defaults[name]}, got {value}"
+
+
+def _problem(name: str, value: object, names: Collection[str]) -> str:
+    """Return why a limit cannot have this value; empty if it can."""
+    if name not in names or name in OF_TOOLS:
+        return "is no limit"
+    least, most = _RANGES.get(name, _SECONDS)
+    kinds, kind = ((int,), "whole number") if isinstance(least, int) else ((int, float), "number")
+    is_right = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
+    return "" if is_right else f"must be a {kind} from {least} to {most}, got {value!r}"

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import field
 
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.limits import CEILINGS, Limits
+from pawl.agent_loop.domain.limits import APPROVALS_MAX, CEILINGS, Limits
 from pawl.agent_loop.domain.run import Options, ResponseFormat, RunOptions, ToolChoiceMode
 from pawl.chassis import strict_json
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
@@ -22,8 +22,6 @@ TOOL_NAMES_MAX: Final = 1000
 FALLBACKS_MAX: Final = 4
 """Most models that a run can go on with when its own has failed."""
 TEMPERATURE_MAX: Final = 2.0
-APPROVALS_MAX: Final = 5
-"""Most people whose approval a call can need."""
 SCHEMA_BYTES_MAX: Final = 64 * 1024
 """Most bytes of the schema of a response format."""
 

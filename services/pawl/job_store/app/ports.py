@@ -142,10 +142,11 @@ class AttentionRepository(Protocol):
 class Limits:
     """The limits of a job store. Each worker may crash `crashes_max` times with a run."""
 
-    crashes_max: int
-    queue_max: int
-    store_queue_max: int
     places: PlaceLimits
+    # Another run of the same worker may have caused the first two crashes: from then on a run has a worker alone.
+    crashes_max: int = 3
+    queue_max: int = 100
+    store_queue_max: int = 10_000
     inbox: inbox.Limits = inbox.LIMITS
 
 

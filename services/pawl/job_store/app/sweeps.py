@@ -129,13 +129,13 @@ class QuarantineSweep:
 class RetentionPeriods:
     """The seconds for which each kind of record is kept, and those between two sweeps."""
 
-    requests_seconds: float
-    unsent_seconds: float
-    sent_seconds: float
     events_seconds: float
     conversations_seconds: float
-    keys_seconds: float
-    interval_seconds: float
+    requests_seconds: float = 48 * 3600.0
+    unsent_seconds: float = 24 * 3600.0
+    sent_seconds: float = 24 * 3600.0
+    keys_seconds: float = 90 * 86_400.0
+    interval_seconds: float = 600.0
 
 
 class RetentionSweep:

@@ -15,6 +15,7 @@ from pawl.notifier.adapters.postgres import PostgresStore
 
 _BATCH: Final = 100
 _SWEEP_SECONDS: Final = 1.0
+_KEEP_SECONDS: Final = 30 * 86_400.0
 _FORGET_SECONDS: Final = 3600.0
 _FORGET_BATCH: Final = 1000
 
@@ -70,11 +71,11 @@ class Publication:
                 return
 
 
-async def forget_old(store: PostgresStore, clock: Clock, *, keep_days: float) -> None:
-    """Delete notifications older than `keep_days`, every hour, until cancelled."""
+async def forget_old(store: PostgresStore, clock: Clock) -> None:
+    """Delete notifications older than 30 days, every hour, until cancelled."""
     while True:
         try:
-            while await store.forget(older_than_seconds=keep_days * 86400, limit=_FORGET_BATCH) == _FORGET_BATCH:
+            while await store.forget(older_than_seconds=_KEEP_SECONDS, limit=_FORGET_BATCH) == _FORGET_BATCH:
                 pass
         except Unavailable as error:
             _log.debug("retention.postponed", reason=error.reason)

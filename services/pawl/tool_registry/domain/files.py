@@ -57,8 +57,8 @@ def _shown(character: str) -> str:
 class FileLimits:
     """The limits on what a store may keep."""
 
-    file_bytes_max: int
-    store_bytes_max: int
+    file_bytes_max: int = 1024 * 1024
+    store_bytes_max: int = 100 * 1024 * 1024
     entries_max: int = 10_000
     """Files and folders."""
 
