@@ -115,5 +115,5 @@ class MemoryAgents(AgentLedgerClient):
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()
         servicer: Any = AgentLedgerServicer(Agents(self.repository, self.usage, daily_tokens_max))
-        channel: Any = Channel(lambda method, request: answer(servicer, method, request))
+        channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)

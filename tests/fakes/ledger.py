@@ -15,6 +15,7 @@ from pawl.agent_loop.domain.command import CommandKind
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, Undo
 from pawl.agent_loop.domain.tool import Tool
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, IdSource, RunKey
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -172,12 +173,12 @@ class MemoryLedger(WorkerLedgerClient):
             raise outcome
         return outcome
 
-    async def _call(self, method: str, request: Any) -> list[Any]:
+    async def _call(self, method: str, request: Any, user: Principal | None = None) -> list[Any]:
         if not self._is_open:
             self._is_open = True
             await self._job_store.group_commit.__aenter__()
         await self._maybe_fail(method, done=False)
-        responses = await answer(self._job_store.servicer, method, request)
+        responses = await answer(self._job_store.servicers, method, request, user)
         if method == "CommitRun":
             self.steps.append(request)
         if method == "ClaimRuns" and not self.loads_along:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
@@ -33,7 +33,6 @@ from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
-from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
@@ -106,7 +105,7 @@ class JobStore:
         self._database = Database(tables, chance, history, process.name)
         self._bus = SimulatedBus(broker, process)
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
-        self._servicer: LedgerServicer | None = None
+        self._servicers: Sequence[object] = ()
         self._schedules: ScheduleLedgerServicer | None = None
         self._triggers: TriggerLedgerServicer | None = None
         self._of_schedules = MemorySchedules(Database(tables, chance, history, f"schedules of {process.name}"))
@@ -127,15 +126,14 @@ class JobStore:
                 self._of_triggers, parts.group_commit, Unmetered(), self._ids, random_bytes=self._random_bytes
             )
             self._triggers = TriggerLedgerServicer(of_events, self._limits)
-            self._servicer = parts.servicer
+            self._servicers = parts.servicers
             await asyncio.Event().wait()
 
-    async def answer(self, method: str, request: Any) -> list[Any]:
+    async def answer(self, method: str, request: Any, user: Principal | None) -> list[Any]:
         """Serve one request; returns all responses."""
-        while self._servicer is None:
+        while not self._servicers:
             await asyncio.sleep(0.001)
-        servicers = (self._servicer, self._schedules, self._triggers)
-        return await answer(next(each for each in servicers if hasattr(each, method)), method, request)
+        return await answer((*self._servicers, self._schedules, self._triggers), method, request, user)
 
 
 class Replicas:
@@ -146,12 +144,12 @@ class Replicas:
         self._replicas = replicas
         self._pick = pick
 
-    async def call(self, method: str, request: Any) -> list[Any]:
+    async def call(self, method: str, request: Any, user: Principal | None) -> list[Any]:
         alive = [replica for replica in self._replicas if replica.process.alive] or self._replicas
         replica = alive[self._pick(len(alive))]
         if request.ByteSize() > MESSAGE_BYTES_MAX:
             raise TooLarge(f"{method} of {request.ByteSize()} bytes")
-        return await self._network.call(replica.process, method, lambda: replica.answer(method, request))
+        return await self._network.call(replica.process, method, lambda: replica.answer(method, request, user))
 
 
 class AgentLoop:
@@ -193,7 +191,7 @@ class AgentLoop:
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
         history.people_wanted[self.worker.worker_id] = people_wanted
-        self.ledger = PublicLedgerClient(channel, self.worker.wake)
+        self.ledger = PublicLedger(channel, self.worker.wake)
         self.clients = ClientSide(
             ledger=self.ledger,
             live=BusEvents(bus),

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from google.protobuf.descriptor_pool import Default
+from google.protobuf.message_factory import GetMessageClass
+
 from pawl.agent_loop.domain.run import Usage
+from pawl.chassis import auth
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.job_store.adapters.metrics import PrometheusMeter
@@ -33,34 +39,49 @@ def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: An
     )
 
 
-async def answer(servicer: object, method: str, request: Any) -> list[Any]:
-    """Serve a copy of a request, which is taken apart; return all responses."""
+async def answer(servicers: Sequence[object], method: str, request: Any, user: Principal | None = None) -> list[Any]:
+    """Have the first servicer that has the method serve a copy of a request, which is taken apart.
+
+    Returns all responses. A call that is forwarded acts for `user`.
+    """
+    servicer = next(each for each in servicers if method in vars(type(each)))
+    if user is not None:
+        auth.set_principal(user)
     served = getattr(servicer, method)(type(request).FromString(request.SerializeToString()), None)
     return [part async for part in served] if isinstance(served, AsyncIterator) else [await served]
 
 
 class Channel:
-    """A channel as generated stubs use it. `call` gets a method and a request, and returns all responses."""
+    """A channel as generated stubs use it. `call` gets a method, a request and perhaps the user for whom it is made.
 
-    def __init__(self, call: Callable[[str, Any], Awaitable[list[Any]]]) -> None:
+    It returns all responses.
+    """
+
+    def __init__(self, call: Callable[[str, Any, Principal | None], Awaitable[list[Any]]]) -> None:
         self._call = call
 
     def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
-        async def call(request: Any) -> Any:
-            (response,) = await self._responses(path, request)
-            return response
+        async def call(request: Any, *, metadata: Sequence[tuple[str, bytes]] = ()) -> Any:
+            if not isinstance(request, bytes):
+                (response,) = await self._responses(path, request, auth.named_user(metadata))
+                return response
+            service, name = path[1:].split("/")
+            method = Default().FindServiceByName(service).methods_by_name[name]
+            parsed = GetMessageClass(method.input_type).FromString(request)
+            (response,) = await self._responses(path, parsed, auth.named_user(metadata))
+            return response.SerializeToString()
 
         return call
 
     def unary_stream(self, path: str, **_: object) -> Callable[..., Any]:
         async def call(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
-            for response in await self._responses(path, request):
+            for response in await self._responses(path, request, None):
                 yield response
 
         return call
 
-    async def _responses(self, path: str, request: Any) -> list[Any]:
-        responses = await self._call(path.rpartition("/")[2], request)
+    async def _responses(self, path: str, request: Any, user: Principal | None) -> list[Any]:
+        responses = await self._call(path.rpartition("/")[2], request, user)
         return [type(response).FromString(response.SerializeToString()) for response in responses]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent_loop.app.public_values import MessagePolicy
-from pawl.chassis.ids import ConversationId, RequestId
 from pawl.event.v1 import conversation_pb2
 from tests.simulation.people import User
 
 _RATE = 0.25
+_UPDATE = "/pawl.agent.v1.ConversationService/UpdateConversation"
 
 
 class Writer(User):
@@ -41,21 +42,15 @@ class Writer(User):
             await self.bring(MessagePolicy.QUEUE)
 
     async def _share(self, sharing: conversation_pb2.Sharing.ValueType) -> None:
-        caller, request_id = self._host.caller, RequestId(f"share_{self.name}_{self._next()}")
+        caller, request_id = self._host.caller, f"share_{self.name}_{self._next()}"
+        request = pb.UpdateConversationRequest(
+            request_id=request_id, conversation_id=self.conversation_id, sharing=sharing
+        )
         await self.world.insist(
             self.network,
             self._sharing,
             "share",
-            lambda agent: agent.ledger.update_conversation(
-                caller,
-                request_id,
-                ConversationId(self.conversation_id),
-                title=None,
-                archived=None,
-                labels=None,
-                sharing=sharing,
-                shows_arguments=None,
-            ),
+            lambda agent: agent.ledger.forward(caller, _UPDATE, request.SerializeToString()),
         )
 
 

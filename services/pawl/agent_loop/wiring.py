@@ -12,6 +12,7 @@ from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.conversations import Conversations
@@ -20,14 +21,7 @@ from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.public_ports import (
-    AgentLedger,
-    CallChecker,
-    DocumentReader,
-    LiveEvents,
-    PublicLedger,
-    ToolFinder,
-)
+from pawl.agent_loop.app.public_ports import AgentLedger, CallChecker, DocumentReader, LiveEvents, ToolFinder
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.session_stream import Parts, SessionTimes
@@ -40,6 +34,7 @@ from pawl.agent_loop.rpc.conversation_servicer import ConversationServicer
 from pawl.agent_loop.rpc.job_servicer import JobServicer
 from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
+from pawl.chassis.auth import require_user
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource
 from pawl.chassis.rpc_server import RpcServer
@@ -76,6 +71,7 @@ class ClientSide:
         times: ClientTimes = ClientTimes(),
     ) -> None:
         """Wire the parts over these ports."""
+        self._ledger = ledger
         self.watches = Watches(
             ledger=ledger,
             live=live,
@@ -128,10 +124,13 @@ class ClientSide:
         self._job_servicer = JobServicer(jobs)
         self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
+    async def _forward(self, method: str, request: bytes) -> bytes:
+        return await self._ledger.forward(require_user(), method, request)
+
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for them."""
         server.add(add_AgentServiceServicer_to_server, self.servicer)
         server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)
         server.add(add_JobServiceServicer_to_server, self._job_servicer)
-        server.add(add_ConversationServiceServicer_to_server, self._conversation_servicer)
+        server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self._forward)
         server.add(add_AgentRegistryServiceServicer_to_server, AgentRegistryServicer(self.agents))

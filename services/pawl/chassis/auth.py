@@ -14,8 +14,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import msgspec
+
 from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id
-from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, ROLES_OF_A_STORE, Role, rights
+from pawl.chassis.roles import AGENT_LOOP, OWN_ROLES_GO_BESIDE, ROLES_OF_A_STORE, Role, rights
 from pawl.errors import PermissionDenied, Unauthenticated
 
 WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
@@ -24,6 +26,8 @@ GATEWAY_KEY: Final = "pawl-gateway-key"
 """The metadata with the service key of the gateway, beside the credential of the caller."""
 CLIENT_ADDRESS: Final = "pawl-client-address"
 """The metadata with the address of the gateway's client, in gRPC's format; ignored without GATEWAY_KEY."""
+FOR_USER: Final = "pawl-for-user-bin"
+"""The metadata with the user for whom agent-loop forwards a call. Anybody else who sends it is refused."""
 LOCAL_CREDENTIAL: Final = CredentialId("local")
 """The id of the local key."""
 _DECIDES_NOTHING: Final = (
@@ -152,6 +156,49 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
         one_of = "one of the roles" if len(roles) > 1 else "the role"
         raise PermissionDenied(f"this needs {one_of} {', '.join(roles)}")
     raise PermissionDenied("this method is for Pawl's own services")
+
+
+def for_user(user: Principal) -> tuple[tuple[str, bytes], ...]:
+    """Return the metadata of a call that agent-loop forwards for a user."""
+    return ((FOR_USER, msgspec.json.encode(user)),)
+
+
+def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
+    """Return the user whom the metadata of a forwarded call name, without asking who sent them; None for nobody.
+
+    Raises:
+        PermissionDenied: they name nobody who can be a user.
+    """
+    values = [value for name, value in metadata if name == FOR_USER]
+    if not values:
+        return None
+    try:
+        user = msgspec.json.decode(values[0], type=Principal)
+    except msgspec.DecodeError:
+        user = Principal()
+    if len(values) > 1 or user.is_service or not user.store_id or not user.user_id:
+        raise PermissionDenied(f"this method needs one user of a store in the metadata `{FOR_USER}`")
+    return user
+
+
+def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], *, forwarded: bool) -> Principal:
+    """Return for whom a call acts: the caller, or for a method that takes `forwarded` calls the user that they name.
+
+    Raises:
+        PermissionDenied: a user is named to another method or by another caller than agent-loop, or none is named.
+    """
+    user = named_user(metadata)
+    if user is None and not forwarded:
+        return caller
+    if not forwarded or AGENT_LOOP not in caller.rights:
+        raise PermissionDenied(
+            f"this method takes no `{FOR_USER}` from you: only agent-loop sends it, to forward calls"
+        )
+    if user is None:
+        raise PermissionDenied(
+            f"this method needs the metadata `{FOR_USER}`: it answers calls that agent-loop forwards"
+        )
+    return user
 
 
 class Authenticator(Protocol):

@@ -88,18 +88,13 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         " ListDrafts DeleteDraft",
         (AGENT_LOOP, TOOL_REGISTRY): "GetAgent",
     },
-    "pawl.job.v1.ErasureService": {
-        (AGENT_LOOP,): "EraseConversation",
-        (TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure",
-    },
+    "pawl.job.v1.ErasureService": {(TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure"},
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
         " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListAttention ListCalls"
-        " ListPendingCalls ListMessages ListEvents"
-        " ListConversations UpdateConversation ForkConversation"
-        " ImportConversation",
-        (TOOL_REGISTRY,): "NoteCompletion",
-        (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListRuns StopJob GetCall GetConversation",
+        " ListPendingCalls ListMessages ListEvents ImportConversation",
+        (TOOL_REGISTRY,): "NoteCompletion GetConversation",
+        (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListRuns StopJob GetCall",
     },
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.job.v1.ScheduleLedgerService": {

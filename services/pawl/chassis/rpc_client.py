@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 from pawl.chassis import tasks
+from pawl.chassis.auth import named_user
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Line, Responses, Shown, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc_limits import KEEPALIVE
@@ -273,7 +274,9 @@ class _Channel(grpc.aio.Channel):
         to_each = {address: alone(channel) for address, channel in self._replicas.items()}
 
         def call(request: Any, *, timeout: float | None = None, **special: Any) -> Any:
-            raw, key = request_serializer(request), key_of(request)
+            raw = request_serializer(request) if request_serializer else request
+            user = named_user(special.get("metadata") or ())
+            key = user.store_id if user else key_of(request)
             if special or len(raw) > REQUEST_BYTES_MAX:
                 return to_each[batches.line(key).name](request, timeout=timeout, **special)
             seconds = deadline_seconds if timeout is None else timeout

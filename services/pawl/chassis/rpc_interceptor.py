@@ -88,6 +88,8 @@ class Access:
     """Only services may call."""
     open: bool = False
     """Anybody may call, among a crowd of their own, and nothing is logged: for health checks."""
+    forwarded: bool = False
+    """Agent-loop calls for a user, whom its metadata name."""
     drain_streams: bool = False
     """At shutdown, streams get the drain time to end by themselves."""
 
@@ -222,20 +224,6 @@ class Interceptor(grpc.aio.ServerInterceptor):
 class _ActiveCall:
     """One RPC from its first to its last moment here."""
 
-    __slots__ = (
-        "caller",
-        "code",
-        "is_told",
-        "method",
-        "places",
-        "principal",
-        "reason",
-        "running",
-        "scope",
-        "shown",
-        "started",
-    )
-
     def __init__(self, method: Method) -> None:
         self.method = method
         self.started = time.perf_counter()
@@ -337,7 +325,7 @@ class Method:
     async def receive(self, context: Context) -> bytes:
         """Return the one request of a call that was let in."""
         if not self.access.open:
-            return await self.interceptor.arrivals.read(context, auth.current_principal())
+            return await self.interceptor.arrivals.read(context, _current_call.get().caller or auth.current_principal())
         call, arriving = _current_call.get(), self.interceptor.strangers_arriving
         arriving.enter(call, context.peer())
         try:
@@ -360,6 +348,9 @@ class Method:
             auth.set_principal(principal)
             logs.bind(request_id=request_id, **_caller(principal))
             auth.check_may_call(principal, self.callers)
+            if self.name != _UNKNOWN:
+                named = context.invocation_metadata() or ()
+                auth.set_principal(auth.acting_user(principal, named, forwarded=self.access.forwarded))
             self.interceptor.enter(call, principal)
             call.caller = principal
         _current_call.set(call)

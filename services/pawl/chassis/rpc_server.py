@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Self, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -14,7 +14,7 @@ from pawl.chassis import logs, rpc_health, rpc_reflection, tasks
 from pawl.chassis.auth import KEY_LENGTH_MAX, Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
-from pawl.chassis.roles import CALLERS
+from pawl.chassis.roles import AGENT_LOOP, CALLERS
 from pawl.chassis.rpc_batch_server import BatchServicer
 from pawl.chassis.rpc_interceptor import Access, Interceptor
 from pawl.chassis.rpc_kinds import Handler
@@ -33,6 +33,8 @@ _REFUSED_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)
 ServicerT = TypeVar("ServicerT")
+Forward: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
+"""Answers a call, from the full name of the method and the request as it came."""
 
 
 class RpcServer:
@@ -121,6 +123,34 @@ class RpcServer:
             if service_only:
                 self._batches.add(name, methods)
 
+    def add_forwarding(
+        self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, forward: Forward
+    ) -> None:
+        """Add a service of unary methods: those that `servicer` does not have `forward` answers."""
+        self._add_part(register, servicer, Access(), forward)
+
+    def add_forwarded(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
+        """Add the methods of a service that `servicer` has, for calls that agent-loop forwards.
+
+        Nobody else may call them. The caller is the user whom the metadata name: see `auth.for_user`.
+        """
+        for name, methods in self._add_part(register, servicer, Access(service_only=True, forwarded=True)).items():
+            self._callers.update({f"/{name}/{method}": frozenset({AGENT_LOOP}) for method in methods})
+
+    def _add_part(
+        self,
+        register: Callable[[Any, grpc.aio.Server], None],
+        servicer: object,
+        access: Access,
+        forward: Forward | None = None,
+    ) -> Mapping[str, Mapping[str, Handler]]:
+        registrar = _PartRegistrar(self._server, servicer, forward)
+        register(registrar, cast("grpc.aio.Server", registrar))
+        for name in registrar.services:
+            self._access[name] = access
+            self.service_names.append(name)
+        return registrar.services
+
     def set_health(self, *, serving: bool) -> None:
         """Say to everybody whether the services are well; if not, batches are to go elsewhere."""
         self.health.set(dict.fromkeys(("", *self.service_names), serving))
@@ -204,6 +234,38 @@ class _Registrar:
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Handler]) -> None:
         self.services[service_name] = method_handlers
+
+
+class _PartRegistrar:
+    """Stands in for the server and for a servicer that lacks methods of its service."""
+
+    def __init__(self, server: grpc.aio.Server, servicer: object, forward: Forward | None) -> None:
+        self._server = server
+        self._servicer = servicer
+        self._forward = forward
+        self.services: dict[str, dict[str, Handler]] = {}
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._servicer, method, None)
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Add nothing: these have all methods of the service, and those below are told apart."""
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
+        served = {name: handler for name, handler in method_handlers.items() if hasattr(self._servicer, name)}
+        if self._forward is not None:
+            for name in method_handlers.keys() - served.keys():
+                served[name] = _forwarding(f"/{service_name}/{name}", self._forward)
+        self.services[service_name] = served
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, served),))
+        self._server.add_registered_method_handlers(service_name, served)
+
+
+def _forwarding(name: str, forward: Forward) -> Handler:
+    async def answer(request: bytes, _: object) -> bytes:
+        return await forward(name, request)
+
+    return grpc.unary_unary_rpc_method_handler(answer)
 
 
 def _options(limits: Limits) -> list[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import Clock
 from pawl.chassis.database import Database
@@ -51,6 +52,7 @@ from pawl.job_store.app.schedules import ScheduleRepository, Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.app.triggers import TriggerRepository, Triggers
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
+from pawl.job_store.rpc.conversation_servicer import ConversationServicer
 from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
 from pawl.job_store.rpc.events import encode_event
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
@@ -87,6 +89,7 @@ class JobStore:
     group_commit: GroupCommit
     ledger: Ledger
     servicer: LedgerServicer
+    conversations: ConversationServicer
     keys: Keys | None
     """None for one of runs alone."""
     agents: Agents | None
@@ -101,9 +104,15 @@ class JobStore:
     titles: PostgresTitles | None = None
     """As `keys`."""
 
+    @property
+    def servicers(self) -> tuple[object, ...]:
+        """What serves runs and conversations."""
+        return self.conversations, self.servicer
+
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for it."""
         server.add(add_LedgerServiceServicer_to_server, self.servicer, service_only=True)
+        server.add_forwarded(add_ConversationServiceServicer_to_server, self.conversations)
         if self.keys is not None:
             server.add(add_KeyServiceServicer_to_server, KeyServicer(self.keys))
             server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(self.keys), service_only=True)
@@ -168,6 +177,7 @@ def wire(
         group_commit=group_commit,
         ledger=ledger,
         servicer=LedgerServicer(ledger),
+        conversations=ConversationServicer(ledger, erasing),
         keys=keys,
         agents=agents,
         erasing=erasing,

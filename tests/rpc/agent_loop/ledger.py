@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_values import (
     CallView,
     ClientSession,
@@ -107,8 +107,8 @@ class StoredRun:
     calls: dict[str, call_pb2.Call]
 
 
-class PlayedLedger(PublicLedgerClient):
-    """A `PublicLedger`; an async context manager. `down = True` makes every method unavailable."""
+class PlayedLedger(PublicLedger):
+    """An async context manager. `down = True` makes every method unavailable."""
 
     def __init__(self, clock: ManualClock, live: FakeLive) -> None:
         channel: Any = Channel(self._call)
@@ -325,13 +325,13 @@ class PlayedLedger(PublicLedgerClient):
         await super().release_offers(caller, client, run_id)
         self.released.append((client.client_id, run_id))
 
-    async def _call(self, method: str, request: Any) -> list[Any]:
+    async def _call(self, method: str, request: Any, user: Principal | None) -> list[Any]:
         if method == "ListEvents":
             self.reads += 1
             request.events_max = PAGE_EVENTS
         if self.down:
             raise DependencyUnavailable
-        return await answer(self._job_store.servicer, method, request)
+        return await answer(self._job_store.servicers, method, request, user)
 
     def _row(self, run_id: str) -> RunRow:
         return next(row for row in self._tables.runs.values() if row.run_id == run_id)

@@ -232,7 +232,6 @@ async def test_bad_requests_about_conversations_are_refused(api: Api) -> None:
             (get(conversation_key=MISSING), "CONVERSATION_NOT_FOUND"),
             (get(conversation_key="x" * 201), "TOO_LARGE"),
             (search(query="?!"), "INVALID_FIELD"),
-            (search(query="a\0b"), "INVALID_FIELD"),
             (search(query="x" * 201), "TOO_LARGE"),
             (search(labels={"env": "x" * 257}), "INVALID_FIELD"),
             (update("", title="x"), "INVALID_ID"),

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import Claim
@@ -225,9 +225,9 @@ ADMIN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozens
 
 
 @pytest.fixture
-async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[PublicLedgerClient, WorkerLedgerClient]]:
+async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[PublicLedger, WorkerLedgerClient]]:
     async with open_channel(f"unix:{tmp_path}/1", message_bytes_max=LEDGER_MESSAGE_BYTES_MAX, batches=True) as channel:
-        yield PublicLedgerClient(channel), WorkerLedgerClient(channel)
+        yield PublicLedger(channel), WorkerLedgerClient(channel)
 
 
 def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE) -> NewMessage:
@@ -243,7 +243,7 @@ def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE
 
 
 async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_own(
-    clients: tuple[PublicLedgerClient, WorkerLedgerClient],
+    clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
     """HITL-4: kept in the ledger, and told to the loop; who started it counts, and not who entered it."""
     public, worker = clients
@@ -264,7 +264,7 @@ async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_ow
 
 
 async def test_neither_a_repetition_nor_a_message_that_enters_widens_the_roles_of_a_run(
-    clients: tuple[PublicLedgerClient, WorkerLedgerClient],
+    clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
     """I2: a key that got another role between two attempts makes no second run."""
     public, worker = clients

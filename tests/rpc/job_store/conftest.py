@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
+from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.chassis import rpc_limits
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
@@ -128,9 +129,11 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             parts.add_to(server)
             await stack.enter_async_context(server)
             channel = await stack.enter_async_context(open_channel(address, message_bytes_max=32 * 1024 * 1024))
+            stub: Any = LedgerServiceStub(channel)
+            stub.conversations = ConversationServiceStub(channel)
             return Replica(
                 channel=channel,
-                stub=LedgerServiceStub(channel),
+                stub=stub,
                 ledger=parts.ledger,
                 database=database,
                 bus=bus,

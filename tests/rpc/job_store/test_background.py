@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.operators import Operators
@@ -252,7 +252,7 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
         await user.stub.ListRuns(request)
 
 
-class Removing(PublicLedgerClient):
+class Removing(PublicLedger):
     """A ledger that loses the job `removed` once runs have been listed, as if retention came in that moment."""
 
     removed = ""

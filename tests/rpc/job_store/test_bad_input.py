@@ -9,7 +9,7 @@ import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.errors import ConversationNotFound, InvalidField, InvalidId, InvalidPageToken, PawlError
+from pawl.errors import ConversationNotFound, InvalidField, InvalidId, InvalidPageToken, PawlError, TooLarge
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -34,7 +34,7 @@ MESSAGES: list[tuple[dict[str, Any], type[PawlError]]] = [
     ({"policy": 0}, InvalidField),
     ({"policy": 99}, InvalidField),
     ({"conversation_id": "absent", "conversation_must_exist": True}, ConversationNotFound),
-    ({"conversation_key": "x" * 201}, InvalidField),
+    ({"conversation_key": "x" * 201}, TooLarge),
     ({"conversation_key": "k", "conversation_id": "c1"}, InvalidField),
     ({"labels": {"pawl.x": ""}}, InvalidField),
     ({"labels": {f"k{number}": "" for number in range(17)}}, InvalidField),

@@ -13,7 +13,6 @@ from pawl.chassis.database import Database
 from pawl.chassis.ids import ConversationId, IdSource, StoreId
 from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
-from pawl.job.v1 import erasure_pb2 as pb
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.erasure_pb2_grpc import ErasureServiceStub
 from pawl.job_store.adapters.erasure_log import JetStreamErasures
@@ -27,7 +26,7 @@ from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_upkeep import age_conversation
-from tests.rpc.job_store.user import Translated, User, result
+from tests.rpc.job_store.user import User, result
 
 MARKER = "zanzibar"
 SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
@@ -74,9 +73,7 @@ def erasing(replica: Replica, log: Log | None, monotonic: Callable[[], float] = 
 
 
 async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") -> Any:
-    return await Translated(ErasureServiceStub(replica.channel)).EraseConversation(
-        pb.EraseConversationRequest(store_id="acme", user_id=user_id, conversation_id=conversation_id)
-    )
+    return await User(replica.stub, user_id=user_id).ask("EraseConversation", conversation_id=conversation_id)
 
 
 async def swept(sweep: Erasing) -> None:

@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pawl.agent.v1 import conversation_pb2 as public
+from pawl.chassis.auth import for_user, user_principal
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc_client import translating
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -45,8 +48,15 @@ class User:
 
     async def ask(self, method: str, **fields: Any) -> Any:
         """Call a method of the ledger as the user."""
+        mine = {"store_id": self.store_id, "user_id": self.user_id} | {
+            name: fields.pop(name) for name in ("store_id", "user_id") if name in fields
+        }
+        if hasattr(public, f"{method}Request") and method != "ImportConversation":
+            user = user_principal(StoreId(mine["store_id"]), UserId(mine["user_id"]), frozenset())
+            with translating():
+                call = getattr(self.stub.conversations, method)  # type: ignore[attr-defined]
+                return await call(getattr(public, f"{method}Request")(**fields), metadata=for_user(user))
         request = getattr(pb, f"{method}Request")
-        mine = {"store_id": self.store_id, "user_id": self.user_id}
         values = {name: value for name, value in mine.items() if name in request.DESCRIPTOR.fields_by_name} | fields
         return await getattr(Translated(self.stub), method)(request(**values))
 

@@ -10,13 +10,15 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.batch.v1 import batch_pb2, batch_pb2_grpc
+from pawl.chassis.auth import for_user, user_principal
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.key_rows import secret_of
 from pawl.chassis.roles import CALLERS, ROLES
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from tests.poll import until
 from tests.system.access.conftest import LISTENERS, ROLES_OF_CALLERS, Walked, bearer, key, write_keys
-from tests.system.access.walk import OPEN, methods, wrong
+from tests.system.access.walk import OPEN, is_forwarded, methods, wrong
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -65,6 +67,22 @@ async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certi
         another = walked.services["notifier" if service != "notifier" else "job-store"]
         for channels in (walked.people, another):
             assert wrong(await walked.answers(shown, channels), set(), "UNAUTHENTICATED") == {}, service
+
+
+async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that_it_forwards(walked: Walked) -> None:
+    """I13: whoever else does is refused at once, by every method of every listener."""
+    user = for_user(user_principal(StoreId("acme"), UserId("ann"), frozenset({"admin"})))
+    for caller in ROLES_OF_CALLERS:
+        assert wrong(await walked.answers((*key(caller), *user)), set(), "PERMISSION_DENIED") == {}, caller
+    for service in LISTENERS:
+        shown = (*walked.of_service(service), *user)
+        for (listener, name), answer in (await walked.answers(shown, walked.services[service])).items():
+            if name in OPEN or listener not in KNOW_SERVICES:
+                continue
+            if answer.code == "UNIMPLEMENTED" and is_forwarded((listener, name)):
+                continue  # agent-loop answers it itself.
+            may = service == "agent-loop" and is_forwarded((listener, name))
+            assert (answer.code == "PERMISSION_DENIED") != may, (service, listener, name, answer)
 
 
 async def test_a_batch_carries_what_the_table_says(walked: Walked) -> None:

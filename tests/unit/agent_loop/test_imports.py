@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent.v1 import conversation_pb2 as pb
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.domain import imports
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage, HistoryRole
 from pawl.agent_loop.domain.message import Role
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, ConversationId, RequestId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallId, RequestId, RunKey, StoreId, UserId
 from pawl.client.history import history as from_json
 from pawl.errors import ForkPointOpen, InvalidHistory
 from tests.fakes import virtual_time
@@ -258,7 +259,7 @@ class Player:
     def __init__(self) -> None:
         self.world = World(VERDICTS, [], seconds=0.01)
         channel: Any = Channel(self.world.ledger._call)
-        self.ledger = PublicLedgerClient(channel)
+        self.ledger = PublicLedger(channel)
         self.talks: list[Talk] = []
         self._count = 0
 
@@ -284,13 +285,14 @@ class Player:
         if source is None:
             return
         place = at or max(source.places, default=0)
-        asked = self.ledger.fork_conversation(ME, RequestId(""), ConversationId(source.conversation_id), number=at)
+        request = pb.ForkConversationRequest(conversation_id=source.conversation_id, number=at).SerializeToString()
+        asked = self.ledger.forward(ME, "/pawl.agent.v1.ConversationService/ForkConversation", request)
         if place not in source.places:
             with pytest.raises(ForkPointOpen) as refused:
                 await asked
             assert {int(value) for value in refused.value.metadata.values()} <= source.places
             return
-        made: Any = await asked
+        made = pb.ForkConversationResponse.FromString(await asked).conversation
         assert made.forked_number == place
         self.talks.append(Talk(made.conversation_id, source.entries[:place]))
 

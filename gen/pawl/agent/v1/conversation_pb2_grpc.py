@@ -117,8 +117,8 @@ class ConversationServiceServicer(object):
         of the past are those of the other conversation, where they are undone, too.
         The fork has the same title until it gets one. Idempotent by request id.
 
-        Errors: CONVERSATION_NOT_FOUND, FORK_POINT_OPEN, PAST_TOO_LONG,
-        REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN,
+        PAST_TOO_LONG, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

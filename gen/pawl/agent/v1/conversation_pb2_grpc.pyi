@@ -65,8 +65,8 @@ class ConversationServiceStub:
     of the past are those of the other conversation, where they are undone, too.
     The fork has the same title until it gets one. Idempotent by request id.
 
-    Errors: CONVERSATION_NOT_FOUND, FORK_POINT_OPEN, PAST_TOO_LONG,
-    REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN,
+    PAST_TOO_LONG, REQUEST_ID_REUSED.
     """
     ImportConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ImportConversationRequest, _conversation_pb2.ImportConversationResponse]
     """Makes a conversation of a history that was made elsewhere, in the form of
@@ -125,8 +125,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     of the past are those of the other conversation, where they are undone, too.
     The fork has the same title until it gets one. Idempotent by request id.
 
-    Errors: CONVERSATION_NOT_FOUND, FORK_POINT_OPEN, PAST_TOO_LONG,
-    REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN,
+    PAST_TOO_LONG, REQUEST_ID_REUSED.
     """
     ImportConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ImportConversationRequest, _conversation_pb2.ImportConversationResponse]  # type: ignore[assignment]
     """Makes a conversation of a history that was made elsewhere, in the form of
@@ -206,8 +206,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         of the past are those of the other conversation, where they are undone, too.
         The fork has the same title until it gets one. Idempotent by request id.
 
-        Errors: CONVERSATION_NOT_FOUND, FORK_POINT_OPEN, PAST_TOO_LONG,
-        REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN,
+        PAST_TOO_LONG, REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

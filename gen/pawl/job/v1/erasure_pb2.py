@@ -22,28 +22,23 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from pawl.event.v1 import conversation_pb2 as pawl_dot_event_dot_v1_dot_conversation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/job/v1/erasure.proto\x12\x0bpawl.job.v1\x1a pawl/event/v1/conversation.proto\"}\n\x18\x45raseConversationRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x12\n\npage_token\x18\x05 \x01(\t\"\x8a\x01\n\x19\x45raseConversationResponse\x12\'\n\x07\x65rasure\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Erasure\x12+\n\nleft_calls\x18\x02 \x03(\x0b\x32\x17.pawl.event.v1.LeftCall\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\x15\n\x13ListErasuresRequest\"r\n\x14ListErasuresResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0f\n\x07run_ids\x18\x03 \x03(\t\x12\x10\n\x08\x63\x61ll_ids\x18\x04 \x03(\t\x12\x0c\n\x04last\x18\x05 \x01(\x08\"B\n\x15\x43onfirmErasureRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\"\x18\n\x16\x43onfirmErasureResponse2\xa6\x02\n\x0e\x45rasureService\x12\x62\n\x11\x45raseConversation\x12%.pawl.job.v1.EraseConversationRequest\x1a&.pawl.job.v1.EraseConversationResponse\x12U\n\x0cListErasures\x12 .pawl.job.v1.ListErasuresRequest\x1a!.pawl.job.v1.ListErasuresResponse0\x01\x12Y\n\x0e\x43onfirmErasure\x12\".pawl.job.v1.ConfirmErasureRequest\x1a#.pawl.job.v1.ConfirmErasureResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/job/v1/erasure.proto\x12\x0bpawl.job.v1\"\x15\n\x13ListErasuresRequest\"r\n\x14ListErasuresResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0f\n\x07run_ids\x18\x03 \x03(\t\x12\x10\n\x08\x63\x61ll_ids\x18\x04 \x03(\t\x12\x0c\n\x04last\x18\x05 \x01(\x08\"B\n\x15\x43onfirmErasureRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\"\x18\n\x16\x43onfirmErasureResponse2\xc2\x01\n\x0e\x45rasureService\x12U\n\x0cListErasures\x12 .pawl.job.v1.ListErasuresRequest\x1a!.pawl.job.v1.ListErasuresResponse0\x01\x12Y\n\x0e\x43onfirmErasure\x12\".pawl.job.v1.ConfirmErasureRequest\x1a#.pawl.job.v1.ConfirmErasureResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.job.v1.erasure_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERASECONVERSATIONREQUEST']._serialized_start=76
-  _globals['_ERASECONVERSATIONREQUEST']._serialized_end=201
-  _globals['_ERASECONVERSATIONRESPONSE']._serialized_start=204
-  _globals['_ERASECONVERSATIONRESPONSE']._serialized_end=342
-  _globals['_LISTERASURESREQUEST']._serialized_start=344
-  _globals['_LISTERASURESREQUEST']._serialized_end=365
-  _globals['_LISTERASURESRESPONSE']._serialized_start=367
-  _globals['_LISTERASURESRESPONSE']._serialized_end=481
-  _globals['_CONFIRMERASUREREQUEST']._serialized_start=483
-  _globals['_CONFIRMERASUREREQUEST']._serialized_end=549
-  _globals['_CONFIRMERASURERESPONSE']._serialized_start=551
-  _globals['_CONFIRMERASURERESPONSE']._serialized_end=575
-  _globals['_ERASURESERVICE']._serialized_start=578
-  _globals['_ERASURESERVICE']._serialized_end=872
+  _globals['_LISTERASURESREQUEST']._serialized_start=42
+  _globals['_LISTERASURESREQUEST']._serialized_end=63
+  _globals['_LISTERASURESRESPONSE']._serialized_start=65
+  _globals['_LISTERASURESRESPONSE']._serialized_end=179
+  _globals['_CONFIRMERASUREREQUEST']._serialized_start=181
+  _globals['_CONFIRMERASUREREQUEST']._serialized_end=247
+  _globals['_CONFIRMERASURERESPONSE']._serialized_start=249
+  _globals['_CONFIRMERASURERESPONSE']._serialized_end=273
+  _globals['_ERASURESERVICE']._serialized_start=276
+  _globals['_ERASURESERVICE']._serialized_end=470
 # @@protoc_insertion_point(module_scope)

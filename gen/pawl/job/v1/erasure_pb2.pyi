@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from pawl.event.v1 import conversation_pb2 as _conversation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,78 +17,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-@_typing.final
-class EraseConversationRequest(_message.Message):
-    """EraseConversationRequest erases a conversation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
-    PAGE_SIZE_FIELD_NUMBER: _builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """Store."""
-    user_id: _builtins.str
-    """The user; must be the conversation's."""
-    conversation_id: _builtins.str
-    """The conversation."""
-    page_size: _builtins.int
-    """Calls a page, 1 to 200; 0 means 50."""
-    page_token: _builtins.str
-    """From the page before; empty for the first."""
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        conversation_id: _builtins.str = ...,
-        page_size: _builtins.int = ...,
-        page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "page_size", b"page_size", "page_token", b"page_token", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EraseConversationRequest: _TypeAlias = EraseConversationRequest  # noqa: Y015
-
-@_typing.final
-class EraseConversationResponse(_message.Message):
-    """EraseConversationResponse is the receipt."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ERASURE_FIELD_NUMBER: _builtins.int
-    LEFT_CALLS_FIELD_NUMBER: _builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    next_page_token: _builtins.str
-    """For the next page; empty after the last."""
-    @_builtins.property
-    def erasure(self) -> _conversation_pb2.Erasure:
-        """How far it is."""
-
-    @_builtins.property
-    def left_calls(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.LeftCall]:
-        """A page of the calls that have begun."""
-
-    def __init__(
-        self,
-        *,
-        erasure: _conversation_pb2.Erasure | None = ...,
-        left_calls: _abc.Iterable[_conversation_pb2.LeftCall] | None = ...,
-        next_page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["erasure", b"erasure"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["erasure", b"erasure", "left_calls", b"left_calls", "next_page_token", b"next_page_token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EraseConversationResponse: _TypeAlias = EraseConversationResponse  # noqa: Y015
 
 @_typing.final
 class ListErasuresRequest(_message.Message):

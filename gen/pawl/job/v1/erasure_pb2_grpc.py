@@ -37,11 +37,6 @@ class ErasureServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.EraseConversation = channel.unary_unary(
-                '/pawl.job.v1.ErasureService/EraseConversation',
-                request_serializer=pawl_dot_job_dot_v1_dot_erasure__pb2.EraseConversationRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_erasure__pb2.EraseConversationResponse.FromString,
-                _registered_method=True)
         self.ListErasures = channel.unary_stream(
                 '/pawl.job.v1.ErasureService/ListErasures',
                 request_serializer=pawl_dot_job_dot_v1_dot_erasure__pb2.ListErasuresRequest.SerializeToString,
@@ -59,16 +54,6 @@ class ErasureServiceServicer(object):
     what it has, and has the other services remove what they have: they ask it
     for the ids, and say when nothing of them is left.
     """
-
-    def EraseConversation(self, request, context):
-        """Begins to erase a conversation, and says how far that is: see
-        pawl.agent.v1.ConversationService.EraseConversation. Idempotent.
-
-        Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def ListErasures(self, request, context):
         """Gives the ids of what the calling service is to erase now, in parts; none if
@@ -93,11 +78,6 @@ class ErasureServiceServicer(object):
 
 def add_ErasureServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'EraseConversation': grpc.unary_unary_rpc_method_handler(
-                    servicer.EraseConversation,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_erasure__pb2.EraseConversationRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_erasure__pb2.EraseConversationResponse.SerializeToString,
-            ),
             'ListErasures': grpc.unary_stream_rpc_method_handler(
                     servicer.ListErasures,
                     request_deserializer=pawl_dot_job_dot_v1_dot_erasure__pb2.ListErasuresRequest.FromString,
@@ -121,33 +101,6 @@ class ErasureService(object):
     what it has, and has the other services remove what they have: they ask it
     for the ids, and say when nothing of them is left.
     """
-
-    @staticmethod
-    def EraseConversation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.ErasureService/EraseConversation',
-            pawl_dot_job_dot_v1_dot_erasure__pb2.EraseConversationRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_erasure__pb2.EraseConversationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def ListErasures(request,

@@ -36,12 +36,6 @@ class ErasureServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ErasureServiceAsyncStub: ...
-    EraseConversation: _grpc.UnaryUnaryMultiCallable[_erasure_pb2.EraseConversationRequest, _erasure_pb2.EraseConversationResponse]
-    """Begins to erase a conversation, and says how far that is: see
-    pawl.agent.v1.ConversationService.EraseConversation. Idempotent.
-
-    Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
-    """
     ListErasures: _grpc.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]
     """Gives the ids of what the calling service is to erase now, in parts; none if
     there is nothing. Read-only.
@@ -63,12 +57,6 @@ class ErasureServiceAsyncStub(ErasureServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    EraseConversation: _aio.UnaryUnaryMultiCallable[_erasure_pb2.EraseConversationRequest, _erasure_pb2.EraseConversationResponse]  # type: ignore[assignment]
-    """Begins to erase a conversation, and says how far that is: see
-    pawl.agent.v1.ConversationService.EraseConversation. Idempotent.
-
-    Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
-    """
     ListErasures: _aio.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]  # type: ignore[assignment]
     """Gives the ids of what the calling service is to erase now, in parts; none if
     there is nothing. Read-only.
@@ -87,18 +75,6 @@ class ErasureServiceServicer(metaclass=_abc_1.ABCMeta):
     what it has, and has the other services remove what they have: they ask it
     for the ids, and say when nothing of them is left.
     """
-
-    @_abc_1.abstractmethod
-    def EraseConversation(
-        self,
-        request: _erasure_pb2.EraseConversationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_erasure_pb2.EraseConversationResponse, _abc.Awaitable[_erasure_pb2.EraseConversationResponse]]:
-        """Begins to erase a conversation, and says how far that is: see
-        pawl.agent.v1.ConversationService.EraseConversation. Idempotent.
-
-        Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
-        """
 
     @_abc_1.abstractmethod
     def ListErasures(

@@ -2826,14 +2826,13 @@ Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
 
 @_typing.final
 class GetConversationRequest(_message.Message):
-    """GetConversationRequest reads a conversation: by exactly one of id and key."""
+    """GetConversationRequest reads a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
-    CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -2841,20 +2840,17 @@ class GetConversationRequest(_message.Message):
     shared.
     """
     conversation_id: _builtins.str
-    """The conversation; empty with a key."""
-    conversation_key: _builtins.str
-    """As SubmitMessageRequest.conversation_key; empty with an id."""
+    """The conversation."""
     def __init__(
         self,
         *,
         store_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
-        conversation_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2883,261 +2879,6 @@ class GetConversationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetConversationResponse: _TypeAlias = GetConversationResponse  # noqa: Y015
-
-@_typing.final
-class ListConversationsRequest(_message.Message):
-    """ListConversationsRequest lists conversations."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    PAGE_SIZE_FIELD_NUMBER: _builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    ARCHIVED_FIELD_NUMBER: _builtins.int
-    QUERY_FIELD_NUMBER: _builtins.int
-    SHARED_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """Store."""
-    user_id: _builtins.str
-    """The user."""
-    page_size: _builtins.int
-    """Conversations a page, 1 to 200; 0 means 50."""
-    page_token: _builtins.str
-    """From the page before."""
-    archived: _builtins.bool
-    """Only archived ones, or only others; absent for all."""
-    query: _builtins.str
-    """As pawl.agent.v1.ListConversationsRequest.query."""
-    shared: _builtins.bool
-    """True for those that other users of the store share."""
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only those with all of these labels; empty for all."""
-
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        page_size: _builtins.int = ...,
-        page_token: _builtins.str = ...,
-        archived: _builtins.bool | None = ...,
-        query: _builtins.str = ...,
-        shared: _builtins.bool = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "query", b"query", "shared", b"shared", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
-    _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
-
-Global___ListConversationsRequest: _TypeAlias = ListConversationsRequest  # noqa: Y015
-
-@_typing.final
-class ListConversationsResponse(_message.Message):
-    """ListConversationsResponse is a page."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CONVERSATIONS_FIELD_NUMBER: _builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    next_page_token: _builtins.str
-    """For the next page."""
-    @_builtins.property
-    def conversations(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.Conversation]:
-        """The conversations."""
-
-    def __init__(
-        self,
-        *,
-        conversations: _abc.Iterable[_conversation_pb2.Conversation] | None = ...,
-        next_page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversations", b"conversations", "next_page_token", b"next_page_token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListConversationsResponse: _TypeAlias = ListConversationsResponse  # noqa: Y015
-
-@_typing.final
-class UpdateConversationRequest(_message.Message):
-    """UpdateConversationRequest changes a conversation: what is present."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
-    TITLE_FIELD_NUMBER: _builtins.int
-    ARCHIVED_FIELD_NUMBER: _builtins.int
-    SHARING_FIELD_NUMBER: _builtins.int
-    SHOWS_ARGUMENTS_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """Store."""
-    user_id: _builtins.str
-    """The user; must be the conversation's."""
-    request_id: _builtins.str
-    """For idempotency; empty for none."""
-    conversation_id: _builtins.str
-    """The conversation."""
-    title: _builtins.str
-    """The title; empty goes back to the one that was made."""
-    archived: _builtins.bool
-    """True for the archive."""
-    sharing: _conversation_pb2.Sharing.ValueType
-    """What others of the store may do; unspecified leaves it."""
-    shows_arguments: _builtins.bool
-    """True if they may list the calls of its runs, too."""
-    @_builtins.property
-    def labels(self) -> _conversation_pb2.Labels:
-        """All labels that it has from now on."""
-
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        request_id: _builtins.str = ...,
-        conversation_id: _builtins.str = ...,
-        title: _builtins.str | None = ...,
-        archived: _builtins.bool | None = ...,
-        sharing: _conversation_pb2.Sharing.ValueType = ...,
-        shows_arguments: _builtins.bool | None = ...,
-        labels: _conversation_pb2.Labels | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_shows_arguments", b"_shows_arguments", "_title", b"_title", "archived", b"archived", "labels", b"labels", "shows_arguments", b"shows_arguments", "title", b"title"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_shows_arguments", b"_shows_arguments", "_title", b"_title", "archived", b"archived", "conversation_id", b"conversation_id", "labels", b"labels", "request_id", b"request_id", "sharing", b"sharing", "shows_arguments", b"shows_arguments", "store_id", b"store_id", "title", b"title", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
-    _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
-    _WhichOneofReturnType__shows_arguments: _TypeAlias = _typing.Literal["shows_arguments"]  # noqa: Y015
-    _WhichOneofArgType__shows_arguments: _TypeAlias = _typing.Literal["_shows_arguments", b"_shows_arguments"]  # noqa: Y015
-    _WhichOneofReturnType__title: _TypeAlias = _typing.Literal["title"]  # noqa: Y015
-    _WhichOneofArgType__title: _TypeAlias = _typing.Literal["_title", b"_title"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__shows_arguments) -> _WhichOneofReturnType__shows_arguments | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__title) -> _WhichOneofReturnType__title | None: ...
-
-Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # noqa: Y015
-
-@_typing.final
-class UpdateConversationResponse(_message.Message):
-    """UpdateConversationResponse has the conversation as it is now."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CONVERSATION_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def conversation(self) -> _conversation_pb2.Conversation:
-        """The conversation."""
-
-    def __init__(
-        self,
-        *,
-        conversation: _conversation_pb2.Conversation | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___UpdateConversationResponse: _TypeAlias = UpdateConversationResponse  # noqa: Y015
-
-@_typing.final
-class ForkConversationRequest(_message.Message):
-    """ForkConversationRequest forks a conversation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
-    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """Store."""
-    user_id: _builtins.str
-    """The user; must be the conversation's."""
-    request_id: _builtins.str
-    """For idempotency; empty for none."""
-    conversation_id: _builtins.str
-    """The conversation."""
-    number: _builtins.int
-    """The last message of the past; 0 for the last one behind which nothing is open."""
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        request_id: _builtins.str = ...,
-        conversation_id: _builtins.str = ...,
-        number: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "number", b"number", "request_id", b"request_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ForkConversationRequest: _TypeAlias = ForkConversationRequest  # noqa: Y015
-
-@_typing.final
-class ForkConversationResponse(_message.Message):
-    """ForkConversationResponse has the fork."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CONVERSATION_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def conversation(self) -> _conversation_pb2.Conversation:
-        """The new conversation."""
-
-    def __init__(
-        self,
-        *,
-        conversation: _conversation_pb2.Conversation | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ForkConversationResponse: _TypeAlias = ForkConversationResponse  # noqa: Y015
 
 @_typing.final
 class ImportConversationRequest(_message.Message):

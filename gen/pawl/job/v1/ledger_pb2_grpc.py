@@ -150,21 +150,6 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.FromString,
                 _registered_method=True)
-        self.ListConversations = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/ListConversations',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsResponse.FromString,
-                _registered_method=True)
-        self.UpdateConversation = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/UpdateConversation',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationResponse.FromString,
-                _registered_method=True)
-        self.ForkConversation = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/ForkConversation',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationResponse.FromString,
-                _registered_method=True)
         self.ImportConversation = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/ImportConversation',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationRequest.SerializeToString,
@@ -424,41 +409,9 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetConversation(self, request, context):
-        """Reads a conversation, by its id or by its key. Read-only.
+        """Reads a conversation. Read-only.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListConversations(self, request, context):
-        """Lists the conversations of a user that people have begun, those first in
-        which something happened last. Read-only.
-
-        Errors: INVALID_PAGE_TOKEN.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UpdateConversation(self, request, context):
-        """Gives a conversation a title, or puts it into the archive or takes it out.
-        Idempotent by (store, user, request id), with those of SubmitMessage.
-
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ForkConversation(self, request, context):
-        """Makes a conversation whose past is that of another one up to a message.
-        Nothing is copied. Idempotent by (store, user, request id), with those of
-        SubmitMessage.
-
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
-        REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -601,21 +554,6 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.GetConversation,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.SerializeToString,
-            ),
-            'ListConversations': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListConversations,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsResponse.SerializeToString,
-            ),
-            'UpdateConversation': grpc.unary_unary_rpc_method_handler(
-                    servicer.UpdateConversation,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationResponse.SerializeToString,
-            ),
-            'ForkConversation': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForkConversation,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationResponse.SerializeToString,
             ),
             'ImportConversation': grpc.unary_unary_rpc_method_handler(
                     servicer.ImportConversation,
@@ -1250,87 +1188,6 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/GetConversation',
             pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListConversations(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.LedgerService/ListConversations',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UpdateConversation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.LedgerService/UpdateConversation',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ForkConversation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.LedgerService/ForkConversation',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -194,29 +194,9 @@ class LedgerServiceStub:
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
     """
     GetConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetConversationRequest, _ledger_pb2.GetConversationResponse]
-    """Reads a conversation, by its id or by its key. Read-only.
+    """Reads a conversation. Read-only.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
-    """
-    ListConversations: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListConversationsRequest, _ledger_pb2.ListConversationsResponse]
-    """Lists the conversations of a user that people have begun, those first in
-    which something happened last. Read-only.
-
-    Errors: INVALID_PAGE_TOKEN.
-    """
-    UpdateConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.UpdateConversationRequest, _ledger_pb2.UpdateConversationResponse]
-    """Gives a conversation a title, or puts it into the archive or takes it out.
-    Idempotent by (store, user, request id), with those of SubmitMessage.
-
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
-    """
-    ForkConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ForkConversationRequest, _ledger_pb2.ForkConversationResponse]
-    """Makes a conversation whose past is that of another one up to a message.
-    Nothing is copied. Idempotent by (store, user, request id), with those of
-    SubmitMessage.
-
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
-    REQUEST_ID_REUSED.
     """
     ImportConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ImportConversationRequest, _ledger_pb2.ImportConversationResponse]
     """Makes a conversation of messages and settled calls that were made elsewhere.
@@ -391,29 +371,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
     """
     GetConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetConversationRequest, _ledger_pb2.GetConversationResponse]  # type: ignore[assignment]
-    """Reads a conversation, by its id or by its key. Read-only.
+    """Reads a conversation. Read-only.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
-    """
-    ListConversations: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListConversationsRequest, _ledger_pb2.ListConversationsResponse]  # type: ignore[assignment]
-    """Lists the conversations of a user that people have begun, those first in
-    which something happened last. Read-only.
-
-    Errors: INVALID_PAGE_TOKEN.
-    """
-    UpdateConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.UpdateConversationRequest, _ledger_pb2.UpdateConversationResponse]  # type: ignore[assignment]
-    """Gives a conversation a title, or puts it into the archive or takes it out.
-    Idempotent by (store, user, request id), with those of SubmitMessage.
-
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
-    """
-    ForkConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ForkConversationRequest, _ledger_pb2.ForkConversationResponse]  # type: ignore[assignment]
-    """Makes a conversation whose past is that of another one up to a message.
-    Nothing is copied. Idempotent by (store, user, request id), with those of
-    SubmitMessage.
-
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
-    REQUEST_ID_REUSED.
     """
     ImportConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ImportConversationRequest, _ledger_pb2.ImportConversationResponse]  # type: ignore[assignment]
     """Makes a conversation of messages and settled calls that were made elsewhere.
@@ -723,47 +683,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetConversationResponse, _abc.Awaitable[_ledger_pb2.GetConversationResponse]]:
-        """Reads a conversation, by its id or by its key. Read-only.
+        """Reads a conversation. Read-only.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
-        """
-
-    @_abc_1.abstractmethod
-    def ListConversations(
-        self,
-        request: _ledger_pb2.ListConversationsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.ListConversationsResponse, _abc.Awaitable[_ledger_pb2.ListConversationsResponse]]:
-        """Lists the conversations of a user that people have begun, those first in
-        which something happened last. Read-only.
-
-        Errors: INVALID_PAGE_TOKEN.
-        """
-
-    @_abc_1.abstractmethod
-    def UpdateConversation(
-        self,
-        request: _ledger_pb2.UpdateConversationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.UpdateConversationResponse, _abc.Awaitable[_ledger_pb2.UpdateConversationResponse]]:
-        """Gives a conversation a title, or puts it into the archive or takes it out.
-        Idempotent by (store, user, request id), with those of SubmitMessage.
-
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
-        """
-
-    @_abc_1.abstractmethod
-    def ForkConversation(
-        self,
-        request: _ledger_pb2.ForkConversationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.ForkConversationResponse, _abc.Awaitable[_ledger_pb2.ForkConversationResponse]]:
-        """Makes a conversation whose past is that of another one up to a message.
-        Nothing is copied. Idempotent by (store, user, request id), with those of
-        SubmitMessage.
-
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
-        REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from pawl.agent_loop.app.public_ports import LiveEvents, LiveSubscription, PublicLedger
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
+from pawl.agent_loop.app.public_ports import LiveEvents, LiveSubscription
 from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis import logs

@@ -13,9 +13,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import approvers, operators
 from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
-from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
+from pawl.agent_loop.app.public_ports import CallChecker
 from pawl.agent_loop.app.public_values import (
     NOBODY,
     CallView,

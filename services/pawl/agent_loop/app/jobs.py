@@ -9,10 +9,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
+from pawl.agent_loop.app.public_ports import CallChecker
 from pawl.agent_loop.app.public_values import MessagePolicy, NewJob, Page, PageAsked, RunFilter, RunView
 from pawl.agent_loop.domain import background, jobs
 from pawl.agent_loop.domain.background import AskedJob, Wish

@@ -18,7 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
+from pawl.agent_loop.app.public_ports import LiveEvents
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis import tasks
 from pawl.chassis.auth import Principal

@@ -9,9 +9,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.frames import UserMessage
-from pawl.agent_loop.app.public_ports import DocumentReader, OutputChecker, PublicLedger, ToolFinder
+from pawl.agent_loop.app.public_ports import DocumentReader, OutputChecker, ToolFinder
 from pawl.agent_loop.app.public_values import BroughtTools, MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import checks, parts
 from pawl.agent_loop.domain.agents import DEFAULT, AgentVersion, options_of

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
-from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import CallView, ClientSession, Outcome, RunView
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import OwnTools

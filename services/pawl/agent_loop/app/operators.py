@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_values import PageAsked, PublicCommand, RedriveCommand, Reply, RunFilter, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.command import Cancel

@@ -15,9 +15,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.looks import Item, Looks, View
-from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
+from pawl.agent_loop.app.public_ports import LiveEvents
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock

@@ -150,13 +150,6 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     next_page_token: str
 
 
-class ErasureView(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of an erasure, and a page of what has left; documents are as the contract has them."""
-
-    erasure: object
-    left: Page[object]
-
-
 class MessagePolicy(StrEnum):
     """The effect of a message while a run of its conversation is active."""
 

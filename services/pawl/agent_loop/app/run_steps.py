@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.step_history import Step, StepChange, Steps

@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame, Receipt, ServerFrame
 from pawl.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
 from pawl.agent_loop.app.messages import Messages, SessionTools
 from pawl.agent_loop.app.offers import Offers
-from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.run import ENDED, RESTING

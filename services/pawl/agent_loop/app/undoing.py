@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete

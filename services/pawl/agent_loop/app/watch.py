@@ -21,8 +21,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final, Self
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.feed import Feed, Watcher
-from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
+from pawl.agent_loop.app.public_ports import LiveEvents
 from pawl.agent_loop.app.public_values import LogGap, RunView
 from pawl.agent_loop.domain.run import ENDED, RESTING, RunState
 from pawl.chassis.auth import Principal

@@ -17,8 +17,6 @@ ANSWER_BYTES_MAX: Final = 64 * 1024
 REASON_BYTES_MAX: Final = 4 * 1024
 PROGRESS_BYTES_MAX: Final = 1024
 KEY_BYTES_MAX: Final = 200
-TITLE_CHARACTERS_MAX: Final = 200
-QUERY_BYTES_MAX: Final = 200
 PAGE_SIZE_MAX: Final = 200
 OWN_TOOLS_MAX: Final = 64
 OWN_TOOLS_BYTES_MAX: Final = 64 * 1024
@@ -67,19 +65,6 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
     if sum(map(len, definitions)) > OWN_TOOLS_BYTES_MAX:
         raise TooLarge(f"{field}: the tools of a run have at most {OWN_TOOLS_BYTES_MAX} bytes together", field=field)
     return definitions
-
-
-def title(value: str) -> str:
-    """Return `value` if a conversation may be called so: one line of at most 200 characters; empty for no title.
-
-    Raises:
-        InvalidField: it is longer, has more lines, only blanks, or control characters.
-    """
-    if len(value) > TITLE_CHARACTERS_MAX:
-        raise InvalidField(f"a title has at most {TITLE_CHARACTERS_MAX} characters", field="title")
-    if value and (len(value.splitlines()) > 1 or not value.strip()):
-        raise InvalidField("a title is one line that says something", field="title")
-    return text(value, "title", bytes_max=4 * TITLE_CHARACTERS_MAX, may_be_empty=True)
 
 
 def result_json(content: bytes) -> bytes:

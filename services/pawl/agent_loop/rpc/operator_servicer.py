@@ -6,8 +6,8 @@ from typing import cast
 
 from pawl.agent.v1 import operator_pb2 as pb
 from pawl.agent.v1 import operator_pb2_grpc
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import RunView
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import Principal, require_user

@@ -9,12 +9,12 @@ from typing import Final, cast
 
 from pawl.agent.v1 import agent_pb2 as pb
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2, whoami_pb2
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.frames import Receipt, ServerFrame
 from pawl.agent_loop.app.inbox import Inbox, decided
 from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.pending import Pending, PendingPart
-from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, Reply, RunView
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions

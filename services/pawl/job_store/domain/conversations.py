@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey, StoreId, UserId
-from pawl.errors import ConversationErased, ConversationNotFound, InvalidField, RequestIdReused
+from pawl.errors import ConversationErased, ConversationNotFound, InvalidField, RequestIdReused, TooLarge
 from pawl.job_store.domain import stop
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RequestKey, RequestRow
 from pawl.job_store.domain.states import Sharing, StopCause
@@ -21,6 +22,7 @@ TITLE_CHARACTERS_MAX: Final = 200
 """Most characters of a title that a user gives."""
 MADE_TITLE_CHARACTERS_MAX: Final = 80
 _LOOKED_AT_CHARACTERS: Final = 4096
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ELLIPSIS: Final = "…"
 # Whole words, unless the last of them is longer than that.
 _KEPT_CHARACTERS_MIN: Final = 40
@@ -30,11 +32,24 @@ def key_hash(store_id: StoreId, user_id: UserId, key: str) -> bytes:
     """Return what is kept of a key that a client has chosen.
 
     Raises:
-        InvalidField: it is longer than 200 bytes.
+        TooLarge: it is longer than 200 bytes.
     """
     if len(key.encode()) > KEY_BYTES_MAX:
-        raise InvalidField(f"conversation_key has at most {KEY_BYTES_MAX} bytes", field="conversation_key")
+        raise TooLarge(f"conversation_key has at most {KEY_BYTES_MAX} bytes", field="conversation_key")
     return hashlib.sha256(f"{store_id}\0{user_id}\0{key}".encode()).digest()
+
+
+def check_title(title: str) -> str:
+    """Return a title that a user gives, which may be empty: one printable line of at most 200 characters.
+
+    Raises:
+        InvalidField: it is longer, has more lines, only blanks, or control characters.
+    """
+    if len(title) > TITLE_CHARACTERS_MAX:
+        raise InvalidField(f"title has at most {TITLE_CHARACTERS_MAX} characters", field="title")
+    if title and (len(title.splitlines()) > 1 or not title.strip() or _CONTROL.search(title)):
+        raise InvalidField("title must be one line of text without control characters", field="title")
+    return title
 
 
 def made_title(text: str) -> str:
@@ -146,6 +161,12 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         return RowKeys(requests=self.request_keys, conversations=conversations, stopped=stopped)
 
     @property
+    def changes(self) -> dict[str, Any]:
+        """The fields that are given."""
+        asked = {name: getattr(self, name) for name in ("title", "archived", "labels", "sharing", "shows_arguments")}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    @property
     def ends_writing(self) -> bool:
         """Whether nobody else may write to it from now on."""
         return self.sharing not in {None, Sharing.WRITE}
@@ -163,9 +184,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         if earlier is not None:
             return conversation
         self.remember(unit, self.conversation_id)
-        asked = {name: getattr(self, name) for name in ("title", "archived", "labels", "sharing", "shows_arguments")}
-        changes = {name: value for name, value in asked.items() if value is not None}
-        changed = unit.put_conversation(replace(conversation, **changes))
+        changed = unit.put_conversation(replace(conversation, **self.changes))
         if not self.ends_writing:
             return changed
         notices = tuple(each for each in changed.background.notices if each.user_id == self.user_id)

@@ -9,7 +9,7 @@ import unicodedata
 from typing import Final
 
 from pawl.chassis.ids import StoreId, UserId
-from pawl.errors import InvalidField
+from pawl.errors import InvalidField, TooLarge
 
 TEXT_CHARACTERS_MAX: Final = 16_384
 """So much of a text can be found by."""
@@ -42,12 +42,13 @@ def query_words(query: str) -> tuple[str, ...]:
     """Return the words with which those of a text must begin; none for an empty query.
 
     Raises:
-        InvalidField: it is too long, or says nothing that could be looked for.
+        TooLarge: it has more than 200 bytes.
+        InvalidField: it has no word.
     """
     if not query:
         return ()
     if len(query.encode()) > QUERY_BYTES_MAX:
-        raise InvalidField(f"query has at most {QUERY_BYTES_MAX} bytes", field="query")
+        raise TooLarge(f"query has at most {QUERY_BYTES_MAX} bytes", field="query")
     found = words(query)
     if not found:
         raise InvalidField("query has no word: give letters or digits to look for", field="query")

@@ -156,7 +156,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 
 
 def key_hash_of(
-    request: ledger_pb2.SubmitMessageRequest | ledger_pb2.GetConversationRequest | ledger_pb2.ImportConversationRequest,
+    request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
     """Return the hash of the key of a client by which a request names a conversation; empty if it does not."""
     if not request.conversation_key:

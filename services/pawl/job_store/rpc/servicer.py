@@ -21,10 +21,12 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.app.reading import PendingFilter, RunView
 from pawl.job_store.domain.command import Receipt
+from pawl.job_store.domain.conversations import check_title, made_title
+from pawl.job_store.domain.imports import ImportConversation
 from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.waiting import explain, explain_all
-from pawl.job_store.rpc import conversations, filters, job_messages, messages, operations, own_tools, parts
+from pawl.job_store.rpc import filters, job_messages, messages, operations, own_tools, parts
 
 RUNS_PER_CLAIM_MAX: Final = 64
 RUNS_LOADED_MAX: Final = 4
@@ -322,49 +324,15 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
-        client_key = conversations.client_key(request)
-        if client_key is not None:
-            row = await self._ledger.conversations.by_key(client_key)
-        else:
-            conversation_id = check_id(request.conversation_id, "conversation_id")
-            row = await self._ledger.conversations.by_id(store_id, user_id, conversation_id)
+        conversation_id = check_id(request.conversation_id, "conversation_id")
+        row = await self._ledger.conversations.by_id(store_id, user_id, conversation_id)
         return pb.GetConversationResponse(conversation=messages.conversation_for(row, user_id))
-
-    async def ListConversations(
-        self, request: pb.ListConversationsRequest, context: Context
-    ) -> pb.ListConversationsResponse:
-        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
-        wanted = conversations.wanted(request)
-        selection = (store_id, user_id, wanted.archived, wanted.words, wanted.labels, wanted.shared)
-        page = await self._ledger.conversations.listed(
-            store_id,
-            user_id,
-            wanted,
-            before=read_token(request.page_token, "ListConversations", selection, tuple[datetime, Id]),
-            rows_max=page_size(request.page_size),
-        )
-        token = next_token("ListConversations", selection, page, lambda row: (row.update_time, row.conversation_id))
-        shown = (messages.conversation_for(row, user_id) for row in page.rows)
-        return pb.ListConversationsResponse(conversations=shown, next_page_token=token)
-
-    async def UpdateConversation(
-        self, request: pb.UpdateConversationRequest, context: Context
-    ) -> pb.UpdateConversationResponse:
-        update = conversations.update(request)
-        changed = await self._ledger.update_conversation(update, size_bytes=request.ByteSize())
-        return pb.UpdateConversationResponse(conversation=messages.CONVERSATION.write(changed))
-
-    async def ForkConversation(
-        self, request: pb.ForkConversationRequest, context: Context
-    ) -> pb.ForkConversationResponse:
-        made = await self._ledger.forks.fork(conversations.fork(request), size_bytes=request.ByteSize())
-        return pb.ForkConversationResponse(conversation=messages.CONVERSATION.write(made))
 
     async def ImportConversation(
         self, request: pb.ImportConversationRequest, context: Context
     ) -> pb.ImportConversationResponse:
         size_bytes = request.ByteSize()
-        operation = conversations.import_(request)
+        operation = _import(request)
         made = await self._ledger.group_commit.run(
             operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
         )
@@ -387,6 +355,30 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             ended=part.ended,
             gap=None if part.gap is None else messages.gap(part.gap),
         )
+
+
+def _import(request: pb.ImportConversationRequest) -> ImportConversation:
+    """Return the operation of an ImportConversation. Takes the request apart: it is of no use afterwards."""
+    if not request.messages:
+        raise InvalidField("a history has messages", field="messages")
+    told = pb.ImportConversationRequest()
+    told.CopyFrom(request)
+    told.ClearField("request_id")
+    for message in told.messages:
+        message.ClearField("call_ids")
+    for call in told.calls:
+        call.ClearField("call_id")
+    return ImportConversation(
+        store_id=check_id(request.store_id, "store_id"),
+        user_id=check_id(request.user_id, "user_id"),
+        request_id=check_id(request.request_id, "request_id", optional=True),
+        fingerprint=operations.fingerprint(told),
+        key_hash=operations.key_hash_of(request),
+        title=check_title(request.title),
+        made_title=made_title(request.messages[0].text),
+        messages=tuple(map(operations.new_message, request.messages)),
+        calls=tuple(map(operations.call_change, request.calls)),
+    )
 
 
 def _reader(request: Any) -> UserId:
