@@ -14,7 +14,6 @@ from pawl.chassis.ids import ConversationId, IdSource, StoreId
 from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job.v1.erasure_pb2_grpc import ErasureServiceStub
 from pawl.job_store.adapters.erasure_log import JetStreamErasures
 from pawl.job_store.adapters.erasures import PostgresErasures
 from pawl.job_store.adapters.retention import PostgresRetention

@@ -21,8 +21,8 @@ from pawl.tool_registry.adapters.mcp.definitions import Binding, ServerTool, dis
 from pawl.tool_registry.adapters.mcp.elicitation import Reader
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.mcp.session import Session
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.ports import Helper
-from pawl.tool_registry.app.execution.ports import Secrets
 from pawl.tool_registry.domain.definition import ToolVersion
 from pawl.tool_registry.domain.source import Discovery, Source
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -42,7 +42,7 @@ class Calls:
         self,
         *,
         find: FindSource,
-        secrets: Secrets,
+        secrets: FileSecrets,
         clock: Clock,
         http: HttpClients,
         programs: Programs,

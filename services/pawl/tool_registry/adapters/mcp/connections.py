@@ -19,12 +19,9 @@ from pawl.errors import SourceUnreachable
 from pawl.tool.v1.source_pb2 import McpHttpConfig
 from pawl.tool_registry.adapters.mcp.config import McpServer, read_config, secrets_of
 from pawl.tool_registry.adapters.mcp.permission import Programs
-from pawl.tool_registry.adapters.mcp.pool import Pool, crowd
-from pawl.tool_registry.adapters.mcp.program import Program
-from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.adapters.mcp.session import Connect, Session
 from pawl.tool_registry.adapters.mcp.transports import http_transport, stdio_transport
-from pawl.tool_registry.app.execution.ports import Secrets
+from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.domain.source import Source
 
 SESSIONS_MAX: Final = 200

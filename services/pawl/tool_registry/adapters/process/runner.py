@@ -15,10 +15,8 @@ from pawl.chassis.strict_json import loads
 from pawl.chassis.tasks import shield
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.adapters.process.call import CallProcess
-from pawl.tool_registry.adapters.process.messages import Answer, Call, ContextFields, GarbledMessage, Raised, Returned
-from pawl.tool_registry.adapters.python.runner import PythonRunner, PythonWork, uncancelled
 from pawl.tool_registry.adapters.process.messages import Answer, Call, GarbledMessage, Raised, Returned
-from pawl.tool_registry.adapters.python.runner import PythonWork, uncancelled
+from pawl.tool_registry.adapters.python.runner import PythonRunner, PythonWork, uncancelled
 from pawl.tool_registry.adapters.python.tool_folders import folder_of
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.sdk import outcome

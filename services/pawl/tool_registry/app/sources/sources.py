@@ -20,11 +20,9 @@ from pawl.errors import (
     ToolExists,
     ToolNotFound,
 )
+from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
-from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
-from pawl.tool_registry.app.catalog.ports import ToolRepository
 from pawl.tool_registry.app.sources.ports import Connector
 from pawl.tool_registry.domain.definition import ToolVersion, check_definition
 from pawl.tool_registry.domain.source import (
