@@ -384,7 +384,7 @@ async def running(
                 runner=threads,
                 instance_id=instance_id,
                 stop=stop.set,
-                forget_rule_uses=registry.rules.forget,
+                forget_rule_uses=registry.rules.repository.forget,
             )
             stop.set()
 

@@ -8,9 +8,11 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
 from pawl.notifier.adapters.lifecycle import JetStreamDelivery
+from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.app.announcement import over_by
 from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
@@ -88,26 +90,15 @@ class BrittleStore(PostgresStore):
         return len(drafts)
 
 
-class Tally:
-    def __init__(self) -> None:
-        self.outcomes: list[str] = []
-
-    def event_taken(self, outcome: str) -> None:
-        self.outcomes.append(outcome)
-
-    def published(self, count: int) -> None:
-        raise AssertionError
-
-    def watching(self, count: int) -> None:
-        raise AssertionError
-
-
 class Scene:
     def __init__(self) -> None:
         self.store = BrittleStore()
-        self.tally = Tally()
+        self.metrics = Metrics("test")
         self.woken = 0
-        self.intake = Intake(self.store, self.tally, on_new=self._wake)  # type: ignore[arg-type]  # two methods of it
+        self.intake = Intake(self.store, PrometheusCounters(self.metrics), on_new=self._wake)
+
+    def count(self, outcome: str) -> float | None:
+        return self.metrics.registry.get_sample_value("pawl_test_events_total", {"outcome": outcome})
 
     def _wake(self) -> None:
         self.woken += 1
@@ -136,7 +127,7 @@ async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene
     poison, good = scene.delivery(PoisonEvent("garbage")), scene.delivery(of("completed", "a"))
     await scene.intake.take([poison, good])
     assert (poison.answers, good.answers) == (["rejected"], ["accepted"])
-    assert scene.tally.outcomes == ["rejected", "notified"]
+    assert (scene.count("rejected"), scene.count("notified")) == (1, 1)
 
 
 async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_up_no_other(scene: Scene) -> None:
@@ -201,4 +192,4 @@ async def test_the_end_of_a_job_is_told_where_its_conversation_waits_and_nowhere
         ("job_ended", "conv_3"),
     ]
     assert deliveries[0].stored_when_answered == 3
-    assert sorted(scene.tally.outcomes) == ["ignored", "notified", "notified", "notified"]
+    assert (scene.count("ignored"), scene.count("notified")) == (1, 3)

@@ -64,7 +64,7 @@ class Intake:
         else:
             for (delivery, _), is_told in zip(events, told, strict=True):
                 await delivery.accept()
-                self._counters.event_taken("notified" if is_told else "ignored")
+                self._counters.events.labels("notified" if is_told else "ignored").inc()
 
     async def _tell(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
         """Make the notifications durable, and note which needs are over; returns which events anybody is told of."""
@@ -94,8 +94,8 @@ class Intake:
     async def _retry(self, delivery: JetStreamDelivery) -> None:
         delay = min(_RETRY_SECONDS * 2 ** min(delivery.attempt - 1, 10), _RETRY_SECONDS_MAX)
         await delivery.retry(delay_seconds=delay)
-        self._counters.event_taken("retried")
+        self._counters.events.labels("retried").inc()
 
     async def _reject(self, delivery: JetStreamDelivery) -> None:
         await delivery.reject()
-        self._counters.event_taken("rejected")
+        self._counters.events.labels("rejected").inc()

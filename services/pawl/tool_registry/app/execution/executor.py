@@ -310,7 +310,8 @@ class Executor:
             result = await self._write_end(job, known, attempt)
         if not attempt.task.done():
             tasks.start(self._attempts, self._follow(attempt, job), name="execution late")
-        self._observer.ended(job.tool.name, result.outcome, seconds)
+        self._observer.executions.labels(job.tool.name, result.outcome).inc()
+        self._observer.seconds.labels(job.tool.name).observe(seconds)
         _log.info(
             "execution.ended",
             tool=job.definition.name,
