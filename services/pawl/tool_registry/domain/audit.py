@@ -125,25 +125,6 @@ class Problem:
     explanation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFigures:
-    """The figures of a tool in a span of time. Durations are seconds of executions, not of results from the cache."""
-
-    tool_name: str
-    execution_count: int
-    error_count: int
-    cached_count: int
-    p50_seconds: float
-    p95_seconds: float
-    result_bytes: int
-    approval_asked_count: int
-    approved_count: int
-    edited_count: int
-    rejected_count: int
-    agent_name: str = ""
-    """The agent of the runs, where each has figures of its own."""
-
-
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
     """Return an entry whose digests nobody can tell, or guess the content of, without the secret."""
     return replace(
