@@ -22,10 +22,7 @@ _log = logs.get_logger(__name__)
 
 
 class NatsAnnouncer:
-    """The bus, as far as telling goes.
-
-    `encode` gives the payload of a notification.
-    """
+    """Publishes notifications and events of channels. `encode` gives the payload of a notification."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from pawl.chassis.metrics import Metrics
 
 
 class PrometheusCounters:
-    """The counters of the use cases."""
+    """The metrics of events, subscriptions and deliveries."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.events = metrics.counter(

@@ -8,10 +8,7 @@ from pawl.chassis.metrics import Metrics
 
 
 class RegistryMetrics:
-    """Counts what happens.
-
-    Tools are labels only if the process has loaded them.
-    """
+    """The metrics of checks and executions. Tools are labels only if the process has loaded them."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.executions = metrics.counter("executions_total", "Executions ended, by outcome.", ("tool", "outcome"))
