@@ -263,36 +263,22 @@ def bearer_key(metadata: Mapping[str, str]) -> str:
     return key
 
 
-class Credential(Protocol):
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
     """The rights that a key or token brings, whatever its kind."""
 
-    @property
-    def credential_id(self) -> CredentialId:
-        """Its name in the audit; never the secret."""
-
-    @property
-    def store_id(self) -> StoreId:
-        """The store it belongs to; empty for the deployment's."""
-
-    @property
-    def user_id(self) -> UserId:
-        """Its user."""
-
-    @property
-    def roles(self) -> frozenset[str]:
-        """Its roles, known ones and others."""
-
-    @property
-    def maker_user_ids(self) -> frozenset[UserId]:
-        """The users who made it, and the keys with which it was made; none if it comes from nobody's."""
-
-    @property
-    def decides_for_users(self) -> bool:
-        """True if a delegate may decide for those it acts for."""
-
-    @property
-    def expires_at(self) -> float | None:
-        """The time of day from which on it counts no more."""
+    credential_id: CredentialId
+    """Its name in the audit; never the secret."""
+    store_id: StoreId
+    """Empty for the deployment's."""
+    user_id: UserId
+    roles: frozenset[str]
+    """Known ones and others."""
+    maker_user_ids: frozenset[UserId] = frozenset()
+    """The users who made it, and the keys with which it was made."""
+    decides_for_users: bool = False
+    """True if a delegate may decide for those it acts for."""
+    expires_at: float | None = None
+    """The end of its validity, in seconds since 1970."""
 
 
 def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Principal:

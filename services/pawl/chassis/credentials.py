@@ -34,7 +34,6 @@ from pawl.errors import Unauthenticated
 
 if TYPE_CHECKING:
     from pawl.chassis.issuers import Issuers
-    from pawl.chassis.tokens import TokenCredential
 
 UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
 """The one answer to every key that is not accepted, so that it does not tell which exist."""
@@ -70,19 +69,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(OWN_ROLES_GO_BESIDE)
 
 
-class FileCredential(msgspec.Struct, frozen=True, kw_only=True):
-    """The credential of an entry of the file; its id is of the digest of the key, of which nothing can be learnt."""
-
-    credential_id: CredentialId
-    store_id: StoreId
-    user_id: UserId
-    roles: frozenset[str]
-    decides_for_users: bool
-    maker_user_ids: frozenset[UserId] = frozenset()
-    expires_at: float | None = None
-
-
-def parse_keys(content: bytes) -> dict[bytes, FileCredential]:
+def parse_keys(content: bytes) -> dict[bytes, Credential]:
     """Return the credentials of an API keys file by digest: a JSON list of {key, store_id, user_id, roles}.
 
     Raises:
@@ -92,7 +79,7 @@ def parse_keys(content: bytes) -> dict[bytes, FileCredential]:
     found = {}
     for entry in entries:
         digest = digest_of(entry.key)
-        found[digest] = FileCredential(
+        found[digest] = Credential(
             credential_id=CredentialId(f"{_FILE}{digest.hex()[:16]}"),
             store_id=StoreId(entry.store_id or ""),
             user_id=UserId(entry.user_id),
@@ -252,7 +239,7 @@ class KeyAuthenticator:
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
         if self._rows is not None and (row := await self._rows.find(key, may_look=may_look)):
-            return principal_of(row, metadata)
+            return principal_of(row.credential, metadata)
         if self._issuers and (token := await self._token(self._issuers, key, may_look)):
             return principal_of(token, metadata)
         raise Unauthenticated(UNKNOWN) from self._why_not(digest)
@@ -267,7 +254,7 @@ class KeyAuthenticator:
             return LoginRefused("unknown")
         return LoginRefused("revoked" if ended.is_revoked else "expired", ended.key_id)
 
-    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> TokenCredential | None:
+    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> Credential | None:
         """Return the credential that a token is, None if the text has not the form of one."""
         from pawl.chassis.tokens import TokenRefused, is_token  # noqa: PLC0415  # loaded with the issuers
 
@@ -322,7 +309,8 @@ def gone(
         if key_id.startswith(_FILE):
             found = next((each for each in keys().values() if each.credential_id == key_id), None)
         elif key_id.startswith(_ROW) and known is not None and known.is_fresh:
-            found = known.in_force(key_id)
+            grant = known.in_force(key_id)
+            found = grant.credential if grant else None
         else:
             return False
         return found is None or not _gives(found, principal)

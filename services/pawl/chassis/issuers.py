@@ -12,13 +12,13 @@ import httpx2
 import msgspec
 
 from pawl.chassis import logs, tasks
+from pawl.chassis.auth import Credential
 from pawl.chassis.clock import Clock
 from pawl.chassis.tokens import (
     KEYS_BYTES_MAX,
     Provider,
     PublicKey,
     Token,
-    TokenCredential,
     TokenRefused,
     check_claims,
     credential_of,
@@ -224,7 +224,7 @@ class Issuers:
         self._fetch = fetch or KeyFetcher()
         self._keys: dict[tuple[str, str | None], IssuerKeys] = {}
 
-    async def credential(self, text: str, *, may_look: Callable[[], bool] = lambda: True) -> TokenCredential:
+    async def credential(self, text: str, *, may_look: Callable[[], bool] = lambda: True) -> Credential:
         """Return the credential that a token is; `may_look` is asked before its issuer is, for keys that are not known.
 
         Raises:

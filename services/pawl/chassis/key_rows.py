@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from pawl.chassis import logs, tasks
+from pawl.chassis.auth import Credential
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.errors import DependencyUnavailable, PawlError
@@ -65,7 +66,7 @@ def _checksum(text: str) -> str:
 
 
 class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as a Credential: the rights it gives, and the digest to know it by.
+    """A key: its rights, and the digest to know it by.
 
     Its store is empty for the deployment's. `expire_time` is in seconds since 1970.
     """
@@ -81,14 +82,17 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     maker_user_ids: frozenset[UserId] = frozenset()
 
     @property
-    def credential_id(self) -> CredentialId:
-        """Its id."""
-        return CredentialId(self.key_id)
-
-    @property
-    def expires_at(self) -> float | None:
-        """The time at which it ends by itself."""
-        return self.expire_time
+    def credential(self) -> Credential:
+        """The rights it gives."""
+        return Credential(
+            credential_id=CredentialId(self.key_id),
+            store_id=self.store_id,
+            user_id=self.user_id,
+            roles=self.roles,
+            maker_user_ids=self.maker_user_ids,
+            decides_for_users=self.decides_for_users,
+            expires_at=self.expire_time,
+        )
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):

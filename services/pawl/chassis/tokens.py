@@ -20,8 +20,8 @@ from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
 from pawl.chassis import strict_json
-from pawl.chassis.auth import KEY_LENGTH_MAX
-from pawl.chassis.ids import CredentialId, StoreId, UserId, is_id
+from pawl.chassis.auth import KEY_LENGTH_MAX, Credential
+from pawl.chassis.ids import CredentialId, UserId, is_id
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.settings import is_loopback
 from pawl.errors import InvalidJson, TooLarge
@@ -112,18 +112,6 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name, url in (("issuer", self.issuer), ("jwks_url", self.jwks_url)):
             if url is not None and not is_safe_url(url):
                 raise ValueError(f"`{name}` must be an https:// URL without user, query and fragment")
-
-
-class TokenCredential(msgspec.Struct, frozen=True, kw_only=True):
-    """The credential that a token is; its id is of issuer and subject, so it is the same for the next one."""
-
-    credential_id: CredentialId
-    store_id: StoreId
-    user_id: UserId
-    roles: frozenset[str]
-    maker_user_ids: frozenset[UserId] = frozenset()
-    decides_for_users: bool = False
-    expires_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +255,10 @@ def is_signed(token: Token, keys: Iterable[PublicKey]) -> bool:
     return any(_verifies(algorithm.verify, token, each.key) for each in keys)
 
 
-def credential_of(provider: Provider, claims: Mapping[str, Any]) -> TokenCredential:
+def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
     """Return who calls with a token of a provider that was found to be good.
+
+    The id is that of issuer and subject, so it is the same for the next token.
 
     Raises:
         TokenRefused: a claim for it is missing, or has none of the values that count.
@@ -277,7 +267,7 @@ def credential_of(provider: Provider, claims: Mapping[str, Any]) -> TokenCredent
         raise TokenRefused("the issuer has not verified the e-mail that is to be the user")
     store = provider.store
     subject = msgspec.json.encode([claims["iss"], claims["sub"]])
-    return TokenCredential(
+    return Credential(
         credential_id=CredentialId(f"token-{hashlib.sha256(subject).hexdigest()[:32]}"),
         store_id=store.value if store.claim is None else to_id(_text(claims, store.claim)),  # type: ignore[arg-type]
         user_id=UserId(to_id(_text(claims, provider.user.claim))),

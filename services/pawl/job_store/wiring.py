@@ -31,7 +31,7 @@ from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from pawl.job_store.adapters.metrics import CountedLeases, PrometheusMeter
+from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.retention import PostgresRetention
@@ -203,7 +203,7 @@ def on_postgres(
     leases = PostgresLeases(database, limits.places, crashes_max=limits.crashes_max)
     ports = Ports(
         journal=PostgresJournal(database, ids, encode_event, usage_of, keeps_lifecycle=keeps_lifecycle),
-        leases=CountedLeases(leases, metrics),
+        leases=leases,
         due_times=leases,
         reads=PostgresReads(database),
         conversations=PostgresConversations(database),

@@ -49,7 +49,7 @@ async def main(stop: asyncio.Event) -> None:
             },
             sends_email=mail_server is not None,
             egress=egress,
-            announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write, convert.EVENT.write),
+            announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write),
             counters=PrometheusCounters(service.metrics),
             clock=service.clock,
             ids=service.ids,

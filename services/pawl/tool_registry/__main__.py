@@ -26,6 +26,7 @@ from pawl.tool_registry.adapters.mcp.permission import Programs, read_programs_f
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
+from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
 from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
@@ -51,7 +52,7 @@ from pawl.tool_registry.builtin.web import web_tools
 from pawl.tool_registry.domain.files import FileLimits
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.settings import ToolRegistrySettings, module_names
-from pawl.tool_registry.wiring import Limits, Ports, Record, wire
+from pawl.tool_registry.wiring import Limits, Ports, wire
 
 if TYPE_CHECKING:  # The chassis comes before gRPC.
     import grpc
@@ -73,12 +74,13 @@ async def main(stop: asyncio.Event) -> None:
         ledger = LedgerReads(job_store)
         metrics = RegistryMetrics(service.metrics)
 
+        # An entry of the journal must not look alive because a later process has the same name.
+        instance_id = service.ids.new(service.instance_id)
         ports = Ports(
-            record=Record.on_postgres(
-                database,
-                # An entry of the journal must not look alive because a later process has the same name.
-                instance_id=service.ids.new(service.instance_id),
-                lease_seconds=settings.execution_lease_seconds,
+            database=database,
+            instance_id=instance_id,
+            journal=PostgresExecutionJournal(
+                database, instance_id=instance_id, lease_seconds=settings.execution_lease_seconds
             ),
             ledger=ledger,
             runner=processes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.database import Database
@@ -67,56 +66,13 @@ from pawl.tool_registry.rpc.worker_servicer import WorkerServicer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """The record that all processes of the registry share."""
-
-    tools: PostgresToolRepository
-    workers: PostgresWorkerRepository
-    sources: PostgresSourceRepository
-    documents: PostgresDocumentRepository
-    memories: PostgresMemoryRepository
-    rules: PostgresRuleRepository
-    grants: PostgresGrantUses
-    journal: PostgresExecutionJournal
-    checkpoints: PostgresCheckpoints
-    completions: PostgresCompletions
-    locks: PostgresResourceLocks
-    rates: PostgresRateLimits
-    audit: PostgresAuditLog
-
-    @classmethod
-    def on_postgres(
-        cls, database: Database, *, instance_id: str, lease_seconds: float, watch_seconds: float | None = None
-    ) -> Self:
-        """Return the record on PostgreSQL. `instance_id` must be new for each start of a process.
-
-        A lease of another process is watched for `watch_seconds`, or for as long as the own one lasts.
-        """
-        journal = PostgresExecutionJournal(database, instance_id=instance_id, lease_seconds=lease_seconds)
-        if watch_seconds is not None:
-            journal.watch.lease_seconds = watch_seconds
-        return cls(
-            tools=PostgresToolRepository(database),
-            workers=PostgresWorkerRepository(database, instance_id=instance_id),
-            sources=PostgresSourceRepository(database),
-            documents=PostgresDocumentRepository(database),
-            memories=PostgresMemoryRepository(database),
-            rules=PostgresRuleRepository(database),
-            grants=PostgresGrantUses(database),
-            journal=journal,
-            checkpoints=PostgresCheckpoints(database),
-            completions=PostgresCompletions(database, instance_id=instance_id),
-            locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
-            rates=PostgresRateLimits(database),
-            audit=PostgresAuditLog(database),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """The outside of the registry. `stopping` returns when the process is to end."""
 
-    record: Record
+    database: Database
+    instance_id: str
+    """New for each start of a process."""
+    journal: PostgresExecutionJournal
     ledger: LedgerReads
     runner: ProcessRunner
     secrets: FileSecrets
@@ -148,85 +104,84 @@ class Limits:
 class ToolRegistry:
     """A registry that is not running yet: load `catalog`, enter `hub`, `completing`, `executor`, add it to a server."""
 
-    is_ones_own: bool
-
     catalog: Catalog
     rules: Rules
-    sources: Sources
-    documents: PostgresDocumentRepository
-    memories: PostgresMemoryRepository
-    mailboxes: Mailboxes
     hub: WorkerHub
-    worker_tools: WorkerTools
     completing: Completing
     executor: Executor
-    execution: ExecutionServicer
-    audit: PostgresAuditLog
-
-    def add_to(self, server: RpcServer) -> None:
-        """Have a server answer for it."""
-        workers = WorkerServicer(self.hub, self.worker_tools)
-        server.add(add_ToolServiceServicer_to_server, ToolServicer(self.catalog))
-        server.add(add_RuleServiceServicer_to_server, RuleServicer(self.rules))
-        server.add(add_AuditServiceServicer_to_server, AuditServicer(self.audit))
-        server.add(add_CompletionServiceServicer_to_server, CompletionServicer(self.completing))
-        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(self.documents))
-        server.add(add_MemoryServiceServicer_to_server, MemoryServicer(self.memories))
-        server.add(add_MailboxServiceServicer_to_server, MailboxServicer(self.mailboxes), service_only=True)
-        server.add(add_SourceServiceServicer_to_server, SourceServicer(self.sources, is_ones_own=self.is_ones_own))
-        server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
-        server.add(add_ExecutionServiceServicer_to_server, self.execution, service_only=True, drain_streams=True)
+    add_to: Callable[[RpcServer], None]
+    """Adds its servicers to a server."""
 
 
 def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     """Return a registry over these ports."""
-    record, clock = ports.record, ports.clock
-    audit = AuditTrail(record.audit, clock.now)
-    hub = WorkerHub(record.workers, audit, clock=clock, stopping=ports.stopping, options=limits.workers)
-    catalog = Catalog(record.tools, sources={WORKER: hub, **ports.connectors}, helper=ports.helper)
-    rules = Rules(repository=record.rules, catalog=catalog, runs=ports.ledger, audit=audit, ids=ports.ids, clock=clock)
+    database, instance_id, clock = ports.database, ports.instance_id, ports.clock
+    tools, documents, audit_log = (
+        PostgresToolRepository(database),
+        PostgresDocumentRepository(database),
+        PostgresAuditLog(database),
+    )
+    workers = PostgresWorkerRepository(database, instance_id=instance_id)
+    completions = PostgresCompletions(database, instance_id=instance_id)
+    audit = AuditTrail(audit_log, clock.now)
+    hub = WorkerHub(workers, audit, clock=clock, stopping=ports.stopping, options=limits.workers)
+    catalog = Catalog(tools, sources={WORKER: hub, **ports.connectors}, helper=ports.helper)
+    rules = Rules(
+        repository=PostgresRuleRepository(database),
+        catalog=catalog,
+        runs=ports.ledger,
+        audit=audit,
+        ids=ports.ids,
+        clock=clock,
+    )
     admission = Admission(
         catalog=catalog,
         rules=rules,
-        journal=record.journal,
-        limits=record.rates,
+        journal=ports.journal,
+        limits=PostgresRateLimits(database),
         cache=ResultCache(clock.monotonic),
         audit=audit,
         observer=ports.observer,
-        grants=record.grants,
+        grants=PostgresGrantUses(database),
         answer=ports.runner.answer,
         store_calls_per_minute=limits.store_calls_per_minute,
     )
-    completing = Completing(completions=record.completions, runs=ports.ledger, secrets=ports.secrets, audit=audit)
+    completing = Completing(completions=completions, runs=ports.ledger, secrets=ports.secrets, audit=audit)
     parts = AttemptParts(
-        locks=record.locks,
+        locks=PostgresResourceLocks(database, instance_id=instance_id, watch=ports.journal.watch),
         runner=ports.runner,
         secrets=ports.secrets,
-        checkpoints=record.checkpoints,
+        checkpoints=PostgresCheckpoints(database),
         retry=Retry(clock, transient=ANY, event="checkpoint.delayed"),
         admission=admission,
         clock=clock,
-        completions=record.completions,
+        completions=completions,
         public_url=ports.public_url,
         on_withdrawn=completing.look,
     )
     executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
-    return ToolRegistry(
-        is_ones_own=limits.is_ones_own,
+    sources = Sources(
+        repository=PostgresSourceRepository(database),
+        tools=tools,
         catalog=catalog,
-        rules=rules,
-        sources=Sources(
-            repository=record.sources, tools=record.tools, catalog=catalog, connectors=ports.connectors, clock=clock
-        ),
-        documents=record.documents,
-        memories=record.memories,
-        mailboxes=Mailboxes(ports.mailboxes, ports.secrets, ports.helper, record.documents, monotonic=clock.monotonic),
-        hub=hub,
-        worker_tools=WorkerTools(record.tools, record.workers, catalog),
-        completing=completing,
-        executor=executor,
-        execution=ExecutionServicer(
-            catalog, BatchCheck(admission, executor, audit), executor, audit, ports.misfit, record.documents
-        ),
-        audit=record.audit,
+        connectors=ports.connectors,
+        clock=clock,
     )
+    mailboxes = Mailboxes(ports.mailboxes, ports.secrets, ports.helper, documents, monotonic=clock.monotonic)
+    checks = BatchCheck(admission, executor, audit)
+
+    def add_to(server: RpcServer) -> None:
+        execution = ExecutionServicer(catalog, checks, executor, audit, ports.misfit, documents)
+        worker_servicer = WorkerServicer(hub, WorkerTools(tools, workers, catalog))
+        server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
+        server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
+        server.add(add_AuditServiceServicer_to_server, AuditServicer(audit_log))
+        server.add(add_CompletionServiceServicer_to_server, CompletionServicer(completing))
+        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(documents))
+        server.add(add_MemoryServiceServicer_to_server, MemoryServicer(PostgresMemoryRepository(database)))
+        server.add(add_MailboxServiceServicer_to_server, MailboxServicer(mailboxes), service_only=True)
+        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources, is_ones_own=limits.is_ones_own))
+        server.add(add_WorkerServiceServicer_to_server, worker_servicer, drain_streams=True)
+        server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
+
+    return ToolRegistry(catalog=catalog, rules=rules, hub=hub, completing=completing, executor=executor, add_to=add_to)

@@ -23,7 +23,7 @@ from pawl.chassis.auth import (
     service_principal,
     user_principal,
 )
-from pawl.chassis.credentials import ApiKey, FileCredential, KeyAuthenticator
+from pawl.chassis.credentials import ApiKey, KeyAuthenticator
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.key_rows import digest_of
 from pawl.chassis.metrics import Metrics
@@ -263,8 +263,8 @@ class Known(KeyAuthenticator):
         self.peers = {digest_of(SERVICE_OF_CALLERS): service_principal("agent-loop")}
         super().__init__(keys=self._by_digest, services=lambda: self.peers)
 
-    def of(self, user: str, *roles: str) -> FileCredential:
-        return FileCredential(
+    def of(self, user: str, *roles: str) -> Credential:
+        return Credential(
             credential_id=CredentialId(f"of-{user}"),
             store_id=ACME,
             user_id=UserId(user),

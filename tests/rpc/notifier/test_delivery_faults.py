@@ -27,13 +27,12 @@ from pawl.notifier.domain.delivery import (
     TEST,
     TESTS_KEPT,
     Candidate,
-    ChannelDelivery,
     DeliveryFilter,
     DeliveryId,
-    DeliveryState,
     NewChannel,
     NewCode,
     Outcome,
+    OwnDelivery,
     choose,
 )
 from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
@@ -78,16 +77,8 @@ async def tried(repository: Repository, outcome: Outcome) -> Candidate:
     return candidate
 
 
-def made_test(number: int = 0) -> ChannelDelivery:
-    return ChannelDelivery(
-        delivery_id=DeliveryId(f"dlv_test{number}"),
-        channel_id=HOOK,
-        type=TEST,
-        number=0,
-        state=DeliveryState.WAITING,
-        tries=0,
-        create_time=NOW,
-    )
+def made_test(number: int = 0) -> OwnDelivery:
+    return OwnDelivery(delivery_id=DeliveryId(f"dlv_test{number}"), channel_id=HOOK, type=TEST, create_time=NOW)
 
 
 def made_code() -> NewCode:

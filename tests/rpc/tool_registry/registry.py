@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -49,7 +49,7 @@ from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
 from pawl.tool_registry.app.sources.ports import Connector
 from pawl.tool_registry.app.workers.workers import WorkerOptions
-from pawl.tool_registry.wiring import Limits, Ports, Record, ToolRegistry, wire
+from pawl.tool_registry.wiring import Limits, Ports, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
 from tests.poll import until
@@ -341,11 +341,14 @@ async def running(
         PythonRunner(threads_max=threads_max) as threads,
     ):
         await database.create_schema("tool_registry")
-        record = _record(database, instance_id, options)
+        journal = PostgresExecutionJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
+        journal.watch.lease_seconds = min(options.lease_seconds, 1.0)
         known_secrets = FileSecrets(secrets or {})
         mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
         ports = Ports(
-            record=replace(record, journal=wrap_journal(record.journal)),
+            database=database,
+            instance_id=instance_id,
+            journal=wrap_journal(journal),
             ledger=(ledger := Ledger()),
             runner=(processes := ProcessRunner(threads, processes_max=processes_max)),
             secrets=known_secrets,
@@ -381,14 +384,9 @@ async def running(
                 runner=threads,
                 instance_id=instance_id,
                 stop=stop.set,
-                forget_rule_uses=registry.rules.forget,
+                forget_rule_uses=registry.rules.repository.forget,
             )
             stop.set()
-
-
-def _record(database: Database, instance_id: str, options: ExecutorOptions) -> Record:
-    leases = {"lease_seconds": options.lease_seconds, "watch_seconds": min(options.lease_seconds, 1.0)}
-    return Record.on_postgres(database, instance_id=instance_id, **leases)
 
 
 @asynccontextmanager

@@ -206,7 +206,7 @@ async def test_cache_a_result_is_given_again_for_the_same_arguments_user_and_sto
 
 
 async def test_caller_to_others_a_tool_does_not_exist(registry: Registry) -> None:
-    """Resolve, check and execute, as agent-loop asks; get and list, as users ask with the roles of their key."""
+    """TOOL-6: resolve, check and execute, as agent-loop asks; get and list, as users ask."""
     for user, roles, known in (
         ("ann", (), {"for_ann"}),
         ("bob", (), set()),

@@ -143,16 +143,6 @@ async def test_versions_count_definitions_and_a_run_keeps_the_one_that_it_starte
     assert (await register(registry, description="Again.")).version == 10
 
 
-async def test_a_tool_is_seen_only_by_those_who_may_call_it(registry: Registry) -> None:
-    """TOOL-6."""
-    bob = registry.users["acme", "bob"]
-    assert await resolve(registry, user="bob") == {"add": 1}
-    assert await refusal(resolve(registry, "private", user="bob")) == "TOOL_NOT_FOUND"
-    listed = await bob.ListTools(tool_pb2.ListToolsRequest())
-    assert [entry.definition.name for entry in listed.tools] == ["add"]
-    assert await refusal(bob.GetTool(tool_pb2.GetToolRequest(name="private"))) == "TOOL_NOT_FOUND"
-
-
 async def test_pages_hold_every_tool_once_in_order_of_names(registry: Registry) -> None:
     for number in range(5):
         await register(registry, name=f"tool_{number}")

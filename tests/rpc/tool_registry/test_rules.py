@@ -103,15 +103,6 @@ async def test_deny_wins_over_everything_and_reaches_calls_that_were_approved(re
     assert (await registry.check("pay", store="other")).disposition == APPROVE
 
 
-async def test_ask_gates_a_safe_tool_and_wins_over_allow(registry: Registry) -> None:
-    rule_id = await make(registry, ASK, tool_name="look")
-    await make(registry, ALLOW, tool_name="look")
-    verdict = await registry.check("look")
-    assert (verdict.disposition, verdict.approval_cause) == (APPROVE, f"rule {rule_id}")
-    assert await refusal(registry.run("look")) == "APPROVAL_REQUIRED"
-    assert outcome(await registry.run("look", approved_digest=verdict.digest)) == "SUCCEEDED"
-
-
 async def test_uses_are_counted_once_a_call_and_then_people_are_asked_again(registry: Registry) -> None:
     await make(registry, ALLOW, uses_max=2)
     for call in ("one", "one", "two", "one"):
@@ -121,24 +112,6 @@ async def test_uses_are_counted_once_a_call_and_then_people_are_asked_again(regi
     request = rule_pb2.ListRulesRequest(include_ended=True)
     (rule,) = (await registry.rules["acme", "ann"].ListRules(request)).rules
     assert rule.uses == 2
-
-
-async def test_a_rule_covers_the_arguments_items_and_harm_that_it_names(registry: Registry) -> None:
-    patterns = [
-        rule_pb2.ArgumentPattern(argument="to", glob="*@example.com"),
-        rule_pb2.ArgumentPattern(argument="amount", equals_json=b"5.0"),
-    ]
-    rule_id = await make(registry, ALLOW, arguments=patterns)
-    assert (await registry.check("pay", {"to": "a@example.com", "amount": 5})).disposition == RUN
-    assert (await registry.check("pay", {"to": "a@example.com.evil.org", "amount": 5})).disposition == APPROVE
-    await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
-    await make(registry, ALLOW, items_max=3)
-    assert (await registry.check("pay", {"items": ["a", "b", "c"]})).disposition == RUN
-    assert (await registry.check("pay", {"items": ["a", "b", "c", "d"]})).disposition == APPROVE
-    await make(registry, ALLOW, tool_name="*", expires_in=60)
-    assert (await registry.check("erase")).disposition == APPROVE, "trust mode leaves out destruction"
-    await make(registry, ALLOW, tool_name="*", expires_in=60, includes_destructive=True)
-    assert (await registry.check("erase")).disposition == RUN
 
 
 async def test_a_new_version_of_the_tool_suspends_the_rule(

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.chassis import auth
-from pawl.chassis.auth import Principal, principal_of, service_principal
+from pawl.chassis.auth import Credential, Principal, principal_of, service_principal
 from pawl.chassis.credentials import (
     ApiKey,
-    FileCredential,
     WatchedFile,
     gone,
     parse_keys,
@@ -34,8 +33,8 @@ ENTRY = '{"key": "0123456789abcdef", "store_id": "acme", "user_id": "ann", "role
 ANN = auth.user_principal(StoreId("acme"), UserId("ann"), frozenset({"member"}))
 
 
-def credential(*roles: str, decides_for_users: bool = False) -> FileCredential:
-    return FileCredential(
+def credential(*roles: str, decides_for_users: bool = False) -> Credential:
+    return Credential(
         credential_id=CredentialId("file-1"),
         store_id=StoreId("" if "deployment" in roles else "acme"),
         user_id=UserId("backend"),
@@ -106,7 +105,7 @@ def test_nobody_claims_more_than_a_key_lends() -> None:
     """A caller that asks for fewer roles than its key has must not get all of them."""
     admin, approver, delegate = credential("admin"), credential("approver"), credential("delegate", "approver")
     assert principal_of(admin, {"pawl-user": "backend", "pawl-store": "acme"}).user_id == "backend"
-    rows: list[tuple[FileCredential, dict[str, str]]] = [
+    rows: list[tuple[Credential, dict[str, str]]] = [
         (admin, {"pawl-user": "ann"}),
         (admin, {"pawl-store": "other"}),
         (approver, {"pawl-roles": "viewer"}),

@@ -102,7 +102,7 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
     is_gone = gone(ServiceSettings.model_construct(api_keys_file=None), clock, lambda: rows)
     await clock.advance(2)
     assert await is_live(rows, 0)
-    holders = [principal_of(grant(number), {}) for number in range(2)]
+    holders = [principal_of(grant(number).credential, {}) for number in range(2)]
     assert [is_gone(holder) for holder in holders] == [False, False]
     source.changes.append(grant(0, is_revoked=True))
     await clock.advance(1.9)

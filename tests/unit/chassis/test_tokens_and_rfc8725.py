@@ -14,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from joserfc import jwk
 
-from pawl.chassis.auth import principal_of
+from pawl.chassis.auth import Credential, principal_of
 from pawl.chassis.credentials import WatchedFile
 from pawl.chassis.ids import is_id
 from pawl.chassis.roles import Role
 from pawl.chassis.start import StartError
 from pawl.chassis.tokens import (
     PublicKey,
-    TokenCredential,
     TokenRefused,
     check_claims,
     credential_of,
@@ -234,7 +233,7 @@ def test_a_key_that_cannot_be_used_spoils_no_others_and_few_are_tried() -> None:
 ANYTHING = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"]
 
 
-def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **more: Any) -> TokenCredential:
+def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **more: Any) -> Credential:
     """Return the credential of a token for an issuer with these keys, the usual one if not said, at NOW."""
     known = keys(key()) if published_keys is None else published_keys
     read = read_token(text)

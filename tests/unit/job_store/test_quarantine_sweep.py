@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.chassis.metrics import Metrics
+from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.app.sweeps import QuarantineSweep
 from pawl.job_store.domain.attention import GRACE, Quarantine, Silence
 from tests.fakes import virtual_time
@@ -73,16 +75,11 @@ class Database:
         return count
 
 
-class Unmetered:
-    def quarantined(self, runs: int) -> None:
-        """Count nothing."""
-
-
 async def play(worker_dies_at: float, jumps: Sequence[tuple[float, float]]) -> Database:
     """The sweep beside a worker, with jumps of the database's clock."""
     database = Database(worker_dies_at=worker_dies_at)
     ledger: Any = database
-    sweep = QuarantineSweep(ledger, Unmetered(), virtual_time.VirtualClock())  # type: ignore[arg-type]  # one method
+    sweep = QuarantineSweep(ledger, PrometheusMeter(Metrics("test")), virtual_time.VirtualClock())
 
     async def jump() -> None:
         for at, seconds in sorted(jumps):

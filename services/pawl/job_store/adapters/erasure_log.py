@@ -42,9 +42,7 @@ _CONFIG: Final = StreamConfig(
 class JetStreamErasures:
     """The life cycle on NATS, from which erased runs are removed, and beside it the list of what was erased.
 
-    All raise DependencyUnavailable while it is away.
-
-    See `erasing.ErasureLog`.
+    All methods raise DependencyUnavailable while it is unavailable.
     """
 
     def __init__(self, bus: Bus) -> None:

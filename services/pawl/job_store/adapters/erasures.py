@@ -200,10 +200,7 @@ _RUNS_AT_ONCE_MAX: Final = 50
 
 
 class PostgresErasures(DatabaseAdapter):
-    """Conversations that are being erased, or were. Each step is durable when it returns, and may be made again.
-
-    See `erasing.Erasures`.
-    """
+    """Conversations that are being erased, or were. Each step is durable when it returns, and may be made again."""
 
     def __init__(self, database: Database, kind_of: CallKind) -> None:
         super().__init__(database)

@@ -76,10 +76,7 @@ _told: Final = attrgetter(*_TOLD.split(", "))
 
 
 class PostgresKeyRepository:
-    """Keeps keys. Whoever reads changes after one misses none that comes later.
-
-    See `keys.KeyRepository`.
-    """
+    """Keeps keys. A reader of the changes after one misses none that comes later."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -49,6 +49,7 @@ class Ledger:
         self.limits = limits
         self._lost = lost
         self.leases = ports.leases
+        self.meter = ports.meter
         self.reads = ports.reads
         self.conversations = ports.conversations
         self.forks = Forks(ports.reads, ports.conversations, group_commit, head_of)

@@ -66,7 +66,7 @@ class Relay:
             relayed = _RELAY_BATCH
             while relayed == _RELAY_BATCH:
                 relayed = await self._outbox.relay(self._stream, events_max=_RELAY_BATCH)
-                self._meter.relayed(relayed)
+                self._meter.relayed.inc(relayed)
             if await tasks.within(_RELAY_SECONDS, self._written.wait()):
                 await asyncio.sleep(_GATHER_SECONDS)
 
@@ -121,7 +121,7 @@ class QuarantineSweep:
         while True:
             self._silence = self._silence.after(await self._ledger.doomed(), self._clock.monotonic())
             if count := await self._ledger.quarantine(self._silence.believed):
-                self._meter.quarantined(count)
+                self._meter.quarantined.inc(count)
             await self._clock.sleep(_QUARANTINE_SECONDS)
 
 

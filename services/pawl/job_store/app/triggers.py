@@ -211,7 +211,7 @@ class Triggers:
             if row.pause_time is not None:
                 raise TriggerPaused
         except PawlError as refused:
-            self._meter.webhook_refused(refused)
+            self._meter.webhooks_refused.labels(refused.reason).inc()
             raise
         return row, event_id
 
@@ -276,7 +276,7 @@ class Triggers:
         with suppress(TriggerNotFound):
             await self._repository.change(trigger.store_id, found[0].user_id, found[0].name, change)
         if reason:
-            self._meter.mailbox_unreachable()
+            self._meter.mailboxes.inc()
 
     async def fire(self, deliver: Deliver, size_bytes: int) -> Delivered:
         """Fire a trigger with an event, once.
@@ -290,5 +290,5 @@ class Triggers:
         )
         if delivered.fire is not None:
             outcome = "duplicate" if delivered.duplicate else delivered.fire.outcome.name.lower()
-            self._meter.trigger_fired(outcome)
+            self._meter.events.labels(outcome).inc()
         return delivered

@@ -67,12 +67,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         worker_id = check_id(request.worker_id, "worker_id")
         if not 1 <= request.runs_max <= RUNS_PER_CLAIM_MAX:
             raise InvalidField(f"runs_max is from 1 to {RUNS_PER_CLAIM_MAX}", field="runs_max")
-        claimed = await self._ledger.leases.claim(
-            worker_id,
-            runs_max=request.runs_max,
-            lease_seconds=operations.lease_seconds(request.lease_seconds),
-            background_runs_max=request.background_runs_max,
-        )
+        with self._ledger.meter.claim_seconds.time():
+            claimed = await self._ledger.leases.claim(
+                worker_id,
+                runs_max=request.runs_max,
+                lease_seconds=operations.lease_seconds(request.lease_seconds),
+                background_runs_max=request.background_runs_max,
+            )
+        self._ledger.meter.claims.inc(len(claimed))
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
             # Nobody else changes anything of these meanwhile, as clients do that hold calls.

@@ -12,7 +12,6 @@ from pawl.chassis import logs
 from pawl.chassis.bus import Bus
 from pawl.chassis.ids import RunId, StoreId, UserId, is_id
 from pawl.errors import Unavailable
-from pawl.notifier.domain.delivery import ChannelEvent
 from pawl.notifier.domain.notification import Inbox, Notification
 from pawl.notify.v1 import channel_pb2, notify_pb2
 
@@ -23,20 +22,15 @@ _log = logs.get_logger(__name__)
 
 
 class NatsAnnouncer:
-    """The bus, as far as telling goes.
-
-    `encode` gives the payload of a notification, `encode_event` that of an event.
-    """
+    """Publishes notifications and events of channels. `encode` gives the payload of a notification."""
 
     def __init__(
         self,
         bus: Bus,
         encode: Callable[[Notification], notify_pb2.Notification],
-        encode_event: Callable[[ChannelEvent], channel_pb2.ChannelEvent],
     ) -> None:
         self._bus = bus
         self._encode = encode
-        self._encode_event = encode_event
 
     async def announce(self, notifications: Sequence[Notification]) -> None:
         """Publish each under its id; on return the bus has them all.
@@ -53,12 +47,12 @@ class NatsAnnouncer:
             for notification in notifications
         )
 
-    async def tell(self, events: Sequence[ChannelEvent]) -> None:
+    async def tell(self, events: Sequence[channel_pb2.ChannelEvent]) -> None:
         """Publish what became of deliveries and channels, as `announce` does."""
         await self._bus.publish_all(
             (
                 f"pawl.v1.{event.store_id}.user.{event.user_id}.channels",
-                self._encode_event(event).SerializeToString(),
+                event.SerializeToString(),
                 {
                     "Nats-Msg-Id": event.event_id,
                     "ce-specversion": "1.0",
@@ -66,7 +60,7 @@ class NatsAnnouncer:
                     "ce-source": f"/pawl/{event.store_id}",
                     "ce-type": f"pawl.{event.type}",
                     "ce-subject": event.channel_id,
-                    "ce-time": event.time.isoformat().replace("+00:00", "Z"),
+                    "ce-time": event.time.ToJsonString(),
                     "content-type": "application/x-protobuf; messageType=pawl.notify.v1.ChannelEvent",
                 },
             )

@@ -33,17 +33,16 @@ from pawl.notifier.domain.channel import (
 from pawl.notifier.domain.delivery import (
     CODE,
     TESTS_KEPT,
-    ChannelDelivery,
-    DeliveryCount,
     DeliveryFilter,
     DeliveryId,
-    DeliveryState,
     NewChannel,
     NewCode,
+    OwnDelivery,
     body_of_own,
     notice,
 )
 from pawl.notifier.domain.notification import Inbox, NotificationKind
+from pawl.notify.v1 import channel_pb2 as pb
 
 _LOCK_USER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('notifier.webhooks ' || $1 || '/' || $2, 0))"
 _LIST: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2 ORDER BY webhook_id"
@@ -343,7 +342,7 @@ class PostgresChannels(DatabaseAdapter):
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
         _there(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
-    async def add_test(self, inbox: Inbox, test: ChannelDelivery, body: str) -> ChannelDelivery:
+    async def add_test(self, inbox: Inbox, test: OwnDelivery, body: str) -> pb.ChannelDelivery:
         """Keep a test of a channel, or return the one that waits. Of those that have ended the newest 20 stay."""
         async with self._database.transaction() as connection:
             _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
@@ -361,19 +360,19 @@ class PostgresChannels(DatabaseAdapter):
 
     async def deliveries(
         self, inbox: Inbox, wanted: DeliveryFilter, before: tuple[datetime, str] | None, *, limit: int
-    ) -> Sequence[ChannelDelivery]:
+    ) -> Sequence[pb.ChannelDelivery]:
         """Return deliveries before a time and an id (None: from the newest), newest first."""
         channel_ids = await self._ids(inbox, wanted.channel_id)
         rows = await self._database.fetch(_DELIVERIES, channel_ids, *(before or (None, "")), list(wanted.states), limit)
         return list(map(_delivery, rows))
 
-    async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[DeliveryCount]:
+    async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[pb.ChannelDeliveryCount]:
         """Return how many deliveries of a channel, or with an empty id of all, are in each state."""
         rows = await self._database.fetch(_COUNT_DELIVERIES, await self._ids(inbox, channel_id))
-        found = {DeliveryState(row["state"]): row["count"] for row in rows}
-        return [DeliveryCount(state=state, count=found[state]) for state in DeliveryState if state in found]
+        counts = (pb.ChannelDeliveryCount(state=_state(row), count=row["count"]) for row in rows)
+        return sorted(counts, key=lambda each: each.state)
 
-    async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[ChannelDelivery]:
+    async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[pb.ChannelDelivery]:
         """Have deliveries tried now, their tries counted anew; one at work goes on. They come in the order of the ids.
 
         Raises:
@@ -446,18 +445,24 @@ def channel_of(row: asyncpg.Record) -> Channel:
     )
 
 
-def _delivery(row: asyncpg.Record) -> ChannelDelivery:
-    return ChannelDelivery(
-        delivery_id=DeliveryId(row["delivery_id"]),
-        channel_id=ChannelId(row["webhook_id"]),
+def _delivery(row: asyncpg.Record) -> pb.ChannelDelivery:
+    delivery = pb.ChannelDelivery(
+        delivery_id=row["delivery_id"],
+        channel_id=row["webhook_id"],
         type=row["type"],
         number=row["number"] or 0,
-        state=DeliveryState(row["state"]),
+        state=_state(row),
         tries=row["tries"],
-        create_time=row["insert_time"],
-        try_time=row["try_time"],
-        next_try_time=row["due_time"],
         status=row["status"],
         latency_milliseconds=row["latency_ms"],
         last_error=row["last_error"],
     )
+    times = {"create_time": "insert_time", "try_time": "try_time", "next_try_time": "due_time"}
+    for field, column in times.items():
+        if row[column] is not None:
+            getattr(delivery, field).FromDatetime(row[column])
+    return delivery
+
+
+def _state(row: asyncpg.Record) -> pb.ChannelDeliveryState.ValueType:
+    return pb.ChannelDeliveryState.Value(f"CHANNEL_DELIVERY_STATE_{row['state'].upper()}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import nats.errors
 import nats.js.errors
@@ -37,13 +37,16 @@ _PAUSE_SECONDS: Final = 1.0
 _ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
 
+Message: TypeAlias = Msg
+"""An event of the life cycle, to be answered exactly once. Unanswered, it comes again."""
+
 _log = logs.get_logger(__name__)
 
 
 class JetStreamLifecycle:
     """Hands events to `take`, many at a time, for as long as the bus is connected."""
 
-    def __init__(self, bus: Bus, take: Callable[[Sequence[JetStreamDelivery]], Awaitable[None]]) -> None:
+    def __init__(self, bus: Bus, take: Callable[[Sequence[Message]], Awaitable[None]]) -> None:
         self._bus = bus
         self._take = take
 
@@ -60,7 +63,7 @@ class JetStreamLifecycle:
                 while True:
                     messages = await _fetch(subscription)
                     if messages:
-                        await self._take([JetStreamDelivery(message) for message in messages])
+                        await self._take(messages)
             except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
                 # The stream is not there yet, or it was wiped, and the consumer with it.
                 if not waiting:
@@ -101,38 +104,6 @@ async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
         except nats.errors.TimeoutError:
             return messages
     return messages
-
-
-class JetStreamDelivery:
-    """One event of the life cycle, to be answered exactly once. Unanswered, it comes again."""
-
-    def __init__(self, message: Msg) -> None:
-        self._message = message
-
-    @property
-    def attempt(self) -> int:
-        """The number of deliveries, this one included."""
-        return self._message.metadata.num_delivered
-
-    def read(self) -> event_pb2.RunEvent:
-        """Return the event.
-
-        Raises:
-            PoisonEvent: its bytes make no sense and never will.
-        """
-        return read_event(self._message.subject, self._message.data)
-
-    async def accept(self) -> None:
-        """It is done with."""
-        await self._message.ack()
-
-    async def retry(self, *, delay_seconds: float) -> None:
-        """It shall come again."""
-        await self._message.nak(delay=delay_seconds)
-
-    async def reject(self) -> None:
-        """It shall never come again."""
-        await self._message.term()
 
 
 def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:

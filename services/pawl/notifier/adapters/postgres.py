@@ -15,7 +15,7 @@ from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.errors import NotificationNotFound
-from pawl.notifier.domain.delivery import ChannelEvent, body_of, type_of
+from pawl.notifier.domain.delivery import body_of, type_of
 from pawl.notifier.domain.notification import (
     Draft,
     Inbox,
@@ -26,6 +26,7 @@ from pawl.notifier.domain.notification import (
     PoisonEvent,
     shown,
 )
+from pawl.notify.v1 import channel_pb2
 
 SCHEMA: Final = "notifier"
 
@@ -376,11 +377,11 @@ class PostgresStore(DatabaseAdapter):
                 )
 
     @asynccontextmanager
-    async def untold(self, *, limit: int) -> AsyncIterator[Sequence[ChannelEvent]]:
+    async def untold(self, *, limit: int) -> AsyncIterator[Sequence[channel_pb2.ChannelEvent]]:
         """Hold events of channels that were not published yet, as `unpublished` does; told, they are forgotten."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNTOLD, limit)
-            yield read_each("channel event", rows, lambda row: ChannelEvent(**row), itemgetter("event_id"))
+            yield read_each("channel event", rows, channel_event, itemgetter("event_id"))
             if rows:
                 await connection.execute(_FORGET_TOLD, [row["event_id"] for row in rows])
 
@@ -414,6 +415,15 @@ class PostgresStore(DatabaseAdapter):
         for record in await self._database.fetch(_APPROVERS, sorted(store_ids), _APPROVERS_MAX):
             found[record["store_id"]].append(UserId(record["user_id"]))
         return found
+
+
+def channel_event(row: asyncpg.Record) -> channel_pb2.ChannelEvent:
+    """Return the event in a row."""
+    fields = dict(row)
+    time = fields.pop("time")
+    event = channel_pb2.ChannelEvent(**fields)
+    event.time.FromDatetime(time)
+    return event
 
 
 def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequence[object]]:

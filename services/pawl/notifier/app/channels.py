@@ -28,14 +28,14 @@ from pawl.notifier.domain.delivery import (
     CODE,
     EMAIL_PLACE,
     TEST,
-    ChannelDelivery,
     DeliveryId,
-    DeliveryState,
     NewChannel,
     NewCode,
+    OwnDelivery,
     body_of_own,
 )
 from pawl.notifier.domain.notification import Inbox
+from pawl.notify.v1 import channel_pb2
 
 SECRET_BYTES: Final = 32
 _PREFIXES: Final = {ChannelKind.WEBHOOK: "hook", ChannelKind.EMAIL: "mail"}
@@ -151,7 +151,7 @@ class Channels:
         await self._repository.rotate(inbox, channel_id, secret)
         return secret
 
-    async def test(self, inbox: Inbox, channel_id: ChannelId) -> ChannelDelivery:
+    async def test(self, inbox: Inbox, channel_id: ChannelId) -> channel_pb2.ChannelDelivery:
         """Have a test sent; returns it, or the one that waits.
 
         Raises:
@@ -166,7 +166,7 @@ class Channels:
         self._on_due()
         return kept
 
-    async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[ChannelDelivery]:
+    async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[channel_pb2.ChannelDelivery]:
         """Send deliveries once more, all of them or none.
 
         Raises:
@@ -203,16 +203,9 @@ class Channels:
     def _code(self, channel_id: ChannelId) -> NewCode:
         return NewCode(delivery=self._own(CODE, channel_id), secret=self._random_bytes(SECRET_BYTES))
 
-    def _own(self, kind: str, channel_id: ChannelId) -> ChannelDelivery:
-        return ChannelDelivery(
-            delivery_id=DeliveryId(self._ids.new("dlv")),
-            channel_id=channel_id,
-            type=kind,
-            number=0,
-            state=DeliveryState.WAITING,
-            tries=0,
-            create_time=self._now(),
-        )
+    def _own(self, kind: str, channel_id: ChannelId) -> OwnDelivery:
+        delivery_id = DeliveryId(self._ids.new("dlv"))
+        return OwnDelivery(delivery_id=delivery_id, channel_id=channel_id, type=kind, create_time=self._now())
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now(), UTC)

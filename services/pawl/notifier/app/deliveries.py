@@ -105,7 +105,8 @@ class Deliveries:
         while True:
             try:
                 for kind, (count, delay_seconds) in (await self._queue.count_waiting()).items():
-                    self._counters.deliveries_waiting(kind, count, delay_seconds)
+                    self._counters.waiting.labels(kind).set(count)
+                    self._counters.delay.labels(kind).set(delay_seconds)
             except Unavailable as error:
                 _log.debug("deliveries.not_counted", reason=error.reason)
             await self._clock.sleep(_COUNT_SECONDS)
@@ -148,7 +149,7 @@ class Deliveries:
             return
         if verdict is None:
             return
-        self._counters.delivery_tried(kind_of(attempt.url), verdict.state, outcome.latency_seconds)
+        self._counters.tried.labels(kind_of(attempt.url), verdict.state).observe(outcome.latency_seconds)
         if verdict.disable_reason:
             _log.info("channel.disabled", channel=attempt.candidate.channel_id, reason=verdict.disable_reason)
             self._on_notice()

@@ -9,7 +9,7 @@ from pawl.chassis import logs
 from pawl.chassis.ids import StoreId
 from pawl.errors import Unavailable
 from pawl.event.v1 import event_pb2
-from pawl.notifier.adapters.lifecycle import JetStreamDelivery
+from pawl.notifier.adapters.lifecycle import Message, read_event
 from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.app.announcement import asks_approval, drafts_of, job_end_of, over_by
@@ -23,7 +23,7 @@ _RETRY_SECONDS_MAX: Final = 30.0
 
 _log = logs.get_logger(__name__)
 
-Event = tuple[JetStreamDelivery, event_pb2.RunEvent]
+Event = tuple[Message, event_pb2.RunEvent]
 
 
 class Intake:
@@ -34,26 +34,27 @@ class Intake:
         self._counters = counters
         self._on_new = on_new
 
-    async def take(self, deliveries: Sequence[JetStreamDelivery]) -> None:
+    async def take(self, messages: Sequence[Message]) -> None:
         """Make the notifications of these events durable, then answer the events.
 
         Safe to cancel: an event that was not answered comes again.
         """
         events: list[Event] = []
-        for delivery in deliveries:
+        for message in messages:
             try:
-                events.append((delivery, delivery.read()))
+                events.append((message, read_event(message.subject, message.data)))
             except PoisonEvent as error:
                 _log.warning("intake.event_unreadable", error=str(error))
-                await self._reject(delivery)
-        await self._take(events)
+                await self._reject(message)
+        if events:
+            await self._take(events)
 
     async def _take(self, events: Sequence[Event]) -> None:
         try:
             told = await self._tell([event for _, event in events])
         except Unavailable:
-            for delivery, _ in events:
-                await self._retry(delivery)
+            for message, _ in events:
+                await self._retry(message)
         except Exception as error:  # noqa: BLE001  # whatever one event does, the others continue
             if len(events) == 1:
                 await self._postpone(events[0][0], error)
@@ -62,9 +63,9 @@ class Intake:
             for one in events:
                 await self._take([one])
         else:
-            for (delivery, _), is_told in zip(events, told, strict=True):
-                await delivery.accept()
-                self._counters.event_taken("notified" if is_told else "ignored")
+            for (message, _), is_told in zip(events, told, strict=True):
+                await message.ack()
+                self._counters.events.labels("notified" if is_told else "ignored").inc()
 
     async def _tell(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
         """Make the notifications durable, and note which needs are over; returns which events anybody is told of."""
@@ -83,19 +84,19 @@ class Intake:
             self._on_new()
         return [bool(each) or end is not None for each, end in zip(drafts, late, strict=True)]
 
-    async def _postpone(self, delivery: JetStreamDelivery, error: Exception) -> None:
+    async def _postpone(self, message: Message, error: Exception) -> None:
         """Try an event that failed alone again; reject it in the end only where its own values are at fault."""
-        _log.warning("intake.event_failed", attempt=delivery.attempt, exc_info=error)
-        if isinstance(error, PoisonEvent) and delivery.attempt >= ATTEMPTS_MAX:
-            await self._reject(delivery)
+        _log.warning("intake.event_failed", attempt=message.metadata.num_delivered, exc_info=error)
+        if isinstance(error, PoisonEvent) and message.metadata.num_delivered >= ATTEMPTS_MAX:
+            await self._reject(message)
         else:
-            await self._retry(delivery)
+            await self._retry(message)
 
-    async def _retry(self, delivery: JetStreamDelivery) -> None:
-        delay = min(_RETRY_SECONDS * 2 ** min(delivery.attempt - 1, 10), _RETRY_SECONDS_MAX)
-        await delivery.retry(delay_seconds=delay)
-        self._counters.event_taken("retried")
+    async def _retry(self, message: Message) -> None:
+        delay = min(_RETRY_SECONDS * 2 ** min(message.metadata.num_delivered - 1, 10), _RETRY_SECONDS_MAX)
+        await message.nak(delay=delay)
+        self._counters.events.labels("retried").inc()
 
-    async def _reject(self, delivery: JetStreamDelivery) -> None:
-        await delivery.reject()
-        self._counters.event_taken("rejected")
+    async def _reject(self, message: Message) -> None:
+        await message.term()
+        self._counters.events.labels("rejected").inc()

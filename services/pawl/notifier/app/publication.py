@@ -60,7 +60,7 @@ class Publication:
             async with self._store.unpublished(limit=_BATCH) as notifications:
                 if notifications:
                     await self._announcer.announce(notifications)
-            self._counters.published(len(notifications))
+            self._counters.published.inc(len(notifications))
             if len(notifications) < _BATCH:
                 break
         while True:

@@ -91,7 +91,7 @@ class Subscriptions:
     def _enter(self, inbox: Inbox, follower: _Follower) -> None:
         self._followers.setdefault(inbox, {})[follower] = None
         self._count += 1
-        self._counters.watching(self._count)
+        self._counters.subscriptions.set(self._count)
 
     def _leave(self, inbox: Inbox, follower: _Follower) -> None:
         followers = self._followers[inbox]
@@ -99,7 +99,7 @@ class Subscriptions:
         if not followers:
             del self._followers[inbox]
         self._count -= 1
-        self._counters.watching(self._count)
+        self._counters.subscriptions.set(self._count)
 
 
 class _Follower:

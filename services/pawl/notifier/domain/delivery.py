@@ -14,7 +14,6 @@ from typing import Final, NewType, TypeVar
 import msgspec
 
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import StoreId, UserId
 from pawl.notifier.domain.channel import KEY_GONE, UNCONFIRMED, Channel, ChannelId
 from pawl.notifier.domain.link import link_to
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
@@ -66,32 +65,6 @@ class DeliveryState(StrEnum):
     DELIVERED = "delivered"
     DEAD = "dead"
     SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelDelivery:
-    """A message to a channel, as its user sees it. `number` is that of its notification, 0 for a test."""
-
-    delivery_id: DeliveryId
-    channel_id: ChannelId
-    type: str
-    number: int
-    state: DeliveryState
-    tries: int
-    create_time: datetime
-    try_time: datetime | None = None
-    next_try_time: datetime | None = None
-    status: int = 0
-    latency_milliseconds: int = 0
-    last_error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryCount:
-    """The number of deliveries in a state."""
-
-    state: DeliveryState
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,25 +183,6 @@ def _given_up(*, is_test: bool, failing_since: datetime, now: datetime) -> Verdi
     has_failed_long = not is_test and now - failing_since >= FAILING_MAX
     reason = f"nothing could be delivered for {FAILING_MAX.days} days" if has_failed_long else ""
     return Verdict(state=DeliveryState.DEAD, disable_reason=reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelEvent:
-    """A fact for outside subscribers: a delivery has ended (`delivery.delivered`, `delivery.dead`), or a channel.
-
-    Of one that was disabled (`channel.disabled`) the delivery is that which ended it.
-    """
-
-    event_id: str
-    type: str
-    time: datetime
-    store_id: StoreId
-    user_id: UserId
-    channel_id: ChannelId
-    delivery_id: DeliveryId
-    tries: int
-    status: int
-    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,10 +336,20 @@ def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnDelivery:
+    """A delivery to a channel that tells no notification: a TEST or a CODE."""
+
+    delivery_id: DeliveryId
+    channel_id: ChannelId
+    type: str
+    create_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewCode:
     """A code to be sent to an address: the secret that it is made with, and the delivery that takes it there."""
 
-    delivery: ChannelDelivery
+    delivery: OwnDelivery
     secret: bytes
 
 

@@ -15,7 +15,7 @@ from pawl.errors import InvalidPageToken
 from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.app.channels import Channels
 from pawl.notifier.domain.channel import Channel, ChannelChange, ChannelId
-from pawl.notifier.domain.delivery import ChannelDelivery, DeliveryCount, DeliveryFilter, DeliveryId
+from pawl.notifier.domain.delivery import DeliveryFilter, DeliveryId
 from pawl.notifier.rpc.convert import WIRE, caller_inbox, page_size, several_ids
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import channel_pb2_grpc
@@ -25,8 +25,6 @@ _CHANGE: Final = WIRE.struct(ChannelChange, pb.UpdateChannelRequest)
 _FILTER: Final = WIRE.struct(
     DeliveryFilter, pb.ListDeliveriesRequest, Exceptions(of_message=("page_size", "page_token"))
 )
-_COUNT: Final = WIRE.struct(DeliveryCount, pb.ChannelDeliveryCount)
-_DELIVERY: Final = WIRE.struct(ChannelDelivery, pb.ChannelDelivery)
 _TOKEN: Final = re.compile(r"deliveries-([0-9]{1,16})-([A-Za-z0-9_-]{1,64})")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -81,7 +79,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
     async def TestChannel(self, request: pb.TestChannelRequest, context: Context) -> pb.TestChannelResponse:
         test = await self._channels.test(caller_inbox(), _id(request.channel_id))
-        return pb.TestChannelResponse(delivery=_DELIVERY.fields(test))
+        return pb.TestChannelResponse(delivery=test)
 
     async def ListDeliveries(self, request: pb.ListDeliveriesRequest, context: Context) -> pb.ListDeliveriesResponse:
         size, before, inbox = page_size(request.page_size), _place(request.page_token), caller_inbox()
@@ -91,21 +89,19 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         page = found[:size]
         token = _token(page[-1]) if len(found) > size else ""
         counts = () if request.page_token else await self._repository.count_deliveries(inbox, wanted.channel_id)
-        return pb.ListDeliveriesResponse(
-            deliveries=map(_DELIVERY.fields, page), next_page_token=token, counts=map(_COUNT.fields, counts)
-        )
+        return pb.ListDeliveriesResponse(deliveries=page, next_page_token=token, counts=counts)
 
     async def ResendDelivery(self, request: pb.ResendDeliveryRequest, context: Context) -> pb.ResendDeliveryResponse:
         delivery_id = DeliveryId(check_id(request.delivery_id, "delivery_id"))
         (delivery,) = await self._channels.resend(caller_inbox(), [delivery_id])
-        return pb.ResendDeliveryResponse(delivery=_DELIVERY.fields(delivery))
+        return pb.ResendDeliveryResponse(delivery=delivery)
 
     async def ResendDeliveries(
         self, request: pb.ResendDeliveriesRequest, context: Context
     ) -> pb.ResendDeliveriesResponse:
         ids = [DeliveryId(each) for each in several_ids(request.delivery_ids, "delivery_ids")]
         deliveries = await self._channels.resend(caller_inbox(), ids)
-        return pb.ResendDeliveriesResponse(deliveries=map(_DELIVERY.fields, deliveries))
+        return pb.ResendDeliveriesResponse(deliveries=deliveries)
 
 
 def _id(channel_id: str) -> ChannelId:
@@ -116,8 +112,8 @@ def _text(secret: bytes) -> str:
     return f"whsec_{base64.b64encode(secret).decode()}" if secret else ""
 
 
-def _token(last: ChannelDelivery) -> str:
-    return f"deliveries-{(last.create_time - _EPOCH) // timedelta(microseconds=1)}-{last.delivery_id}"
+def _token(last: pb.ChannelDelivery) -> str:
+    return f"deliveries-{last.create_time.ToMicroseconds()}-{last.delivery_id}"
 
 
 def _place(token: str) -> tuple[datetime, str] | None:

@@ -10,9 +10,8 @@ from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
 from pawl.chassis.translate import Translator, Unknown
 from pawl.errors import InvalidField, InvalidPageToken
-from pawl.notifier.domain.delivery import ChannelEvent
 from pawl.notifier.domain.notification import Inbox, Notification
-from pawl.notify.v1 import channel_pb2, notify_pb2
+from pawl.notify.v1 import notify_pb2
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
@@ -21,8 +20,6 @@ IDS_MAX: Final = 200
 _OWN: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
 MESSAGE: Final = _OWN.struct(Notification, notify_pb2.Notification)
 """Between a notification and its message."""
-EVENT: Final = _OWN.struct(ChannelEvent, channel_pb2.ChannelEvent)
-"""Between an event of a channel and its message."""
 
 
 def _refused(unknown: Unknown) -> InvalidField:

@@ -8,15 +8,12 @@ from pawl.chassis.metrics import Metrics
 
 
 class RegistryMetrics:
-    """Counts what happens.
-
-    Tools are labels only if the process has loaded them.
-    """
+    """The metrics of checks and executions. Tools are labels only if the process has loaded them."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._executions = metrics.counter("executions_total", "Executions ended, by outcome.", ("tool", "outcome"))
-        self._seconds = metrics.histogram("execution_duration_seconds", "Time of an execution.", ("tool",))
-        self._checks = metrics.counter("checks_total", "Calls checked, by what may be done.", ("disposition",))
+        self.executions = metrics.counter("executions_total", "Executions ended, by outcome.", ("tool", "outcome"))
+        self.seconds = metrics.histogram("execution_duration_seconds", "Time of an execution.", ("tool",))
+        self.checks = metrics.counter("checks_total", "Calls checked, by what may be done.", ("disposition",))
         self._running = metrics.gauge("executions_in_flight", "Executions under way.")
         self._threads = metrics.gauge("tool_threads_busy", "Threads of sync tools, those that cannot be stopped too.")
         self._processes = metrics.gauge("tool_processes_busy", "Processes of tools that run in one of their own.")
@@ -28,12 +25,3 @@ class RegistryMetrics:
         self._running.set_function(running)
         self._threads.set_function(threads_busy)
         self._processes.set_function(processes_busy)
-
-    def checked(self, disposition: str) -> None:
-        """A call was checked."""
-        self._checks.labels(disposition).inc()
-
-    def ended(self, tool_name: str, outcome: str, seconds: float) -> None:
-        """An execution has ended."""
-        self._executions.labels(tool_name, outcome).inc()
-        self._seconds.labels(tool_name).observe(seconds)

@@ -88,20 +88,6 @@ class AuditDraft:
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedDecision:
-    """The decision of a person about a call, and the digest of the arguments that the decision is about."""
-
-    tool_name: str
-    tool_version: int
-    kind: str
-    by_user_id: UserId
-    arguments_sha256: str
-    by_credential_id: CredentialId = CredentialId("")
-    by_delegate_user_id: UserId = UserId("")
-    is_for_series: bool = False
-
-
 ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
     "SUCCEEDED": (Outcome.SUCCEEDED, ""),
     "FAILED": (Outcome.FAILED, "TOOL_ERROR"),
@@ -109,22 +95,6 @@ ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
     "CANCELLED": (Outcome.CANCELLED, "CANCELLED"),
 }
 """Outcome and reason of a front-end call, by the state that it ended in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedResult:
-    """The end of a front-end call, by whom, and how long after its lease; `state` is one of `ENDS`."""
-
-    tool_name: str
-    tool_version: int
-    by_user_id: UserId
-    state: str
-    arguments_sha256: str
-    result_sha256: str
-    result_bytes: int
-    duration_seconds: float
-    by_credential_id: CredentialId = CredentialId("")
-    by_delegate_user_id: UserId = UserId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,25 +123,6 @@ class Problem:
     kind: str
     """HASH_MISMATCH, BROKEN_LINK, GAP, CUT_TAIL, BEYOND_HEAD or HEAD_MISMATCH."""
     explanation: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFigures:
-    """The figures of a tool in a span of time. Durations are seconds of executions, not of results from the cache."""
-
-    tool_name: str
-    execution_count: int
-    error_count: int
-    cached_count: int
-    p50_seconds: float
-    p95_seconds: float
-    result_bytes: int
-    approval_asked_count: int
-    approved_count: int
-    edited_count: int
-    rejected_count: int
-    agent_name: str = ""
-    """The agent of the runs, where each has figures of its own."""
 
 
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:

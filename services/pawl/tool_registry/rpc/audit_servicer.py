@@ -15,7 +15,7 @@ from pawl.tool.v1 import audit_pb2 as pb
 from pawl.tool.v1 import audit_pb2_grpc
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.app.policy.verifying import Verified, verify
-from pawl.tool_registry.domain.audit import AuditEntry, AuditFilter, AuditKind, Head, ToolFigures
+from pawl.tool_registry.domain.audit import AuditEntry, AuditFilter, AuditKind, Head
 from pawl.tool_registry.rpc.convert import WIRE
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
@@ -35,7 +35,6 @@ _ENTRY: Final = WIRE.struct(
         of_struct=("store_id", "kind", "time_us", "duration_us", "key_id"),
     ),
 )
-_FIGURES: Final = WIRE.struct(ToolFigures, pb.ToolFigures)
 
 
 class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
@@ -69,7 +68,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     ) -> pb.GetToolAnalyticsResponse:
         wanted = _filter(require_user().store_id, request, "tool_name", "agent_name")
         figures = await self._log.figures(wanted, by_agent=request.by_agent)
-        return pb.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, figures))
+        return pb.GetToolAnalyticsResponse(tools=figures)
 
 
 def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from pawl.chassis.auth import Principal
@@ -14,8 +15,9 @@ from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.app.policy.admission import ReadTimeouts
+from pawl.tool_registry.app.policy.audit import GRANT, AuditTrail
 from pawl.tool_registry.app.policy.call import ProposedCall
-from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
+from pawl.tool_registry.domain.audit import ENDS, AuditDraft, AuditKind, sha256_hex
 from pawl.tool_registry.domain.definition import (
     ASYNC_TIMEOUT_SECONDS_MAX,
     VERSION_MAX,
@@ -216,8 +218,8 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
     )
 
 
-def decision_from(message: execution_pb2.RecordedDecision) -> RecordedDecision:
-    """Return what a person decided.
+def decision_from(audit: AuditTrail, context: CallContext, message: execution_pb2.RecordedDecision) -> AuditDraft:
+    """Return the entry about what a person decided.
 
     Raises:
         InvalidField, InvalidId: the kind or the digest is not one, or the person's id is malformed.
@@ -227,20 +229,16 @@ def decision_from(message: execution_pb2.RecordedDecision) -> RecordedDecision:
     if kind in {"", "UNSPECIFIED"}:
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
     digest = message.arguments_sha256
-    return RecordedDecision(
-        tool_name=_label(message),
-        tool_version=_version(message.tool_version),
-        kind=kind,
-        by_user_id=check_id(message.user_id, "user_id"),
-        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
-        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
+    return replace(
+        _of_person(audit, context, AuditKind.DECIDED, message),
+        verdict=kind,
+        reason=GRANT.format(context.call_id) if message.for_series else "",
         arguments_sha256=_sha256(digest, "arguments_sha256") if digest else sha256_hex(message.arguments_json),
-        is_for_series=message.for_series,
     )
 
 
-def result_from(message: execution_pb2.RecordedResult) -> RecordedResult:
-    """Return how a front-end call ended.
+def result_from(audit: AuditTrail, context: CallContext, message: execution_pb2.RecordedResult) -> AuditDraft:
+    """Return the entry about how a front-end call ended.
 
     Raises:
         InvalidField, InvalidId: the state, a digest or a number is not one, or the person's id is malformed.
@@ -253,29 +251,37 @@ def result_from(message: execution_pb2.RecordedResult) -> RecordedResult:
         raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
     if message.result_bytes > _RESULT_BYTES_MAX:
         raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
-    return RecordedResult(
-        tool_name=_label(message),
-        tool_version=_version(message.tool_version),
-        by_user_id=check_id(message.user_id, "user_id"),
-        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
-        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
-        state=state,
+    outcome, reason = ENDS[state]
+    return replace(
+        _of_person(audit, context, AuditKind.RETURNED, message),
+        verdict=outcome.value,
+        reason=reason,
         arguments_sha256=_sha256(message.arguments_sha256, "arguments_sha256"),
         result_sha256=_sha256(message.result_sha256, "result_sha256"),
         result_bytes=message.result_bytes,
-        duration_seconds=message.duration_seconds,
+        duration_us=int(message.duration_seconds * 1_000_000),
+    )
+
+
+def _of_person(
+    audit: AuditTrail,
+    context: CallContext,
+    kind: AuditKind,
+    message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult,
+) -> AuditDraft:
+    if message.tool_version > VERSION_MAX:
+        raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
+    return replace(
+        audit.of_call(context, kind, _label(message), message.tool_version),
+        by_user_id=check_id(message.user_id, "user_id"),
+        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
+        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
     )
 
 
 def _label(message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult) -> str:
     digest = message.definition_sha256
     return own_label(message.tool_name, _sha256(digest, "definition_sha256")) if digest else message.tool_name
-
-
-def _version(number: int) -> int:
-    if number > VERSION_MAX:
-        raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
-    return number
 
 
 def _sha256(digest: str, field: str) -> str:

@@ -20,10 +20,10 @@ from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import ExecuteRequest
+from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import OWN_TOOLS_MAX, chosen, without_opt_in
-from pawl.tool_registry.domain.verdict import CallContext
 from pawl.tool_registry.rpc import convert
 
 CALLS_MAX: Final = 1000
@@ -95,11 +95,11 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         return pb.ReadDocumentResponse(text=text)
 
     async def RecordDecisions(self, request: pb.RecordDecisionsRequest, context: Context) -> pb.RecordDecisionsResponse:
-        await self.audit.decided(_recorded(request, "decisions", convert.decision_from))
+        await self.audit.write(_recorded(self.audit, request, "decisions", convert.decision_from))
         return pb.RecordDecisionsResponse()
 
     async def RecordResults(self, request: pb.RecordResultsRequest, context: Context) -> pb.RecordResultsResponse:
-        await self.audit.returned(_recorded(request, "results", convert.result_from))
+        await self.audit.write(_recorded(self.audit, request, "results", convert.result_from))
         return pb.RecordResultsResponse()
 
     async def ExecuteTool(
@@ -135,9 +135,10 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         return pb.CancelExecutionResponse(stopped=stopped, result=convert.RESULT.fields(result) if result else None)
 
 
-def _recorded(request: Any, field: str, read: Callable[[Any], T]) -> list[tuple[CallContext, T]]:
-    """Return what a request tells of calls of its run, each with its call."""
+def _recorded(audit: AuditTrail, request: Any, field: str, read: Callable[..., AuditDraft]) -> list[AuditDraft]:
+    """Return the entries about what a request reports of calls of its run; what the chain has is not written again."""
     messages = getattr(request, field)
     if not 1 <= len(messages) <= CALLS_MAX:
         raise InvalidField(f"{field}: must be 1 to {CALLS_MAX}", field=field)
-    return [(convert.call_context_from(request.context, message.call_id), read(message)) for message in messages]
+    contexts = (convert.call_context_from(request.context, message.call_id) for message in messages)
+    return [read(audit, context, message) for context, message in zip(contexts, messages, strict=True)]

@@ -12,8 +12,9 @@ import asyncpg
 
 from pawl.chassis.database import Connection, Database
 from pawl.chassis.ids import StoreId
+from pawl.tool.v1 import audit_pb2
 from pawl.tool_registry.adapters.postgres.audit_secrets import AuditSecrets
-from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, AuditFilter, Head, ToolFigures, chained
+from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, AuditFilter, Head, chained
 
 _HEADS_MAX: Final = 10_000
 _CONFLICTS_MAX: Final = 3
@@ -173,10 +174,10 @@ class PostgresAuditLog:
         rows = await self._database.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
         return list(map(_entry, rows))
 
-    async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[ToolFigures]:
+    async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[audit_pb2.ToolFigures]:
         """Return what each tool did, by name; or for each agent apart, by agent and name."""
         rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
-        return [ToolFigures(**row) for row in rows]
+        return [audit_pb2.ToolFigures(**row) for row in rows]
 
     async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
         """Write the entries if nobody else has moved the heads; returns whether that was so."""

@@ -100,7 +100,6 @@ class Executor:
         self._waits = Waits(parts.completions, parts.on_withdrawn)
         self._running: dict[CallKey, Execution] = {}
         self._kept: dict[CallKey, Execution] = {}
-        self._timers: set[asyncio.TimerHandle] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempts: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -125,8 +124,6 @@ class Executor:
         for execution in self._running.values():
             execution.cancel(CancelCause.SHUTDOWN)
         await self._wait_for_tasks(2 * _UNWIND_SECONDS)
-        for timer in self._timers:
-            timer.cancel()
         every = self._tasks | self._attempts | set(self._loops)
         for task in every:
             task.cancel()
@@ -165,7 +162,7 @@ class Executor:
         if execution.ended.done():
             self._put_by(execution)
         else:
-            self._after_a_while(partial(_give_up, execution))
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, _give_up, execution)
 
     def _put_by(self, execution: Execution) -> None:
         if execution.ended.exception() is not None or execution.ended.result().outcome not in ENDS:
@@ -173,17 +170,7 @@ class Executor:
         if len(self._kept) >= _KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[execution.key] = execution
-        self._after_a_while(lambda: self._kept.pop(execution.key, None))
-
-    def _after_a_while(self, forget: Callable[[], object]) -> None:
-        """Do this when nothing is kept any longer of what is kept now, unless this ends before."""
-
-        def do() -> None:
-            self._timers.discard(timer)
-            forget()
-
-        timer = asyncio.get_running_loop().call_later(KEPT_SECONDS, do)
-        self._timers.add(timer)
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.pop, execution.key, None)
 
     @property
     def running_count(self) -> int:
@@ -323,7 +310,8 @@ class Executor:
             result = await self._write_end(job, known, attempt)
         if not attempt.task.done():
             tasks.start(self._attempts, self._follow(attempt, job), name="execution late")
-        self._observer.ended(job.tool.name, result.outcome, seconds)
+        self._observer.executions.labels(job.tool.name, result.outcome).inc()
+        self._observer.seconds.labels(job.tool.name).observe(seconds)
         _log.info(
             "execution.ended",
             tool=job.definition.name,

@@ -121,7 +121,7 @@ class Admission:
                     verdict = await self._judged(fitting, call)
                     if verdict.accepted is not None and fitting.definition.effect is not EffectClass.READ_ONLY:
                         first[key] = number
-            self.observer.checked(verdict.disposition)
+            self.observer.checks.labels(verdict.disposition).inc()
             judged.append(
                 Judged(
                     verdict=verdict,
@@ -194,7 +194,11 @@ class Admission:
                 case RuleEffect.ASK if definition.context is not ExecutionContext.HUMAN:
                     cause = ", ".join(filter(None, (cause, f"rule {rule.rule_id}")))
                     series_digest = ""
-                case RuleEffect.ALLOW if cause and not is_edited and await self.rules.allow(rule, context.call_id):
+                case RuleEffect.ALLOW if (
+                    cause
+                    and not is_edited
+                    and await self.rules.repository.use(context.store_id, rule.rule_id, context.call_id)
+                ):
                     cause = ""
                 case _:
                     rule = None
@@ -303,7 +307,9 @@ class Admission:
             return PermissionDenied(_denial(rule))
         if rule is not None and rule.effect is RuleEffect.ASK and not job.is_approved:
             return ApprovalRequired(f"{job.definition.name} needs an approval (rule {rule.rule_id})")
-        if job.allowing_rule_id and not await self.rules.still_allows(store_id, job.allowing_rule_id, call_id):
+        if job.allowing_rule_id and not await self.rules.repository.has_allowed(
+            store_id, job.allowing_rule_id, call_id
+        ):
             return ApprovalRequired(f"the rule that allowed {job.definition.name} is not in force any more")
         grant = job.grant
         if grant is None:
@@ -383,7 +389,7 @@ class Admission:
         """Drop results that are too old, rates that nobody uses, and calls that rules allowed longer ago."""
         self.cache.sweep()
         await self.limits.forget()
-        await self.rules.forget(older_than_seconds)
+        await self.rules.repository.forget(older_than_seconds)
         await self.grants.forget()
 
 

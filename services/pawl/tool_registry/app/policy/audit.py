@@ -14,12 +14,9 @@ from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.audit import (
-    ENDS,
     UNKNOWN_TOOL,
     AuditDraft,
     AuditKind,
-    RecordedDecision,
-    RecordedResult,
     clean_name,
     sha256_hex,
 )
@@ -29,7 +26,7 @@ from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
 
 # By the call with which it was given: its digest would say what the arguments were.
-_GRANT: Final = "grant {}"
+GRANT: Final = "grant {}"
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
 
 _Waiting = tuple[Sequence[AuditDraft], "asyncio.Future[None]"]
@@ -65,35 +62,31 @@ class AuditTrail:
     def of_proposal(self, context: CallContext, tool_name: str, verdict: Verdict) -> AuditDraft:
         """Return what the check of a call said."""
         return replace(
-            _of_call(
-                context,
-                AuditKind.PROPOSED,
-                # What is no tool was made up, and may be anything: the chain keeps nothing that was said.
-                tool_name if verdict.definition else UNKNOWN_TOOL,
-                verdict.tool_version,
-                self.time_us(),
+            # What is no tool was made up, and may be anything: the chain keeps nothing that was said.
+            self.of_call(
+                context, AuditKind.PROPOSED, tool_name if verdict.definition else UNKNOWN_TOOL, verdict.tool_version
             ),
             verdict=verdict.disposition.value,
             reason=_reason(verdict),
             arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
         )
 
-    async def decided(self, decisions: Sequence[tuple[CallContext, RecordedDecision]]) -> None:
-        """Write what people decided; what is there already is not written again."""
-        time_us = self.time_us()
-        await self.write(
-            [
-                replace(
-                    _of_call(context, AuditKind.DECIDED, decision.tool_name, decision.tool_version, time_us),
-                    verdict=decision.kind,
-                    reason=_GRANT.format(context.call_id) if decision.is_for_series else "",
-                    by_user_id=decision.by_user_id,
-                    by_credential_id=decision.by_credential_id,
-                    by_delegate_user_id=decision.by_delegate_user_id,
-                    arguments_sha256=decision.arguments_sha256,
-                )
-                for context, decision in decisions
-            ]
+    def of_call(self, context: CallContext, kind: AuditKind, tool_name: str, tool_version: int) -> AuditDraft:
+        """Return an entry about a call that says nothing yet, of now."""
+        return AuditDraft(
+            store_id=context.store_id,
+            kind=kind,
+            time_us=self.time_us(),
+            user_id=context.user_id,
+            run_id=context.run_id,
+            call_id=context.call_id,
+            tool_name=clean_name(tool_name),
+            tool_version=tool_version,
+            verdict="",
+            credential_id=context.credential_id,
+            delegate_user_id=context.delegate_user_id,
+            key_id=context.conversation_id,
+            agent_name=context.agent_name,
         )
 
     async def executed(self, job: Job) -> None:
@@ -121,27 +114,6 @@ class AuditTrail:
     def of_end(self, job: Job) -> AuditDraft:
         """Return the entry of the end of a call, without the end."""
         return self._of_job(job, AuditKind.RETURNED)
-
-    async def returned(self, results: Sequence[tuple[CallContext, RecordedResult]]) -> None:
-        """Write how front-end calls ended; what is there already is not written again."""
-        time_us = self.time_us()
-        await self.write(
-            [
-                replace(
-                    _of_call(context, AuditKind.RETURNED, result.tool_name, result.tool_version, time_us),
-                    verdict=ENDS[result.state][0].value,
-                    reason=ENDS[result.state][1],
-                    by_user_id=result.by_user_id,
-                    by_credential_id=result.by_credential_id,
-                    by_delegate_user_id=result.by_delegate_user_id,
-                    arguments_sha256=result.arguments_sha256,
-                    result_sha256=result.result_sha256,
-                    result_bytes=result.result_bytes,
-                    duration_us=int(result.duration_seconds * 1_000_000),
-                )
-                for context, result in results
-            ]
-        )
 
     async def ruled(self, rule: Rule, verdict: str, by: Principal) -> None:
         """Write that somebody makes (MADE) or revokes (REVOKED) a rule."""
@@ -173,11 +145,11 @@ class AuditTrail:
 
     def _executed(self, job: Job) -> AuditDraft:
         verdict = "APPROVED" if job.is_approved else "RULE" if job.allowing_rule_id else "GRANT" if job.grant else ""
-        reason = _GRANT.format(job.grant.grant_call_id) if job.grant else job.allowing_rule_id
+        reason = GRANT.format(job.grant.grant_call_id) if job.grant else job.allowing_rule_id
         return replace(self._of_job(job, AuditKind.EXECUTED), verdict=verdict, reason=reason)
 
     def _of_job(self, job: Job, kind: AuditKind) -> AuditDraft:
-        draft = _of_call(job.context, kind, job.definition.name, job.version, self.time_us())
+        draft = self.of_call(job.context, kind, job.definition.name, job.version)
         return replace(draft, arguments_sha256=job.arguments_sha256)
 
     async def _write_all(self) -> None:
@@ -206,29 +178,11 @@ class AuditTrail:
                     written.set_result(None)
 
 
-def _of_call(context: CallContext, kind: AuditKind, tool_name: str, tool_version: int, time_us: int) -> AuditDraft:
-    return AuditDraft(
-        store_id=context.store_id,
-        kind=kind,
-        time_us=time_us,
-        user_id=context.user_id,
-        run_id=context.run_id,
-        call_id=context.call_id,
-        tool_name=clean_name(tool_name),
-        tool_version=tool_version,
-        verdict="",
-        credential_id=context.credential_id,
-        delegate_user_id=context.delegate_user_id,
-        key_id=context.conversation_id,
-        agent_name=context.agent_name,
-    )
-
-
 def _reason(verdict: Verdict) -> str:
     """Return why a call is gated or refused; the rule that decided goes along where it is not in there."""
     reason = verdict.approval_cause or verdict.error_reason
     if verdict.grant_call_id:
-        reason = f"{reason}, {_GRANT.format(verdict.grant_call_id)}"
+        reason = f"{reason}, {GRANT.format(verdict.grant_call_id)}"
     if not verdict.rule_id or verdict.rule_id in reason:
         return reason
     return f"{reason}, rule {verdict.rule_id}".lstrip(", ")

@@ -9,7 +9,7 @@ from typing import Final
 
 from pawl.chassis.auth import Principal, check_decides
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallId, CallKey, ConversationId, IdSource, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, ConversationId, IdSource, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.roles import Role
 from pawl.errors import (
     AgentNotFound,
@@ -184,18 +184,6 @@ class Rules:
         rules = await self._in_force(store_id)
         await asyncio.sleep(0)  # Each call of a batch can take a while.
         return ruling(rules, call, self.clock.now()) if rules else None
-
-    async def allow(self, rule: Rule, call_id: CallId) -> bool:
-        """Count a call that a rule allows, once for the call; returns whether the rule still allows it. Durable."""
-        return await self.repository.use(rule.store_id, rule.rule_id, call_id)
-
-    async def still_allows(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
-        """Return whether a rule has allowed the call and is neither revoked nor expired."""
-        return await self.repository.has_allowed(store_id, rule_id, call_id)
-
-    async def forget(self, older_than_seconds: float) -> None:
-        """Delete what is known of calls that were allowed longer ago; their number stays with each rule."""
-        await self.repository.forget(older_than_seconds)
 
     async def _in_force(self, store_id: StoreId) -> Sequence[Rule]:
         now = self.clock.monotonic()
