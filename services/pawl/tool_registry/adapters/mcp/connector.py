@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from pawl.chassis.clock import Clock
@@ -61,11 +61,13 @@ class McpConnector:
 
     async def calls(self) -> Calls:
         """Return what makes the calls; the first time takes most of a second, in a thread."""
-        module = f"{__package__}.calls"
-        if module not in sys.modules:
-            await asyncio.to_thread(importlib.import_module, module)
+        if self.made is not None:
+            return self.made
+        return self._first(await asyncio.to_thread(importlib.import_module, f"{__package__}.calls"))
+
+    def _first(self, module: ModuleType) -> Calls:
         if self.made is None:
-            self.made = sys.modules[module].Calls(**self._options)
+            self.made = module.Calls(**self._options)
         return self.made
 
     async def prepared(self, source: Source) -> Source:
