@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.adapters.mcp.attempts import Attempts
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.app.execution.ports import Secrets
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
+from pawl.tool_registry.domain.definition import ToolVersion
 from pawl.tool_registry.domain.source import Discovery, Source
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool, forwarded
 
 if TYPE_CHECKING:
@@ -84,17 +82,7 @@ class McpConnector:
         async def forward(arguments: dict[str, Any], context: ToolContext) -> Any:
             return await (await self.calls()).run(entry, arguments, context)
 
-        async def reconcile(context: ToolContext) -> ReconcileResult:
-            """Ask for the task that an earlier execution has started."""
-            if not Attempts(entry.definition, context.last_checkpoint).task_id:
-                return cannot_say()
-            try:
-                return happened(await forward({}, context))
-            except ToolError:
-                return did_not_happen()
-
-        asked = reconcile if entry.definition.effect is EffectClass.RECONCILABLE else None
-        return forwarded(entry.definition, forward, reconcile=asked, marks_begun=True, is_remote=True)
+        return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
 
     async def misfit(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
         """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""
