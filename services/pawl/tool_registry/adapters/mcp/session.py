@@ -289,8 +289,11 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask the user in the newest call: the protocol does not say to which one a question belongs."""
-        if self._is_shared or not self._sent:
+        """Ask the user in the newest call, because the protocol does not say to which call a question belongs.
+
+        Where that could show it in another conversation, which others may read, the server gets a decline.
+        """
+        if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
             return mcp.types.ElicitResult(action="decline")
         return await self._sent[-1].ask(params)
 
