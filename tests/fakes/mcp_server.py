@@ -172,76 +172,6 @@ def wants_page(message: dict[str, Any]) -> bool:
     return True
 
 
-def begin_task(message: dict[str, Any]) -> None:
-    """Begin a call as a task, of which any other process of this server knows. FOLDER/at_once is answered instead."""
-    params = message["params"]
-    if (FOLDER / "at_once").exists():
-        send(id=message["id"], result=json.loads((FOLDER / "at_once").read_text()))
-        return
-    task_id = f"task-{len(list(FOLDER.glob('task-*')))}"
-    if (FOLDER / "task_id").exists():
-        task_id = json.loads((FOLDER / "task_id").read_text())
-        send(id=message["id"], result={"task": task(task_id)})
-        return
-    (FOLDER / task_id).write_text(json.dumps(params))
-    log(f"begun {task_id} {params['name']}")
-    send(id=message["id"], result={"task": task(task_id)})
-
-
-def task(task_id: str) -> dict[str, Any]:
-    """Describe a task, which works until FOLDER/ends says how they end."""
-    status = told("ends") or "working"
-    if (FOLDER / f"cancelled-{task_id}").exists():
-        status = "cancelled"
-    ago = "2026-01-01T00:00:00Z"
-    made = {"taskId": task_id, "status": status, "statusMessage": f"it is {status}", "ttl": None, "pollInterval": 50}
-    return made | {"createdAt": ago, "lastUpdatedAt": ago}
-
-
-def misbehaved(message: dict[str, Any], method: str, kind: str) -> None:
-    """Answer what is asked of a task as no server should."""
-    match kind:
-        case "die":
-            os._exit(3)
-        case "busy":
-            send(id=message["id"], error={"code": -32603, "message": "come back later"})
-        case "unknown":
-            send(id=message["id"], error={"code": -32602, "message": "no such task"})
-        case "wrong":
-            send(id=message["id"], result={"status": "confused", "content": [{"type": "text"}]})
-        case "another" if method == "get":
-            send(id=message["id"], result=task("another"))
-        case "another":
-            related = {"io.modelcontextprotocol/related-task": {"taskId": "another"}}
-            send(id=message["id"], result=text("of another task", _meta=related))
-        case "huge":
-            send(id=message["id"], result=text("x" * 6_000_000))
-        case said:
-            send(id=message["id"], result=task(message["params"]["taskId"]) | json.loads(said))
-
-
-def of_task(message: dict[str, Any]) -> None:
-    """Answer what is asked of a task."""
-    task_id = message["params"]["taskId"]
-    method = message["method"].removeprefix("tasks/")
-    log(f"{method} {task_id}")
-    if fault := told(f"fault-{method}"):
-        misbehaved(message, method, fault)
-        return
-    if not (FOLDER / task_id).exists():
-        send(id=message["id"], error={"code": -32602, "message": "no such task"})
-        return
-    params = json.loads((FOLDER / task_id).read_text())
-    if method == "cancel":
-        (FOLDER / f"cancelled-{task_id}").touch()
-    if method == "result":
-        result = DONE[params["name"]](params.get("arguments") or {}, None)
-        if result is not None:
-            send(id=message["id"], result=result)
-        return
-    send(id=message["id"], result=task(task_id))
-
-
 def nested(levels: int) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for _ in range(levels):
@@ -306,9 +236,7 @@ def main() -> None:
             case "tools/call":
                 log(f"call {message['params']['name']}")
                 if not wants_page(message):
-                    (begin_task if "task" in message["params"] else call)(message)
-            case "tasks/get" | "tasks/result" | "tasks/cancel":
-                of_task(message)
+                    call(message)
             case "notifications/cancelled":
                 log("cancelled")
             case _ if "id" in message and "method" in message:

@@ -125,3 +125,15 @@ async def test_a_question_on_a_connection_of_all_users_reaches_none(mcp: McpRegi
     await mcp.add(server.config(stateless=True))
     result = await mcp.run("fake.ask", secret_question("ann"))
     assert json.loads(content(result)) == {"action": "decline"}
+
+
+async def test_a_question_that_may_be_of_another_conversation_is_declined(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    elsewhere = context(run="elsewhere")
+    elsewhere.conversation_id = "elsewhere"
+    other = asyncio.create_task(mcp.run("fake.hang", call="other", who=elsewhere, timeout_seconds=60))
+    await server.logged("call hang")
+    result = await mcp.run("fake.ask", secret_question("ann"))
+    assert json.loads(content(result)) == {"action": "decline"}
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)

@@ -106,14 +106,11 @@ async def test_a_tool_that_is_gone_does_not_run_and_is_removed_by_an_approval(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     await mcp.add(server.config())
-    server.describe([a_tool("note", execution={"taskSupport": "required"})])
+    server.describe([a_tool("note"), a_tool("long", execution={"taskSupport": "required"})])
     checked = await mcp.check()
-    assert [(change.tool_name, change.HasField("found")) for change in checked.changes] == [
-        ("fake.echo", False),
-        ("fake.note", True),
-    ]
+    assert [(change.tool_name, change.HasField("found")) for change in checked.changes] == [("fake.echo", False)]
+    assert [(tool.name, "as a task only" in tool.reason) for tool in checked.left_out] == [("long", True)]
     assert "does not have this tool" in failure(await mcp.run("fake.echo"))
-    assert "describes this tool differently now" in failure(await mcp.run("fake.note", call="two"))
     assert names(await mcp.approve("fake", checked.found_hash)) == ["fake.note"]
 
 

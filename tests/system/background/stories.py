@@ -16,8 +16,6 @@ from standardwebhooks.webhooks import Webhook
 from pawl.client import AsyncClient, approve
 from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.notify.v1 import channel_pb2, notify_pb2
-from pawl.tool.v1 import source_pb2
-from tests.fakes.mcp_program import stdio_config
 from tests.files import put
 from tests.poll import until
 from tests.system.background.world import World
@@ -78,34 +76,6 @@ class OneShotJob(Story):
         (notice,) = await self.talk.end_told(self.job_id)
         assert notice["state"] == ("FAILED" if self.tools_die else "COMPLETED")
         assert count_of(self.effects) == 1
-
-
-class ServerTask(Story):
-    """A task of an MCP server, which outlives whoever has begun it."""
-
-    async def begin(self) -> None:
-        server = self.effects.with_name(f"server-{self.effects.name}")
-        server.mkdir()
-        tool = {"name": "echo", "description": "Echoes.", "inputSchema": {"type": "object"}}
-        (server / "tools.json").write_text(json.dumps([tool | {"execution": {"taskSupport": "required"}}]))
-        safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
-        config = source_pb2.SourceConfig(name="far", mcp_stdio=stdio_config(server), policies=[safe])
-        await self.pawl.sources.AddSource(source_pb2.AddSourceRequest(config=config), timeout=PATIENCE_SECONDS)
-        self.log, self.ends = server / "log", server / "ends"
-        self.job_id = await self.begin_job("far__echo", {"city": "Oslo"})
-
-    async def is_in_the_middle(self) -> bool:
-        return self.log.exists() and "get task-0" in self.log.read_text()
-
-    async def check(self) -> None:
-        put(self.ends, "completed")
-        job = await self.talk.ended(self.job_id)
-        assert (job.state, json.loads(json.loads(job.output_text))) == (COMPLETED, {"city": "Oslo"})
-        (notice,) = await self.talk.end_told(self.job_id)
-        assert notice["state"] == "COMPLETED"
-        log = self.log.read_text()
-        assert log.count("begun ") == 1
-        assert "cancel " not in log
 
 
 class PlainSeries(Story):

@@ -22,7 +22,6 @@ from tests.system.background.stories import (
     OneShotJob,
     PlainSeries,
     ScheduleFires,
-    ServerTask,
     Story,
     TriggerEvents,
     WebhookDelivery,
@@ -31,7 +30,6 @@ from tests.system.background.world import SERVICES, World
 
 STORIES: Final[Mapping[str, type[Story]]] = {
     "job": OneShotJob,
-    "task": ServerTask,
     "series": PlainSeries,
     "monitor": Monitor,
     "grant": GrantedSeries,

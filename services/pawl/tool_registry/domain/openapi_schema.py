@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pawl.errors import InvalidSchema
@@ -11,8 +11,6 @@ from pawl.tool_registry.domain.openapi_document import Document, UnusableDocumen
 from pawl.tool_registry.domain.schema import EXPANDED_NODES_MAX, compile_schema
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
-_NUMBERS: Final = ("minimum", "maximum", "multipleOf")
-_COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _SCHEMAS: Final = ("items", "additionalProperties", "not")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _DEFAULT_CHARACTERS_MAX: Final = 100
@@ -84,30 +82,17 @@ class SchemaReader:
         ]
         if named:
             found["type"] = named if isinstance(kinds, list) else named[0]
-        for keyword in _NUMBERS:
-            if _is_number(schema.get(keyword)):
-                found[keyword] = schema[keyword]
-        for keyword in _COUNTS:
-            value = schema.get(keyword)
-            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-                found[keyword] = value
+        found |= {
+            keyword: schema[keyword]
+            for keyword, holds in _KEYWORDS.items()
+            if keyword in schema and holds(schema[keyword])
+        }
         for keyword, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            value = schema.get(keyword)
-            if value is True and limit in found:
+            if schema.get(keyword) is True and limit in found:
                 # In 3.0 it says of the limit beside it that it does not belong.
                 found[keyword] = found.pop(limit)
-            elif _is_number(value):
-                found[keyword] = value
-        if isinstance(schema.get("enum"), list) and schema["enum"]:
-            found["enum"] = schema["enum"]
         if "const" in schema:
             found["const"] = schema["const"]
-        if isinstance(schema.get("uniqueItems"), bool):
-            found["uniqueItems"] = schema["uniqueItems"]
-        if isinstance(schema.get("format"), str):
-            found["format"] = schema["format"]
-        if isinstance(schema.get("pattern"), str) and _is_usable(schema["pattern"]):
-            found["pattern"] = schema["pattern"]
         if text := describe(schema.get("description"), schema):
             found["description"] = text
         return found
@@ -148,18 +133,45 @@ def describe(text: Any, schema: Mapping[str, Any]) -> str:
     return f"{words} (default: {shown[:_DEFAULT_CHARACTERS_MAX]})".strip()
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_read_only(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("readOnly") is True
 
 
-def _is_usable(pattern: str) -> bool:
-    """Return whether a pattern is one that can be checked in linear time; others are left to the service."""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_pattern(value: Any) -> bool:
+    """Return whether a pattern can be checked in linear time; others are left to the service."""
     try:
-        compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
+        compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": value}}})
     except InvalidSchema:
         return False
     return True
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_KEYWORDS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _is_count),
+    "enum": _is_choice,
+    "uniqueItems": _is_flag,
+    "format": _is_text,
+    "pattern": _is_pattern,
+}
+"""The keywords that are taken over where their value holds."""

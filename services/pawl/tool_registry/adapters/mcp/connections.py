@@ -27,6 +27,7 @@ from pawl.tool_registry.domain.source import Source
 SESSIONS_MAX: Final = 200
 _BACKOFF_SECONDS_MAX: Final = 60.0
 _STABLE_SECONDS: Final = 60.0
+_NO_USER: Final = UserId("\0")
 
 HttpClients = Callable[[StoreId], httpx2.AsyncClient]
 """Store to a fresh client that reaches what the store's tools may reach."""
@@ -127,11 +128,12 @@ class Connections:
         """
         server = read_config(source.config)
         line = self._line(source, server)
-        session = self._opened(source, server, line, UserId(""))
+        session = self._opened(source, server, line, _NO_USER)
         try:
-            await session.opened()
-            line.recover()
-            yield session
+            with session.used():
+                await session.opened()
+                line.recover()
+                yield session
         finally:
             self._close([session])
 

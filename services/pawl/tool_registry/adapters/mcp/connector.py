@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.adapters.mcp.attempts import Attempts
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
+from pawl.tool_registry.app.execution.ports import Secrets
+from pawl.tool_registry.domain.definition import ToolVersion
 from pawl.tool_registry.domain.source import Discovery, Source
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool, forwarded
 
 if TYPE_CHECKING:
@@ -61,11 +61,13 @@ class McpConnector:
 
     async def calls(self) -> Calls:
         """Return what makes the calls; the first time takes most of a second, in a thread."""
-        module = f"{__package__}.calls"
-        if module not in sys.modules:
-            await asyncio.to_thread(importlib.import_module, module)
+        if self.made is not None:
+            return self.made
+        return self._first(await asyncio.to_thread(importlib.import_module, f"{__package__}.calls"))
+
+    def _first(self, module: ModuleType) -> Calls:
         if self.made is None:
-            self.made = sys.modules[module].Calls(**self._options)
+            self.made = module.Calls(**self._options)
         return self.made
 
     async def prepared(self, source: Source) -> Source:
@@ -82,17 +84,7 @@ class McpConnector:
         async def forward(arguments: dict[str, Any], context: ToolContext) -> Any:
             return await (await self.calls()).run(entry, arguments, context)
 
-        async def reconcile(context: ToolContext) -> ReconcileResult:
-            """Ask for the task that an earlier execution has started."""
-            if not Attempts(entry.definition, context.last_checkpoint).task_id:
-                return cannot_say()
-            try:
-                return happened(await forward({}, context))
-            except ToolError:
-                return did_not_happen()
-
-        asked = reconcile if entry.definition.effect is EffectClass.RECONCILABLE else None
-        return forwarded(entry.definition, forward, reconcile=asked, marks_begun=True, is_remote=True)
+        return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
 
     async def misfit(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
         """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""

@@ -55,17 +55,9 @@ class ServerTool:
         return str(self.said["name"])
 
     @property
-    def demands_task(self) -> bool:
-        """True if it can be called as a task only, and not by a request that is answered with its result."""
-        execution = self.said.get("execution") or {}
-        return bool(execution.get("taskSupport") == "required")
-
-    @property
     def digest(self) -> str:
         """The SHA-256, in hex, of all that could change what a call of it means."""
         words = {key: self.said.get(key) for key in _SAID}
-        if self.demands_task:
-            words["execution"] = self.said["execution"]
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
@@ -76,7 +68,7 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
         SourceUnreachable: it takes too long, or sends too much.
     """
     found: dict[str, ServerTool] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, str] = {}
     size, cursor = 0, None
     try:
         async with asyncio.timeout(_LIST_SECONDS_MAX):
@@ -89,8 +81,9 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
                     said = without(secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
                     name = str(said["name"]) if isinstance(said, dict) else ""
                     if not isinstance(said, dict) or name in found:
-                        reason = "its server describes it twice, and the first counts"
-                        left_out[name] = LeftOut(name=name, reason=reason)
+                        left_out[name] = "its server describes it twice, and the first counts"
+                    elif tool.execution is not None and tool.execution.task_support == "required":
+                        left_out[name] = "it runs as a task only (protocol of 2025-11-25), which is not supported"
                     else:
                         found[name] = ServerTool(said=said)
                 cursor = page.next_cursor
@@ -100,8 +93,8 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
         raise SourceUnreachable(f"it did not list its tools within {_LIST_SECONDS_MAX:g} s") from None
     if cursor is not None or len(found) == _LISTED_MAX:
         limits = f"{_LISTED_MAX} tools or {_PAGES_MAX} pages"
-        left_out[""] = LeftOut(name="what follows", reason=f"its server lists more than {limits}")
-    return found, list(left_out.values())
+        left_out["what follows"] = f"its server lists more than {limits}"
+    return found, [LeftOut(name=name, reason=reason) for name, reason in left_out.items()]
 
 
 def discovered(source_name: str, tools: Sequence[ServerTool]) -> list[DiscoveredTool]:
@@ -119,8 +112,7 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
         arguments_schema=plain_schema(tool.said.get("inputSchema")),
         # That a tool does harm is believed; that it does none is not.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
-        # A task can be asked for.
-        effect=EffectClass.RECONCILABLE if tool.demands_task else EffectClass.AT_MOST_ONCE,
+        effect=EffectClass.AT_MOST_ONCE,
     )
     binding = Binding(tool=tool.name, digest=tool.digest)
     return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))

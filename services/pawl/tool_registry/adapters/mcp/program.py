@@ -25,7 +25,10 @@ MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 BRACKETS_MAX: Final = 200_000
 """Of a message: each array or object takes a hundred times the room of its bracket once it is parsed."""
 
-_SANDBOX: Final = Path(__file__).with_name("sandbox.py")
+_SERVICES: Final = str(Path(__file__).parents[4])
+_PROGRAM: Final = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from pawl.tool_registry.adapters.mcp.sandbox import main; main()"
+)
 _START_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 2.0
 _KILL_SECONDS: Final = 8.0
@@ -158,7 +161,9 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
             sys.executable,
             "-I",
             "-S",
-            str(_SANDBOX),
+            "-c",
+            _PROGRAM,
+            _SERVICES,
             str(theirs.fileno()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -1,7 +1,7 @@
 """Starts one program for the registry, limits it, and kills everything that it started at the end.
 
-This file runs by path, in a Python without site-packages, so it imports nothing but the standard library. Standard
-input, output and error belong to the program. The file descriptor on the command line is a socket to the registry:
+It runs in a Python without site-packages, so it imports nothing beside the standard library and `guard`. Standard
+input, output and error belong to the program. The last argument is the file descriptor of a socket to the registry:
 
     registry -> sandbox   one line of JSON: an `Order`
     sandbox -> registry   one line of JSON: {} once the program runs, {"problem": "..."} if it cannot start,
@@ -18,27 +18,24 @@ import ctypes
 import json
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from pawl.tool_registry.adapters.python.guard import IS_LINUX, Guard, descendants, prctl
+
 _TICK_SECONDS: Final = 0.25
 _GRACE_SECONDS: Final = 1.0
-_KILL_SECONDS: Final = 5.0
 _ORDER_BYTES_MAX: Final = 8 * 1024 * 1024
-_IS_LINUX: Final = sys.platform == "linux"
 
 # prctl
-_SET_PDEATHSIG: Final = 1
-_SET_CHILD_SUBREAPER: Final = 36
 _SET_NO_NEW_PRIVS: Final = 38
 _SET_SECCOMP: Final = 22
 _FILTER: Final = 2
@@ -131,45 +128,27 @@ class StartProblem(Exception):
     """The program cannot be started as ordered; the message is for people."""
 
 
-def main(control: socket.socket) -> int:
-    """Start what is ordered and stay until it, or the registry, is gone; returns the exit code."""
+def main() -> None:
+    """Start what is ordered, and stay until it, or the registry, is gone."""
+    control = socket.socket(fileno=int(sys.argv[-1]))
     control.set_inheritable(False)
     with control.makefile("rb") as messages:
         order = Order(**json.loads(messages.readline(_ORDER_BYTES_MAX)))
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    guard = Guard()
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    _prctl(_SET_CHILD_SUBREAPER, 1)
     problem = ""
     try:
-        child = _start(order)
-    except (StartProblem, OSError, ValueError) as error:
-        _report(control, str(error))
-        shutil.rmtree(order.home, ignore_errors=True)
-        return 127
-    try:
+        _start(order, guard)
         _report(control, "")
         _release_pipes()
-        poll = select.poll()
-        poll.register(control, select.POLLIN)
-        poll.register(wake_read, select.POLLIN)
-        while not problem:
-            for descriptor, _ in poll.poll(_TICK_SECONDS * 1000):
-                if descriptor == wake_read:
-                    os.read(wake_read, 4096)
-                elif not control.recv(4096):
-                    return 0
-            ended = _reap(child)
-            if ended is not None:
-                return ended
-            problem = _broken_limit(order)
-        _report(control, problem)
-        return 1
+        problem = guard.watch(control, check=partial(_broken_limit, order), tick_seconds=_TICK_SECONDS)
+    except (StartProblem, OSError, ValueError) as error:
+        problem = str(error)
     finally:
-        _end_all(child, at_once=bool(problem))
+        if problem:
+            _report(control, problem)
+        guard.end(grace_seconds=0.0 if problem else _GRACE_SECONDS)
         shutil.rmtree(order.home, ignore_errors=True)
 
 
@@ -186,27 +165,18 @@ def _release_pipes() -> None:
     os.close(null)
 
 
-def _start(order: Order) -> int:
-    """Fork the program and return its process id once it runs."""
+def _start(order: Order, guard: Guard) -> None:
+    """Fork the program and return once it runs."""
     rules = _ruleset(order)
-    sandbox = os.getpid()
     read, write = os.pipe()
-    child = os.fork()
+    child = guard.fork()
     if child == 0:
         try:
             os.close(read)
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            # If the sandbox itself is killed. The parent may be gone before this is said.
-            _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != sandbox:
-                os._exit(127)
             _limit(order)
             # Else the superuser's programs could look into the registry in spite of Landlock.
             for capability in range(_FIRST_DROPPED_CAPABILITY, _CAPABILITIES_MAX):
-                _prctl(_CAPBSET_DROP, capability)
+                prctl(_CAPBSET_DROP, capability)
             os.chdir(order.home)
             if rules is not None:
                 _confine(rules, bytes.fromhex(order.syscall_filter))
@@ -224,12 +194,11 @@ def _start(order: Order) -> int:
     if problem:
         os.waitpid(child, 0)
         raise StartProblem(problem)
-    return child
 
 
 def _limit(order: Order) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if _IS_LINUX:
+    if IS_LINUX:
         # Of writable memory: programs like node reserve far more addresses than they use.
         memory = order.memory_bytes_max
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -243,9 +212,9 @@ def _limit(order: Order) -> None:
 
 def _broken_limit(order: Order) -> str:
     """Return which limit the program has broken together with all that it started, or an empty text."""
-    if not _IS_LINUX:
+    if not IS_LINUX:
         return ""
-    found = _descendants(os.getpid())
+    found = descendants()
     if len(found) > order.processes_max:
         return f"it had more than {order.processes_max} processes and was ended"
     page = resource.getpagesize()
@@ -259,63 +228,6 @@ def _broken_limit(order: Order) -> str:
     return ""
 
 
-def _descendants(root: int) -> list[int]:
-    """Return the processes below `root`; those whose parent has ended are the sandbox's own."""
-    found: list[int] = []
-    waiting = [root]
-    while waiting:
-        process = waiting.pop()
-        with contextlib.suppress(OSError):
-            for thread in os.scandir(f"/proc/{process}/task"):
-                children = [int(child) for child in Path(thread.path, "children").read_bytes().split()]
-                found += children
-                waiting += children
-    return found
-
-
-def _reap(child: int) -> int | None:
-    """Collect what has ended; returns the exit code of the program itself if it is among that."""
-    code = None
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if process == 0:
-                break
-            if process == child:
-                code = abs(os.waitstatus_to_exitcode(status))
-    return code
-
-
-def _end_all(child: int, *, at_once: bool) -> None:
-    """End the program and all that it has started: asked to first, killed then."""
-    began = time.monotonic()
-    if not at_once:
-        _signal_all(child, signal.SIGTERM)
-    while (passed := time.monotonic() - began) < _KILL_SECONDS:
-        if at_once or passed >= _GRACE_SECONDS:
-            _signal_all(child, signal.SIGKILL)  # Again and again: also those that were started meanwhile.
-        _reap(child)
-        try:
-            os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        time.sleep(0.02)
-
-
-def _signal_all(child: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(child, number)
-    if _IS_LINUX:
-        for process in _descendants(os.getpid()):
-            with contextlib.suppress(OSError):
-                os.kill(process, number)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _IS_LINUX:
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
 def _landlock(number: int, *arguments: object) -> int:
     result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
     return result
@@ -323,7 +235,7 @@ def _landlock(number: int, *arguments: object) -> int:
 
 def _landlock_abi() -> int:
     """Return the version of Landlock in this kernel; 0 if there is none."""
-    if not _IS_LINUX:
+    if not IS_LINUX:
         return 0
     return max(_landlock(_CREATE_RULESET, ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint32(_ABI_OF)), 0)
 
@@ -419,14 +331,10 @@ def _allow(rules: int, path: str, rights: int, *, must_exist: bool) -> None:
 
 def _confine(rules: int, instructions: bytes) -> None:
     """Keep this process, and everything that it starts, to the rules and to the filter of system calls."""
-    _prctl(_SET_NO_NEW_PRIVS, 1)
+    prctl(_SET_NO_NEW_PRIVS, 1)
     if _landlock(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0)) < 0:
         raise StartProblem("its access to files cannot be limited: Landlock refuses")
     code = ctypes.create_string_buffer(instructions, len(instructions))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(instructions) // 8, ctypes.addressof(code)))
     if not instructions or ctypes.CDLL(None).prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), program, 0, 0) != 0:
         raise StartProblem("its sockets cannot be limited: this machine has no filter of system calls (seccomp)")
-
-
-if __name__ == "__main__":
-    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

@@ -8,7 +8,7 @@ import contextvars
 import math
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import httpx2
 import mcp
@@ -44,13 +44,7 @@ _UNREADABLE: Final = ("Failed to parse ", "Unexpected content type: ", "server a
 Connect = Callable[[Wire], AbstractAsyncContextManager[Streams]]
 
 
-class Called(mcp.types.CallToolResult):
-    """The result of a call, or the task that does it."""
-
-    task: Annotated[mcp.types.Task | Any, pydantic.Field(union_mode="left_to_right")] = None
-
-
-_Result: TypeAlias = Called | mcp.types.InputRequiredResult
+_Result: TypeAlias = mcp.types.CallToolResult | mcp.types.InputRequiredResult
 _results: Final[pydantic.TypeAdapter[_Result]] = pydantic.TypeAdapter(_Result)
 
 T = TypeVar("T")
@@ -165,10 +159,8 @@ class Session:
                     raise SourceUnreachable(f"it does not list its tools: {fault}") from None
             return self._tools
 
-    async def call(
-        self, call: Call, name: str, arguments: dict[str, Any], *, as_task: mcp.types.TaskMetadata | None = None
-    ) -> Called:
-        """Call a tool, perhaps as a task. Cancelling this cancels the call at the server.
+    async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
+        """Call a tool, during which the server may ask the user. Cancelling this cancels the call at the server.
 
         It has no deadline of its own, because time stands still while the user is asked something.
 
@@ -176,23 +168,12 @@ class Session:
             Lost: the connection ended.
             Refused, TooLarge, Garbled: the answer is an error of the protocol, too large, or no result.
         """
-        params = mcp.types.CallToolRequestParams(name=name, arguments=arguments, task=as_task)
-        result = await self.send(call, lambda client: self._call(client, call, params))
-        if as_task and isinstance(result.task, mcp.types.Task):
-            return result
-        if result.task is not None and not result.content and result.structured_content is None:
-            raise Garbled
-        # A server may do immediately what it was asked to do as a task.
-        result.task = None
-        return result
-
-    async def send(self, call: Call, request: Callable[[mcp.Client], Awaitable[T]]) -> T:
-        """Send a request of a call, during which the server may ask the user something. Raises as `call`."""
+        params = mcp.types.CallToolRequestParams(name=name, arguments=arguments)
         if self.is_open and self._client is not None:
             call.context.mark_begun()
         self._sent.append(call)
         try:
-            return await self._answer(request)
+            return await self._answer(lambda client: self._call(client, call, params))
         finally:
             self._sent.remove(call)
             call.stop_asking()
@@ -222,7 +203,9 @@ class Session:
         except pydantic.ValidationError:
             raise Garbled("it answered with what is no result") from None
 
-    async def _call(self, client: mcp.Client, call: Call, params: mcp.types.CallToolRequestParams) -> Called:
+    async def _call(
+        self, client: mcp.Client, call: Call, params: mcp.types.CallToolRequestParams
+    ) -> mcp.types.CallToolResult:
         """Send the call, and send it again with answers as long as the server asks for something first.
 
         The package's own method checks results against the server's schema, whose patterns could take for ever.
@@ -237,7 +220,7 @@ class Session:
                 if not self.is_open:
                     raise Lost(self.problem or "the connection was closed", never_ran=True) from None
                 continue
-            if isinstance(result, Called):
+            if isinstance(result, mcp.types.CallToolResult):
                 return result
             answers: dict[str, Any] = {}
             for key, asked in (result.input_requests or {}).items():
@@ -306,8 +289,11 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask the user in the newest call: the protocol does not say to which one a question belongs."""
-        if self._is_shared or not self._sent:
+        """Ask the user in the newest call, because the protocol does not say to which call a question belongs.
+
+        Where that could show it in another conversation, which others may read, the server gets a decline.
+        """
+        if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
             return mcp.types.ElicitResult(action="decline")
         return await self._sent[-1].ask(params)
 

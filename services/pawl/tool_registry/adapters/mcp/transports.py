@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 import httpx2
@@ -95,34 +95,7 @@ def effort(data: bytes, messages: int) -> int:
     return len(data) + weights
 
 
-class Incoming:
-    """The messages of a server. A task that it starts gets the content that the package expects of every result."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        item: SessionMessage | Exception = await self._stream.__anext__()
-        answer = item.message if isinstance(item, SessionMessage) else None
-        if isinstance(answer, mcp.types.JSONRPCResponse) and isinstance(answer.result.get("task"), dict):
-            answer.result.setdefault("content", [])
-        return item
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._stream.__aexit__(*error)
-
-
-Streams: TypeAlias = tuple[Incoming, Any]
+Streams: TypeAlias = tuple[Any, Any]
 """From the server and to it."""
 
 
@@ -146,7 +119,7 @@ async def stdio_transport(
             asyncio.create_task(_write(program, wire, outgoing, incoming), name="mcp.write"),
         ]
         try:
-            yield Incoming(read_stream), write_stream
+            yield read_stream, write_stream
         finally:
             for task in tasks:
                 task.cancel()
@@ -234,7 +207,7 @@ async def http_transport(
         client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MESSAGE_BYTES_MAX) as (read, write),
     ):
-        yield Incoming(read), write
+        yield read, write
 
 
 async def limit_request(streams: Pace, request: httpx2.Request) -> None:

@@ -14,15 +14,14 @@ from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.adapters.process.messages import (
     Answer,
+    Answered,
     Call,
     Cancel,
-    CheckpointAnswer,
     CheckpointSaid,
     GarbledMessage,
     Raised,
     Returned,
     Said,
-    SecretAnswer,
     SecretAsked,
     frame,
     read_message,
@@ -122,11 +121,8 @@ class CallProcess:
         said_at = 0.0
         while True:
             match await read_message(self._reader, bytes_max):
-                case SecretAsked(name=name):
-                    self._writer.write(frame(_secret(context, name)))
-                    await self._writer.drain()
-                case CheckpointSaid(content=content):
-                    self._writer.write(frame(await _keep(context, content)))
+                case SecretAsked() | CheckpointSaid() as question:
+                    self._writer.write(frame(await _answered(context, question)))
                     await self._writer.drain()
                 case Said(fraction=fraction, message=message):
                     context.progress(fraction, message)
@@ -159,22 +155,19 @@ class CallProcess:
         return int(status) if status.isdigit() else None
 
 
-async def _keep(context: ToolContext, content: bytes) -> CheckpointAnswer:
+async def _answered(context: ToolContext, question: SecretAsked | CheckpointSaid) -> Answered:
     try:
-        await context.checkpoint(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
+        if isinstance(question, SecretAsked):
+            return Answered(value=context.secret(question.name))
+        await context.checkpoint(loads(question.content, bytes_max=CHECKPOINT_BYTES_MAX))
+    except SecretNotFound as error:
+        return Answered(error=str(error), kind="NO_SECRET")
     except Superseded as error:
-        return CheckpointAnswer(error=str(error), kind="SUPERSEDED")
+        return Answered(error=str(error), kind="SUPERSEDED")
     except ToolCancelled:
-        return CheckpointAnswer(error="the call was cancelled", kind="CANCELLED")
+        return Answered(error="the call was cancelled", kind="CANCELLED")
     except ToolError as error:
-        return CheckpointAnswer(error=str(error))
+        return Answered(error=str(error))
     except (InvalidJson, TooLarge):
         raise GarbledMessage from None
-    return CheckpointAnswer()
-
-
-def _secret(context: ToolContext, name: str) -> SecretAnswer:
-    try:
-        return SecretAnswer(value=context.secret(name))
-    except SecretNotFound as error:
-        return SecretAnswer(error=str(error))
+    return Answered()

@@ -31,18 +31,12 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     """The result is not wanted any more."""
 
 
-class SecretAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The secret that was asked for last; `error` says why there is none."""
+class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to the oldest question: a secret, or that a checkpoint is kept; `error` says why not."""
 
     value: str = ""
     error: str = ""
-
-
-class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The fate of the oldest checkpoint that has no answer yet; `error` says why it was not kept."""
-
-    error: str = ""
-    kind: Literal["TOLD", "SUPERSEDED", "CANCELLED"] = "TOLD"
+    kind: Literal["TOLD", "NO_SECRET", "SUPERSEDED", "CANCELLED"] = "TOLD"
 
 
 class CheckpointSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -52,7 +46,7 @@ class CheckpointSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SecretAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The tool asks for a secret; the next one is asked for when this one is answered."""
+    """The tool asks for a secret."""
 
     name: str
 
@@ -84,7 +78,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     frames: tuple[str, ...] = ()
 
 
-ToProcess: TypeAlias = Call | Cancel | SecretAnswer | CheckpointAnswer
+ToProcess: TypeAlias = Call | Cancel | Answered
 ToRegistry: TypeAlias = SecretAsked | CheckpointSaid | Said | Returned | Raised
 Answer: TypeAlias = Returned | Raised
 

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import importlib
 import os
-import queue
 import resource
 import socket
 import sys
@@ -24,14 +23,13 @@ from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.errors import InvalidJson
 from pawl.tool_registry.adapters.process.messages import (
     Answer,
+    Answered,
     Call,
     Cancel,
-    CheckpointAnswer,
     CheckpointSaid,
     Raised,
     Returned,
     Said,
-    SecretAnswer,
     SecretAsked,
     ToRegistry,
     frame,
@@ -84,9 +82,7 @@ class _Line:
         self._channel = channel
         self._messages = messages
         self._sending = threading.Lock()
-        self._asking = threading.Lock()
-        self._saved: deque[Future[None]] = deque()
-        self._secrets: queue.SimpleQueue[SecretAnswer] = queue.SimpleQueue()
+        self._asked: deque[Future[Any]] = deque()
         self._newest: Said | None = None
         self._has_news = threading.Event()
         self.cancelled = threading.Event()
@@ -104,20 +100,19 @@ class _Line:
 
     def secret(self, name: str) -> str:
         """Ask the registry for a secret."""
-        with self._asking:
-            self._send(SecretAsked(name=name))
-            answer = self._secrets.get()
-        if answer.error:
-            raise SecretNotFound(answer.error)
-        return answer.value
+        value: str = self._ask(SecretAsked(name=name)).result()
+        return value
 
     def save(self, content: bytes) -> Future[None]:
         """Have the registry keep a checkpoint; done when it has."""
-        saved: Future[None] = Future()
+        return self._ask(CheckpointSaid(content=content))
+
+    def _ask(self, question: SecretAsked | CheckpointSaid) -> Future[Any]:
+        asked: Future[Any] = Future()
         with self._sending:
-            self._saved.append(saved)
-            self._channel.sendall(frame(CheckpointSaid(content=content)))
-        return saved
+            self._asked.append(asked)
+            self._channel.sendall(frame(question))
+        return asked
 
     def answer(self, answer: Answer) -> None:
         """Send the end of the call, after the progress that came before it."""
@@ -145,27 +140,27 @@ class _Line:
             match receive(self._messages):
                 case None:
                     os._exit(1)
-                case SecretAnswer() as answer:
-                    self._secrets.put(answer)
-                case CheckpointAnswer() as answer:
-                    _settle(self._saved.popleft(), answer)
+                case Answered() as answer:
+                    _settle(self._asked.popleft(), answer)
                 case Cancel():
                     self.cancelled.set()
                     self.on_cancel()
 
 
-def _settle(saved: Future[None], answer: CheckpointAnswer) -> None:
-    if not saved.set_running_or_notify_cancel():
+def _settle(asked: Future[Any], answer: Answered) -> None:
+    if not asked.set_running_or_notify_cancel():
         return  # The tool waits no longer.
     match answer.kind:
         case _ if not answer.error:
-            saved.set_result(None)
+            asked.set_result(answer.value)
         case "TOLD":
-            saved.set_exception(ToolError(answer.error))
+            asked.set_exception(ToolError(answer.error))
+        case "NO_SECRET":
+            asked.set_exception(SecretNotFound(answer.error))
         case "SUPERSEDED":
-            saved.set_exception(Superseded(answer.error))
+            asked.set_exception(Superseded(answer.error))
         case "CANCELLED":
-            saved.set_exception(ToolCancelled())
+            asked.set_exception(ToolCancelled())
 
 
 def _limit(call: Call) -> None:

@@ -1,0 +1,131 @@
+"""The guard of a program: the process that forks it, waits for it, and kills everything that descends from it.
+
+It imports nothing but the standard library, because guards run in processes that have nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+IS_LINUX: Final = sys.platform == "linux"
+
+_SET_PDEATHSIG: Final = 1
+_SET_CHILD_SUBREAPER: Final = 36
+_KILL_SECONDS: Final = 5.0
+_REAP_SECONDS: Final = 0.005
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process; Linux only."""
+    if IS_LINUX:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def descendants() -> list[int]:
+    """Return the processes that descend from this one, those included that lost their parent; Linux only."""
+    found: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        with contextlib.suppress(OSError):
+            for thread in os.scandir(f"/proc/{waiting.pop()}/task"):
+                children = [int(child) for child in Path(thread.path, "children").read_bytes().split()]
+                found += children
+                waiting += children
+    return found
+
+
+class Guard:
+    """The guard's side of one fork."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._child = 0
+        self._status: int | None = None
+        self._wake, self._woken = socket.socketpair()
+        self._woken.settimeout(0)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
+        prctl(_SET_CHILD_SUBREAPER, 1)
+
+    def fork(self) -> int:
+        """Return the process id of a child, and 0 in the child.
+
+        The child has a session and signals of its own, and dies with the guard where the system can see to that.
+        """
+        self._child = os.fork()
+        if self._child:
+            return self._child
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        self._wake.close()
+        self._woken.close()
+        os.setsid()
+        prctl(_SET_PDEATHSIG, signal.SIGKILL)
+        if IS_LINUX and os.getppid() != self._process:
+            os._exit(1)
+        return 0
+
+    def watch(
+        self, control: socket.socket, *, check: Callable[[], str] = lambda: "", tick_seconds: float | None = None
+    ) -> str:
+        """Return when the child has ended, the other side has closed `control`, or a `check` at a tick returns a text.
+
+        Returns that text, or an empty one.
+        """
+        poll = select.poll()
+        poll.register(control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while self._reap() and self._status is None:
+            problem = check()
+            if problem:
+                return problem
+            for descriptor, _ in poll.poll(None if tick_seconds is None else tick_seconds * 1000):
+                if descriptor == self._wake.fileno():
+                    self._wake.recv(4096)
+                elif not control.recv(4096):
+                    return ""
+        return ""
+
+    def end(self, *, grace_seconds: float = 0.0) -> int:
+        """Kill the child and everything that descends from it, asked to end first; returns the status of the child."""
+        began = time.monotonic()
+        if not self._child:
+            return 0
+        if grace_seconds:
+            self._signal(signal.SIGTERM)
+        while self._reap() and (passed := time.monotonic() - began) < _KILL_SECONDS:
+            if passed >= grace_seconds:
+                # Again and again, because of processes that were started since.
+                self._signal(signal.SIGKILL)
+            time.sleep(_REAP_SECONDS)
+        return self._status or 0
+
+    def _reap(self) -> bool:
+        """Collect the processes that have ended; returns whether there are others."""
+        try:
+            while True:
+                process, status = os.waitpid(-1, os.WNOHANG)
+                if process == self._child:
+                    self._status = status
+                if not process:
+                    return True
+        except ChildProcessError:
+            return False
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._child, number)
+        for process in descendants():
+            with contextlib.suppress(OSError):
+                os.kill(process, number)
