@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from pawl.launcher import Suite
 from pawl.launcher.ports import free_port
 from pawl.launcher.postgres import database_account
 
@@ -112,3 +113,16 @@ def _program() -> str:
     if program is None:
         pytest.fail("nats-server is missing: install the development requirements", pytrace=False)
     return program
+
+
+async def restart(suite: Suite, name: str) -> None:
+    """Stop a process of a suite and start it again."""
+    await suite.stop_process(name)
+    await suite.start_process(name)
+
+
+async def wipe_nats(suite: Suite) -> None:
+    """Restart NATS without anything that it has stored."""
+    await suite.stop_process("nats")
+    shutil.rmtree(suite.folder.nats / "jetstream", ignore_errors=True)
+    await suite.start_process("nats")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tests import servers
 from tests.chaos import clocks, model_faults
 from tests.chaos.history import Fault, Outcome
 from tests.chaos.world import LEASE_SECONDS, REPLICAS, SERVICES, World
@@ -74,7 +75,7 @@ def freeze(service: str) -> Play:
 
 async def restart_postgres(world: World) -> None:
     """Fast shutdown: all connections are cut, a checkpoint is written."""
-    await world.suite.restart_postgres()
+    await servers.restart(world.suite, "postgres")
 
 
 async def crash_postgres(world: World) -> None:
@@ -102,14 +103,14 @@ async def restart_nats(world: World) -> None:
 
 async def miss_nats(world: World) -> None:
     """NATS is away for a while: Pawl polls."""
-    await world.suite.stop_nats()
+    await world.suite.stop_process("nats")
     await asyncio.sleep(4.0)
-    await world.suite.start_nats()
+    await world.suite.start_process("nats")
 
 
 async def wipe_nats(world: World) -> None:
     """NATS comes back with nothing."""
-    await world.suite.wipe_nats()
+    await servers.wipe_nats(world.suite)
 
 
 def _killing(service: str) -> tuple[Phase, ...]:

@@ -156,38 +156,24 @@ class Service:
         addresses: str,
         *,
         message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
+        public: bool = False,
         optional: bool = False,
     ) -> grpc.aio.Channel:
         """Return a channel to another service, with the service key; health reports whether it answers.
 
-        Unless `optional`, health depends on it. With an authority of certificates it speaks TLS, and that of
-        the other end must have the name of the service.
+        A `public` one is to what the service serves to everybody: its calls bring their own key, and raise what the
+        other end reports as the PawlError that it is. Unless `optional`, health depends on the service. With an
+        authority of certificates the channel speaks TLS, and that of the other end must have the name of the service.
         """
         channel = await self.enter(
             open_channel(
                 addresses,
-                service_key=service_key(self._settings, self.clock),
+                service_key=None if public else service_key(self._settings, self.clock),
                 message_bytes_max=message_bytes_max,
-                batches=True,
+                batches=not public,
                 tls=self._tls if self._settings.tls_ca_file else None,
                 server_name=peer.replace("_", "-"),
-            )
-        )
-        self.health.add(peer, lambda: ping(channel), optional=optional)
-        return channel
-
-    async def open_public_channel(self, peer: str, addresses: str, *, optional: bool) -> grpc.aio.Channel:
-        """Return a channel to what a service serves to everybody, whose calls bring their own key.
-
-        Calls raise what the other end reports as the PawlError that it is. Health reports whether it answers, and
-        depends on it unless `optional`.
-        """
-        channel = await self.enter(
-            open_channel(
-                addresses,
-                tls=self._tls if self._settings.tls_ca_file else None,
-                server_name=peer.replace("_", "-"),
-                translate=from_rpc_error,
+                translate=from_rpc_error if public else None,
             )
         )
         self.health.add(peer, lambda: ping(channel), optional=optional)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import grpc
 
@@ -68,12 +68,6 @@ class NoAnswer(Unavailable):
     """Nobody answered: no service listens there, or the connection broke. The message names the addresses."""
 
 
-class _Page(Protocol):
-    @property
-    def next_page_token(self) -> str: ...
-
-
-Page = TypeVar("Page", bound=_Page)
 Stub = TypeVar("Stub")
 Answer = TypeVar("Answer")
 
@@ -228,11 +222,11 @@ class Target:
         """Make a request that does no harm when it is sent again."""
         return await self._retry.until_answered(partial(method, request), seconds_max=self.retry_seconds)
 
-    async def pages(self, call: Callable[..., Awaitable[Page]], request: Any) -> AsyncIterator[Page]:
+    async def pages(self, call: Callable[..., Awaitable[Answer]], request: Any) -> AsyncIterator[Answer]:
         """Yield the pages of a list, from the one that `request` asks for to the last."""
         request.page_size = _PAGE
         while True:
-            page = await self.again(call, request)
+            page: Any = await self.again(call, request)
             yield page
             request.page_token = page.next_page_token
             if not request.page_token:

@@ -21,8 +21,8 @@ async def main(stop: asyncio.Event) -> None:
     settings = load(GatewaySettings)
     async with Service("gateway", settings) as service:
         channels = {
-            peer: await service.open_public_channel(
-                peer, getattr(settings, f"{peer}_address"), optional=peer != "agent_loop"
+            peer: await service.open_channel(
+                peer, getattr(settings, f"{peer}_address"), public=True, optional=peer != "agent_loop"
             )
             for peer in PEERS
         }

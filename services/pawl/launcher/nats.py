@@ -103,10 +103,6 @@ class Nats:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         write_private(self._config_path, json.dumps(self.config(), indent=2, ensure_ascii=False))
 
-    def wipe(self) -> None:
-        """Removes all that JetStream stored. Call it while the server is down."""
-        shutil.rmtree(self._store, ignore_errors=True)
-
     def spec(self) -> ProcessSpec:
         """Return the process to run."""
         command = Command(arguments=(str(program()), "--config", str(self._config_path)), environment={})

@@ -9,18 +9,13 @@ import os
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
-
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typing import Final
 
 import pawl.chassis
-from pawl.chassis import tls
 from pawl.chassis.browser_seal import SEAL_FILE
-from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import LOCAL_KEY
-from pawl.chassis.rpc_client import connect
 from pawl.chassis.settings import split_address
 from pawl.launcher.folder import DataFolder
 from pawl.launcher.options import SuiteOptions
@@ -87,13 +82,13 @@ def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> Pr
         return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, around))
 
     async def probe() -> Addresses | None:
-        found = _read_addresses(address_file)
-        is_serving = found and await _answer(found, spec, around.options) == health_pb2.HealthCheckResponse.SERVING
-        return found if is_serving else None
+        found = _read_addresses(address_file) or {}
+        status = await _status(found, spec, around.options)
+        # What speaks HTTP to people says itself what is unavailable behind it.
+        return found if status == HTTPStatus.OK or (status and "http" in found) else None
 
     async def answers() -> bool:
-        found = _read_addresses(address_file) or {}
-        return await _answer(found, spec, around.options) is not None
+        return bool(await _status(_read_addresses(address_file) or {}, spec, around.options))
 
     return ProcessSpec(name=name, command=command, probe=probe, answers=answers)
 
@@ -231,36 +226,21 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
     return Path(variables.get("PAWL_TLS_CA_FILE") or certificate).absolute() if certificate else None
 
 
-async def _answer(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int | None:
-    """Return what the gRPC health service says, or SERVING of any answer over HTTP; None if it does not answer."""
-    if "http" in found:
-        answers = await _answers_http(found["http"], is_tls=authority_of(spec, options) is not None)
-        return health_pb2.HealthCheckResponse.SERVING if answers else None
-    if "grpc" not in found:
-        return None
-    async with connect(found["grpc"], tls.of_client(authority_of(spec, options), SystemClock())) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_SECONDS)
-        except grpc.aio.AioRpcError:
-            return None
-    return int(answer.status)
-
-
-async def _answers_http(listen: str, *, is_tls: bool) -> bool:
-    """Return whether an HTTP server answers there, whatever it says: the system takes connections of a frozen one."""
-    host, port = split_address(listen)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_tls else None
-    if context is not None:
+async def _status(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int:
+    """Return the HTTP status of `/healthz`; 0 without an answer: the kernel takes connections of a frozen process."""
+    context = None
+    if authority_of(spec, options) is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE  # The probe sends no secrets.
     try:
+        host, port = split_address(found.get("metrics", ""))
         async with asyncio.timeout(_HEALTH_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
                 writer.write(_HEALTH_REQUEST)
-                return bool(await reader.read(1))
+                return int((await reader.readline()).split()[1])
             finally:
                 writer.close()
-    except (OSError, TimeoutError):
-        return False
+    except (OSError, TimeoutError, ValueError, IndexError):
+        return 0

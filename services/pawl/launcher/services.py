@@ -11,7 +11,7 @@ class ServiceSpec:
     """One service: how to run it and what to give it.
 
     The process must take its settings from the environment, write its addresses (`metrics`, and `grpc` or `http`) to
-    the file named by PAWL_ADDRESS_FILE, and serve the standard gRPC health service, or `/healthz`.
+    the file named by PAWL_ADDRESS_FILE, and serve `/healthz` at that of `metrics`.
     """
 
     name: str

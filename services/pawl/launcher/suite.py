@@ -172,29 +172,6 @@ class Suite:
         self.process(name, replica).start()
         await self.wait_ready(name, replica)
 
-    async def restart_postgres(self) -> None:
-        """Stops PostgreSQL, which cuts every connection, and starts it again."""
-        await self.stop_process("postgres")
-        await self.start_process("postgres")
-
-    async def stop_nats(self) -> None:
-        """Stops NATS and leaves it down."""
-        await self.stop_process("nats")
-
-    async def start_nats(self) -> None:
-        """Starts NATS after `stop_nats`."""
-        await self.start_process("nats")
-
-    async def wipe_nats(self) -> None:
-        """Removes everything NATS has stored; it restarts if it was running."""
-        if self._nats is None:
-            raise KeyError("nats")
-        running = self.pid("nats") is not None
-        await self.stop_nats()
-        self._nats.wipe()
-        if running:
-            await self.start_nats()
-
     # How it is put together.
 
     @property

@@ -62,7 +62,7 @@ async def served(channel: grpc.aio.Channel, metadata: Metadata) -> dict[str, boo
     await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     answer = await stream.read()
     stream.cancel()
-    has = {service.name for service in answer.list_services_response.service}
+    has = {NAME, *(service.name for service in answer.list_services_response.service)}  # it does not list itself
     return {name: many for name, many in methods().items() if name.split("/")[1] in has}
 
 

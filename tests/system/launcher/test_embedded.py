@@ -24,6 +24,7 @@ from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.nats import LIFECYCLE_STREAM
 from pawl.launcher.postgres import Postgres
 from pawl.launcher.secrets import SecretFiles
+from tests import servers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -109,7 +110,7 @@ async def test_acknowledged_rows_survive_kill_9_and_restart(suite: Suite) -> Non
     suite.kill("postgres")
     await suite.wait_ready("postgres")
     assert await query(suite, "SELECT n FROM kept") == 7
-    await suite.restart_postgres()
+    await servers.restart(suite, "postgres")
     assert await query(suite, "SELECT n FROM kept") == 7
 
 
@@ -193,7 +194,7 @@ async def refusals(suite: Suite, user: str, subjects: list[str]) -> set[str]:
 
 async def test_the_stream_is_heard_read_consumed_kept_over_a_restart_and_gone_once_wiped(suite: Suite) -> None:
     """NOTE-1, NOTE-2"""
-    await suite.wipe_nats()
+    await servers.wipe_nats(suite)
     ledger, subscriber, notifier = [await connect(suite, user) for user in ("job_store", "subscriber", "notifier")]
     await ledger.jetstream().add_stream(name=LIFECYCLE_STREAM, subjects=["pawl.v1.*.lifecycle.>"])
     heard = await subscriber.subscribe("pawl.v1.>")
@@ -210,15 +211,15 @@ async def test_the_stream_is_heard_read_consumed_kept_over_a_restart_and_gone_on
     url = suite.nats_url("job_store")
     for client in (ledger, subscriber, notifier):
         await client.close()
-    await suite.stop_nats()
+    await suite.stop_process("nats")
     with pytest.raises(ConnectionRefusedError):
         await dial(suite)
-    await suite.start_nats()
+    await suite.start_process("nats")
     assert suite.nats_url("job_store") == url
     ledger = await connect(suite, "job_store")
     assert (await ledger.jetstream().stream_info(LIFECYCLE_STREAM)).state.messages == 1
     await ledger.close()
-    await suite.wipe_nats()
+    await servers.wipe_nats(suite)
     ledger = await connect(suite, "job_store")
     with pytest.raises(nats.js.errors.NotFoundError):
         await ledger.jetstream().stream_info(LIFECYCLE_STREAM)

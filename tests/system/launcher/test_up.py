@@ -52,7 +52,7 @@ def wait_for_screen(process: subprocess.Popen[str]) -> str:
     lines: list[str] = []
     for line in process.stdout:
         lines.append(line)
-        if "nats sub" in line:
+        if "Ctrl-C" in line:
             return "".join(lines)
     assert process.stderr is not None
     raise AssertionError(process.stderr.read())

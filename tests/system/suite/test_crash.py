@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pawl.client import AsyncClient
 from pawl.launcher.suite import Suite
+from tests import servers
 from tests.system.suite import scenes
 from tests.system.suite.client import Agent, kill, ready
 
@@ -64,7 +66,7 @@ async def test_runs_go_on_after_postgres_restarts_and_after_one_ledger_is_killed
     async def one_killed() -> None:
         suite.kill("job-store", 1)
 
-    await survive(suite.restart_postgres, scenes.a_stream_goes_on(agent))
+    await survive(partial(servers.restart, suite, "postgres"), scenes.a_stream_goes_on(agent))
     await survive(one_killed, scenes.a_stream_goes_on(agent))
     await suite.wait_ready("job-store", 1)
 

@@ -283,7 +283,6 @@ except ValueError:
 
 ENTRIES = [
     *(f"pawl.{name}.__main__" for name in ("agent_loop", "job_store", "notifier", "tool_registry", "cli")),
-    "pawl.launcher",
     "pawl.worker",
 ]
 # Ends where gRPC would read the variable, at its own import: what the chassis sets after that has no effect.

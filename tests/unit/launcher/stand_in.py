@@ -29,7 +29,7 @@ def main(address_file: Path, fault: str | None) -> None:
     if fault != "mute":
         address = f"{host}:{server.getsockname()[1]}"
         draft = address_file.with_suffix(".draft")
-        draft.write_text(json.dumps({"grpc": address, "http": address, "metrics": "127.0.0.1:9"}))
+        draft.write_text(json.dumps({"grpc": address, "http": address, "metrics": address}))
         draft.replace(address_file)
     if certificate := os.environ.get("PAWL_TLS_CERTIFICATE_FILE"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
