@@ -64,8 +64,8 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     match verb.lower(), colon:
         case ("a" | "approve" | "y" | "yes", ""):
             return decisions.approve(call)
-        case ("s" | "series", ""):
-            return series(call)
+        case ("s" | "series", "") if call.approval.HasField("series"):
+            return decisions.approve(call, for_series=True)
         case ("r" | "reject" | "n" | "no", _):
             return decisions.reject(call, text)
         case ("t" | "text", ":") if text:
@@ -121,25 +121,14 @@ def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
             return "Answered."
 
 
-def series(call: call_pb2.Call) -> types_pb2.CallDecision:
-    """Return: run the whole series of a call.
-
-    Raises:
-        Unclear: there is none.
-    """
-    try:
-        return decisions.approve(call, for_series=True)
-    except PawlError as error:
-        raise Unclear(wording.sentence(error.message[:1].upper() + error.message[1:])) from None
-
-
 def edit(
     call: call_pb2.Call, arguments: bytes, *, for_series: bool = False, series: call_pb2.Series | None = None
 ) -> types_pb2.CallDecision:
     """Return: run it with other arguments, or with `for_series` the whole series, perhaps another one.
 
     Raises:
-        Unclear: they are no JSON object, or there is no series.
+        Unclear: they are no JSON object.
+        InvalidField: there is no series.
     """
     try:
         value = strict_json.loads(arguments, bytes_max=_ARGUMENTS_BYTES_MAX)
@@ -147,10 +136,7 @@ def edit(
         raise Unclear(f"The new arguments are not JSON: {error.message}.") from None
     if not isinstance(value, dict):
         raise Unclear("The new arguments must be a JSON object with all arguments of the tool.")
-    try:
-        return decisions.edit(call, arguments, for_series=for_series, series=series)
-    except PawlError as error:
-        raise Unclear(wording.sentence(error.message[:1].upper() + error.message[1:])) from None
+    return decisions.edit(call, arguments, for_series=for_series, series=series)
 
 
 def chosen(line: str, call: call_pb2.Call) -> str:

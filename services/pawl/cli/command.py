@@ -7,11 +7,10 @@ import dataclasses
 import functools
 import inspect
 import re
-import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
@@ -106,11 +105,6 @@ def follows(target: AsyncClient) -> None:
     target.retry_seconds = FOLLOW_SECONDS
 
 
-def new_request_id() -> str:
-    """Return an id for a request that is made once, whatever becomes of its answer."""
-    return f"cli_{secrets.token_hex(12)}"
-
-
 def seconds_of(duration: str, parameter: str) -> int:
     """Return how long a time like 30m, 2h or 7d is, which was given for a parameter of the command.
 
@@ -123,33 +117,33 @@ def seconds_of(duration: str, parameter: str) -> int:
     return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def time_of(text: str, parameter: str, zone: tzinfo | None = None) -> Timestamp:
-    """Return the moment of `2026-01-31T09:00`: in a zone, None for that of this machine, unless it says another one.
-
-    It was given for a parameter of the command.
+def time_of(text: str, parameter: str) -> Timestamp:
+    """Return the moment of `2026-01-31T09:00`, in the zone of this machine unless it names another one.
 
     Raises:
-        CommandError: it is no moment.
+        CommandError: it is no moment; the parameter of the command is named.
     """
     moment = Timestamp()
     try:
-        said = datetime.fromisoformat(text)
-        moment.FromDatetime((said if said.tzinfo else said.replace(tzinfo=zone)).astimezone(UTC))
+        moment.FromDatetime(datetime.fromisoformat(text).astimezone(UTC))
     except (ValueError, OverflowError):
         raise CommandError(f"{text!r} is no time like 2026-01-31T09:00.", parameter=parameter) from None
     return moment
 
 
-def narrows(context: typer.Context, parameter: typer.CallbackParam, given: str | None) -> str | None:
-    """Return what narrows a command down. Empty it would mean everything, which nobody asks for so.
+def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[str, str]:
+    """Return labels that were given as key=value.
 
     Raises:
-        BadParameter: it was given, and is empty.
+        CommandError: one is not of this form, or a key comes twice.
     """
-    source = context.get_parameter_source(str(parameter.name))
-    if given == "" and source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("it is empty. Leave it out for all.")
-    return given
+    labels: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not (key and equals) or key in labels:
+            raise CommandError(f"{text!r} is not of the form key=value, or its key comes twice.", parameter=parameter)
+        labels[key] = value
+    return labels
 
 
 @contextmanager
@@ -194,6 +188,7 @@ def secret_of(given: str) -> str:
     return found
 
 
+WithLabels = Annotated[list[str] | None, typer.Option("--label", help="Only with this label: key=value. Repeatable.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")]
 
 

@@ -71,7 +71,7 @@ def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl
     assert re.search(r"-  instructions: .*You are the clerk.*\n *\+  instructions: .*You are a clerk", changed)
     shown = pawl.succeed("agents", "show", "clerk")
     assert "round_limit_policy" not in shown, "what nobody said is not there"
-    assert "`pawl agents versions clerk`" in pawl.refuse("agents", "show", "clerk", "--version", "900")
+    assert "`pawl agents list`" in pawl.refuse("agents", "show", "clerk", "--version", "900")
     (files / "again").mkdir()
     (files / "again" / "clerk.yaml").write_text(shown)
     assert "clerk: unchanged" in pawl.succeed("apply", "-f", str(files / "again"))
