@@ -22,6 +22,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from grpc_tools import protoc
 
 PROTO_DIR = Path(__file__).parent
+_FIELD = [4, 2]
 BANNER = '"""Generated from proto/{source} by `make proto`. Do not edit."""\n'
 
 
@@ -91,16 +92,16 @@ def within(messages: dict[str, DescriptorProto], names: list[str]) -> set[str]:
         name = names.pop()
         if name in messages and name[1:] not in found:
             found.add(name[1:])
-            names += [
-                field.type_name for field in messages[name].field if field.type == FieldDescriptorProto.TYPE_MESSAGE
-            ]
+            fields = messages[name].field
+            names += [field.type_name for field in fields if field.type == FieldDescriptorProto.TYPE_MESSAGE]
     return found
 
 
 def field_comments(proto: FileDescriptorProto) -> Iterator[tuple[str, str]]:
     """Yield the full name of each field of a file, and the first sentence of its comment."""
     for location in proto.source_code_info.location:
-        if len(location.path) == 4 and (location.path[0], location.path[2]) == (4, 2) and location.leading_comments:
+        # The path of a field is: messages of a file, which one, its fields, which one.
+        if location.path[::2] == _FIELD and len(location.path) == 2 * len(_FIELD) and location.leading_comments:
             message = proto.message_type[location.path[1]]
             field = message.field[location.path[3]].name
             if field in {"request_id", "page_size", "page_token"}:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Flags, command, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, seconds_of
 from pawl.cli.contract import Json, Option, Options, json_line, listing, verb
 from pawl.cli.failure import CommandError
-from pawl.cli.programs import run_program
 from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.identity.v1 import key_pb2
 from pawl.tool.v1 import audit_pb2, rule_pb2
 
 _HEAD: Final = re.compile(r"(head )?(?P<seq>[1-9][0-9]{0,17}):(?P<hash>[0-9a-fA-F]{64})")
-_DATABASE: Final = "PAWL_DATABASE_URL"
 ENDS: Final = "How long: 30m, 2h, 7d. Without it: until revoked."
 
 
@@ -247,28 +243,6 @@ keys.command("events")(
         newest_last=True,
     )
 )
-
-
-@keys.command()
-def bootstrap(
-    context: typer.Context,
-    *,
-    database_url: Annotated[
-        str | None, typer.Option("--database-url", help="By default PAWL_DATABASE_URL, else that of the data folder.")
-    ] = None,
-) -> None:
-    """Make the first key of the deployment, which makes all others; needs access to the database.
-
-    Standard output has its secret and nothing else. While the deployment has a key, it makes none.
-    """
-    flags: Flags = context.obj
-    if database_url is not None:
-        variables = {_DATABASE: database_url, f"{_DATABASE}_FILE": ""}
-    elif os.environ.get(_DATABASE) or os.environ.get(f"{_DATABASE}_FILE"):
-        variables = {}
-    else:
-        variables = {f"{_DATABASE}_FILE": str((flags.data or Path(".pawl")) / "secrets" / "database.url")}
-    run_program("pawl.job_store.bootstrap", environment={**os.environ, **variables})
 
 
 def _verdict(entry: audit_pb2.AuditEntry) -> str:

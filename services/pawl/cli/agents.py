@@ -7,6 +7,7 @@ import base64
 import difflib
 import json
 from collections.abc import AsyncIterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -116,11 +117,8 @@ async def delete(
     """Delete an agent, or your draft/NAME: no run starts with it any more. Runs that it drives continue."""
     if not is_sure(f"Delete the agent {name}?", yes=yes):
         return EXIT_UNSUCCESSFUL
-    agent, draft = (
-        agents_pb2.DeleteAgentRequest(name=name),
-        agents_pb2.DeleteDraftRequest(name=name.removeprefix(DRAFT)),
-    )
-    await ask(target, draft if name.startswith(DRAFT) else agent)
+    request = agents_pb2.DeleteDraftRequest if name.startswith(DRAFT) else agents_pb2.DeleteAgentRequest
+    await ask(target, request(name=name.removeprefix(DRAFT)))
     say(console, f"Deleted {wording.one_line(name)}.")
     return 0
 
@@ -171,10 +169,9 @@ async def changes(
         asked.CopyFrom(definition)
         # They are not there yet, and will be.
         asked.delegates_to[:] = [name for name in definition.delegates_to if name not in later]
-        saved = await _save(target, asked, dry_run=dry_run, draft=draft)
+        request = agents_pb2.UpdateDraftRequest if draft else agents_pb2.UpdateAgentRequest
+        saved = await ask(target, request(definition=asked, validate_only=dry_run))
         saved.agent.definition.delegates_to[:] = definition.delegates_to
-        if later and saved.agent.tool_names:  # A selection gets the tool with its first delegate.
-            saved.agent.tool_names[:] = sorted({*saved.agent.tool_names, "run_agent"})
         is_new = saved.created or bool(later)
         yield f"{name}: {f'version {saved.agent.version}' if is_new else 'unchanged'}"
         old = text_of(before).splitlines() if before is not None else []
@@ -237,21 +234,23 @@ def in_order(definitions: Sequence[agent_pb2.AgentDefinition]) -> list[agent_pb2
     Raises:
         CommandError: they delegate in a circle.
     """
-    waiting = {definition.name: definition for definition in definitions}
-    ordered: list[agent_pb2.AgentDefinition] = []
-    while waiting:
-        ready = [each for each in waiting.values() if waiting.keys().isdisjoint(each.delegates_to)]
-        if not ready:
-            raise CommandError(f"The agents {', '.join(waiting)} delegate to each other in a circle. Break it.")
-        ordered += ready
-        for each in ready:
-            del waiting[each.name]
-    return ordered
+    named = {each.name: each for each in definitions}
+    try:
+        order = TopologicalSorter(
+            {name: named.keys() & each.delegates_to for name, each in named.items()}
+        ).static_order()
+        return [named[name] for name in order]
+    except CycleError as error:
+        circle = ", ".join(error.args[1])
+        raise CommandError(f"The agents {circle} delegate to each other in a circle. Break it.") from None
 
 
 def text_of(agent: agent_pb2.AgentVersion) -> str:
     """Return an agent as YAML, with the tools that were selected as a remark."""
-    fields = _without_silent(_with_schema(MessageToDict(agent.definition, preserving_proto_field_name=True)))
+    fields = _without_silent(MessageToDict(agent.definition, preserving_proto_field_name=True))
+    asked = fields.get("options", {}).get("response_format", {})
+    if "schema_json" in asked:
+        asked["schema"] = json.loads(base64.b64decode(asked.pop("schema_json")))
     if "daily_tokens_max" in fields:
         fields["daily_tokens_max"] = agent.definition.daily_tokens_max
     if "labels" in fields:
@@ -313,23 +312,6 @@ def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in asked.items() if name != "schema"}
     form = {**rest, "schema_json": base64.b64encode(schema_json).decode()}
     return {**document, "options": {**options, "response_format": form}}
-
-
-def _with_schema(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an agent as protobuf has it as one of a file."""
-    asked = fields.get("options", {}).get("response_format", {})
-    if "schema_json" in asked:
-        asked["schema"] = json.loads(base64.b64decode(asked.pop("schema_json")))
-    return fields
-
-
-async def _save(
-    target: AsyncClient, definition: agent_pb2.AgentDefinition, *, dry_run: bool, draft: bool
-) -> agents_pb2.UpdateAgentResponse | agents_pb2.UpdateDraftResponse:
-    register = target.agent_register
-    if draft:
-        return await register.UpdateDraft(agents_pb2.UpdateDraftRequest(definition=definition, validate_only=dry_run))
-    return await register.UpdateAgent(agents_pb2.UpdateAgentRequest(definition=definition, validate_only=dry_run))
 
 
 async def _newest(target: AsyncClient, name: str) -> agent_pb2.AgentVersion | None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.request import urlopen
 
 import nats
 import typer
@@ -37,11 +36,8 @@ from pawl.notify.v1 import notify_pb2
 _SECONDS_MAX: Final = 120.0
 _SECONDS_GOOD: Final = 60.0
 _NOTIFICATION_SECONDS_MAX: Final = 10.0
-_OWNER_SECONDS_MAX: Final = 3.0
 _PAGE: Final = 200
 _AGENT: Final = "agent-loop"
-_HELD: Final = "pawl_agent_loop_runs_held 1.0"
-_METRIC: Final = "pawl_agent_loop_model_calls_total"
 _LAST_NUMBER: Final = 60
 _PROMPT: Final = (
     "add task Launch with subtasks Write and Test"
@@ -71,7 +67,6 @@ class Evidence:
     attempt_when_killed: int = 0
     stayed_down: bool = False
     connections_after_kill: list[str] = field(default_factory=list)
-    metric: str = ""
     seconds: float = _SECONDS_GOOD
 
 
@@ -138,7 +133,6 @@ class Story:
         self._suite = suite
         self._target = target
         self._screen = screen
-        self._session: AsyncSession | None = None
         self._address = ""
         self._deltas_after_mail = -1
         self._victim: int | None = None
@@ -150,32 +144,26 @@ class Story:
         try:
             await subscriber.subscribe("pawl.v1.local.user.me.notifications", cb=self._hear)
             await flush(subscriber)
-            await self._talk(await self._connect(self._target.agent))
+            await self._talk()
             await within(_NOTIFICATION_SECONDS_MAX, self._told.wait())
         finally:
             await subscriber.close()
         if self._victim is not None:
             self.evidence.stayed_down = self._suite.pid(_AGENT, self._victim) is None
-        for replica in self._suite.endpoints.services[_AGENT]:
-            lines = await _metrics(replica.metrics) if replica.pid else []
-            counted = [each for each in lines if each.startswith(_METRIC) and not each.endswith(" 0.0")]
-            self.evidence.metric = "".join(counted[:1]) or self.evidence.metric
-        self._note(f"Prometheus: {self.evidence.metric}")
 
-    async def _talk(self, session: AsyncSession) -> None:
-        self.evidence.run.run_id = await session.start(_PROMPT)
-        while True:
-            frame = await session.next_frame()
-            if frame.HasField("end"):
-                break
-            if frame.HasField("event"):
-                self.evidence.seen.append(frame.event)
-                self._screen.show(frame.event)
-                session = await self._react(session, frame.event)
-        await session.__aexit__(None, None, None)
+    async def _talk(self) -> None:
+        async with self._target.session(
+            addresses=self._target.agent, tools=[panel(self._show_panel)], on_connected=self._connected
+        ) as session:
+            self.evidence.run.run_id = await session.start(_PROMPT)
+            while not (frame := await session.next_frame()).HasField("end"):
+                if frame.HasField("event"):
+                    self.evidence.seen.append(frame.event)
+                    self._screen.show(frame.event)
+                    await self._react(session, frame.event)
 
-    async def _react(self, session: AsyncSession, event: event_pb2.RunEvent) -> AsyncSession:
-        """Do what a person would do at an event, and kill the owner of the run; returns the session to go on with."""
+    async def _react(self, session: AsyncSession, event: event_pb2.RunEvent) -> None:
+        """Do what a person would do at an event, and kill the owner of the run in the middle of its last answer."""
         call = event.call_changed.call
         if call.state == call_pb2.CALL_STATE_ASKED and not self.evidence.answer:
             self.evidence.answer = call.question.options[0]
@@ -189,22 +177,11 @@ class Story:
         elif event.output_delta.text and self._deltas_after_mail >= 0:
             self._deltas_after_mail += 1
             if self._deltas_after_mail == _DELTAS_BEFORE_KILL:
-                return await self._kill_owner(session, event.attempt)
-        return session
+                await self._kill_owner(event.attempt)
 
     def _show_panel(self, title: str, content: str) -> dict[str, str]:
         self._note(f"[{title}] {content}")
         return {"shown_as": _SHOWN_AS}
-
-    async def _connect(self, addresses: Sequence[str]) -> AsyncSession:
-        # With an id of the client its calls come to whichever session it has.
-        session = self._target.session(
-            addresses=addresses,
-            tools=[panel(self._show_panel)],
-            client_id="demo",
-            on_connected=self._connected,
-        )
-        return await session.__aenter__()
 
     def _connected(self, address: str) -> None:
         self._address = address
@@ -212,30 +189,14 @@ class Story:
         if self._victim is not None:
             self.evidence.connections_after_kill.append(address)
 
-    async def _kill_owner(self, session: AsyncSession, attempt: int) -> AsyncSession:
-        """Kill the replica that drives the run, with this client attached to it, and keep it down."""
-        owner = await self._owner()
-        address = self._target.agent[owner]
-        if self._address != address:
-            self._note(f"The run is driven by the agent-loop at {address}: attach there")
-            await session.__aexit__(None, None, None)
-            session = await self._connect([address, *(each for each in self._target.agent if each != address)])
-            await session.attach(self.evidence.run.run_id, self.evidence.seen[-1].seq)
-        self.evidence.attempt_when_killed, self._victim = attempt, owner
-        self._note(f"kill -9: the agent-loop at {address}, in the middle of the answer")
-        self._suite.kill(_AGENT, owner)
+    async def _kill_owner(self, attempt: int) -> None:
+        """Kill the replica through which the client decided, which drives the run, and keep it down."""
+        self.evidence.attempt_when_killed = attempt
+        self._victim = self._target.agent.index(self._address)
+        self._note(f"kill -9: the agent-loop at {self._address}, in the middle of the answer")
+        self._suite.kill(_AGENT, self._victim)
         # The launcher would start it again, and nobody could say who finished the run.
-        await self._suite.stop_process(_AGENT, owner)
-        return session
-
-    async def _owner(self) -> int:
-        """Return which replica holds a run; while one streams, exactly one does."""
-        async with asyncio.timeout(_OWNER_SECONDS_MAX):
-            while True:
-                for number, replica in enumerate(self._suite.endpoints.services[_AGENT]):
-                    if _HELD in await _metrics(replica.metrics):
-                        return number
-                await asyncio.sleep(0.05)
+        await self._suite.stop_process(_AGENT, self._victim)
 
     async def _hear(self, message: Msg) -> None:
         notification = notify_pb2.Notification.FromString(message.data)
@@ -246,15 +207,6 @@ class Story:
 
     def _note(self, text: str) -> None:
         self._screen.line(f"        --> {wording.clean(text)}", "bold yellow")
-
-
-async def _metrics(address: str) -> list[str]:
-    def get() -> list[str]:
-        with urlopen(f"http://{address}/metrics", timeout=2) as response:
-            text: str = response.read().decode()
-        return text.splitlines()
-
-    return await asyncio.to_thread(get)
 
 
 async def _read_ledger(target: AsyncClient, evidence: Evidence, outbox: Path) -> None:
@@ -314,7 +266,6 @@ def verdicts(evidence: Evidence) -> dict[str, bool]:
         and all(call.HasField("result") and call.HasField("end_time") for call in evidence.calls)
         and not run.pending_calls,
         "a NATS subscriber was notified once": completed == stored == [event.event_id for event in events[-1:]] != [],
-        "Prometheus metrics": bool(evidence.metric),
         "in time": evidence.seconds < _SECONDS_GOOD,
     }
 

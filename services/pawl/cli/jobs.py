@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing, suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,22 +11,19 @@ from pawl.agent.v1 import jobs_pb2, operator_pb2
 from pawl.chassis import job_reports, strict_json
 from pawl.cli import wording
 from pawl.cli.command import Yes, command, is_sure
-from pawl.cli.contract import Columns, Json, Option, json_line, listing, verb
+from pawl.cli.contract import Columns, Json, Option, listing, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import follow
 from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.client.jobs import condition, monitor
-from pawl.errors import InvalidField, InvalidJson, PawlError
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2, waiting_pb2
+from pawl.errors import InvalidField, InvalidJson
+from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
 JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", show_default=False)]
 _JSON_BYTES_MAX: Final = 256 * 1024
 _REPORTS: Final = 'every, every=10, change, digest=600 (seconds), end or none; or as JSON, {"every": 10}'
-_PROGRESS_SECONDS: Final = 2.0
-_LAST_EVENTS: Final = 50
-"""How many of the last events are searched for the progress of a running tool."""
 
 
 def json_object(given: str, option: str) -> dict[str, Any]:
@@ -76,7 +71,7 @@ def _watch_for(request: jobs_pb2.StartJobRequest, given: str) -> None:
     request.when.CopyFrom(monitor(json_object(given, "--when") if given.startswith("{") else given))
 
 
-def _started(answer: Any, _: Any) -> list[str]:
+def _lines(answer: Any, _: Any) -> list[str]:
     return job_lines(answer.job)
 
 
@@ -131,7 +126,7 @@ app.command("start")(
             "--estimated-minutes": "estimated_minutes",
         },
         "Start a job without a model: a call in the background, once or again and again.",
-        _started,
+        _lines,
     )
 )
 app.command("list")(
@@ -149,12 +144,14 @@ app.command("list")(
 )
 
 
-@app.command()
-@command()
-async def show(target: AsyncClient, console: Console, job_id: JobId, *, json: Json = False) -> None:
-    """Show a job: what it does, its progress, what it waits for and its last result."""
-    job = await target.get_job(job_id)
-    say(console, json_line(job) if json else job_lines(job, await last_progress(target, job)))
+app.command("show")(
+    verb(
+        jobs_pb2.GetJobRequest(),
+        {"job": "job_id"},
+        "Show a job: what it does, how many iterations it has had, what it waits for and its last result.",
+        _lines,
+    )
+)
 
 
 @app.command()
@@ -218,36 +215,11 @@ async def resume(target: AsyncClient, console: Console, job_ids: JobIds) -> None
         say(console, paused_text(await target.resume_job(job_id), resumed=True))
 
 
-async def last_progress(target: AsyncClient, job: jobs_pb2.BackgroundJob) -> event_pb2.ToolProgress | None:
-    """Return the last progress that the tool of a running job has reported; None if it has reported none."""
-    found: event_pb2.ToolProgress | None = None
-    if job.state != run_pb2.RUN_STATE_RUNNING:
-        return found
-    with suppress(PawlError, TimeoutError):  # The job is shown without it.
-        async with asyncio.timeout(_PROGRESS_SECONDS):
-            last = (await target.get(job.job_id)).last_seq
-            async with aclosing(target.watch(job.job_id, max(0, last - _LAST_EVENTS))) as events:
-                async for event in events:
-                    if isinstance(event, event_pb2.RunEvent):
-                        found = progress_after(event, found)
-                    if (event.seq if isinstance(event, event_pb2.RunEvent) else event.to_seq) >= last:
-                        break
-    return found
-
-
-def progress_after(event: event_pb2.RunEvent, before: event_pb2.ToolProgress | None) -> event_pb2.ToolProgress | None:
-    """Return the progress after an event: that of a call is valid until the call changes."""
-    if event.HasField("tool_progress"):
-        return event.tool_progress
-    return None if before and event.call_changed.call.call_id == before.call_id else before
-
-
-def job_lines(job: jobs_pb2.BackgroundJob, progress: event_pb2.ToolProgress | None = None) -> list[str]:
-    """Return what is known of a job, and of the progress of its tool."""
+def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
+    """Return what is known of a job."""
     return [
         f"{job.job_id}: {state_text(job)}",
         f"done: {progress_text(job)}",
-        *([f"now: {wording.share_text(progress)}"] if progress else ()),
         *wording.described(job, only=_SHOWN),
         *(
             f"decide with: pawl approve {call.run_id} {call.call_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -22,6 +23,8 @@ from pawl.cli.command import Flags, command
 from pawl.cli.failure import CommandError
 from pawl.cli.terminal import say
 from pawl.client import AsyncClient
+
+_DATABASE: Final = "PAWL_DATABASE_URL"
 
 
 def check(context: typer.Context) -> None:
@@ -49,6 +52,27 @@ def run_program(program: str, arguments: Sequence[str] = (), environment: Mappin
     """Run a program of a service, and end with its exit code."""
     done = subprocess.run([sys.executable, "-m", program, *arguments], check=False, env=environment)
     raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def bootstrap(
+    context: typer.Context,
+    *,
+    database_url: Annotated[
+        str | None, typer.Option("--database-url", help="By default PAWL_DATABASE_URL, else that of the data folder.")
+    ] = None,
+) -> None:
+    """Make the first key of the deployment, which makes all others; needs access to the database.
+
+    Standard output has its secret and nothing else. While the deployment has a key, it makes none.
+    """
+    flags: Flags = context.obj
+    if database_url is not None:
+        variables = {_DATABASE: database_url, f"{_DATABASE}_FILE": ""}
+    elif os.environ.get(_DATABASE) or os.environ.get(f"{_DATABASE}_FILE"):
+        variables = {}
+    else:
+        variables = {f"{_DATABASE}_FILE": str((flags.data or Path(".pawl")) / "secrets" / "database.url")}
+    run_program("pawl.job_store.bootstrap", environment={**os.environ, **variables})
 
 
 @command()

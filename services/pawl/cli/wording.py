@@ -99,11 +99,6 @@ def _escaped(character: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def value_name(kind: Any, value: int) -> str:
-    """Return `at most once` for EFFECT_CLASS_AT_MOST_ONCE."""
-    return short_name(kind.DESCRIPTOR, value).replace("_", " ")
-
-
 def short_name(kind: EnumDescriptor, value: int) -> str:
     """Return `at_most_once` for EFFECT_CLASS_AT_MOST_ONCE."""
     names = kind.values_by_number
@@ -117,7 +112,7 @@ def job_name(job: jobs_pb2.BackgroundJob) -> str:
 
 def state_name(state: run_pb2.RunState.ValueType) -> str:
     """Return `needs attention` for RUN_STATE_NEEDS_ATTENTION."""
-    return value_name(run_pb2.RunState, state)
+    return short_name(run_pb2.RunState.DESCRIPTOR, state).replace("_", " ")
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:

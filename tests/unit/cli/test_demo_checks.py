@@ -46,7 +46,6 @@ def what_happened() -> Evidence:
         attempt_when_killed=1,
         stayed_down=True,
         connections_after_kill=["127.0.0.1:2"],
-        metric="pawl_agent_loop_model_calls_total 1.0",
         seconds=30.0,
     )
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -18,7 +16,7 @@ from pawl.cli import wording
 from pawl.cli.events import line
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Desk
-from pawl.cli.jobs import job_lines, last_progress, paused_text, put_reports
+from pawl.cli.jobs import job_lines, paused_text, put_reports
 from pawl.cli.operating import undo_line
 from pawl.cli.runs import show_step, standing
 from pawl.cli.terminal import LineReader
@@ -247,38 +245,6 @@ def test_reports_are_said_in_short_or_as_the_model_writes_them_or_refused() -> N
     for given in ("sometimes", "every=x", "every=", "every=2.5", '{"each": 2}', "digest", "change=2"):
         with pytest.raises(CommandError, match=r'or as JSON, \{"every": 10\}'):
             put_reports(jobs_pb2.StartJobRequest(), given)
-
-
-class Suite:
-    """A suite with one job, at work, and its log."""
-
-    def __init__(self, *events: event_pb2.RunEvent) -> None:
-        self.log = [*events]
-        self.asked_after: list[int] = []
-
-    async def get(self, run_id: str) -> run_pb2.Run:
-        return run_pb2.Run(run_id=run_id, last_seq=self.log[-1].seq)
-
-    async def watch(self, _: str, after_seq: int) -> AsyncGenerator[event_pb2.RunEvent, None]:
-        self.asked_after.append(after_seq)
-        for event in self.log:
-            if event.seq > after_seq:
-                yield event
-        await asyncio.Event().wait()  # The run goes on.
-
-
-def progressed(seq: int, fraction: float, message: str) -> event_pb2.RunEvent:
-    progress = event_pb2.ToolProgress(call_id="call_1", tool_name="dig", fraction=fraction, message=message)
-    return event_pb2.RunEvent(seq=seq, tool_progress=progress)
-
-
-async def test_a_job_at_work_is_shown_with_what_its_tool_has_said_last() -> None:
-    suite = Suite(progressed(98, 0.1, "one"), progressed(99, 0.4, "two of\x1b five"), event_pb2.RunEvent(seq=100))
-    job = jobs_pb2.BackgroundJob(job_id="run_2", state=run_pb2.RUN_STATE_RUNNING, last_result="before")
-    target = cast("AsyncClient", suite)
-    found = await last_progress(target, job)
-    assert "now: 40% two of<U+001B> five" in job_lines(job, found)
-    assert suite.asked_after == [50], "a long log is not read whole"
 
 
 def shown(kind: str, event: event_pb2.RunEvent) -> str:
