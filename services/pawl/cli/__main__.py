@@ -88,9 +88,8 @@ def flags(
     ] = False,
 ) -> None:
     """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
-    context.obj = Flags(
-        address=address, data=data, store=store, user=user, authority=authority, key_in_clear=key_in_clear
-    )
+    context.obj = {"address": address, "data": data, "store": store, "user": user}
+    context.obj |= {"authority": authority, "key_in_clear": key_in_clear}
 
 
 @app.command()
@@ -110,7 +109,7 @@ def up(
     """
     given: Flags = context.obj
     try:
-        options = read_options(os.environ, data=given.data, ports=port or (), replicas=replicas or ())
+        options = read_options(os.environ, data=given["data"], ports=port or (), replicas=replicas or ())
     except StartError as error:
         raise typer.Exit(fail(error, [])) from None
     raise typer.Exit(run_suite(options, agents.apply_folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import inspect
 import re
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -32,20 +31,11 @@ EXIT_INTERRUPTED: Final = 130
 FOLLOW_SECONDS: Final = 30.0
 """The time for which a command that follows something asks again while no service answers."""
 
+Flags: TypeAlias = dict[str, Any]
+"""The flags that were given before the command: arguments of AsyncClient."""
+
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """The flags that were given before the command."""
-
-    address: str | None
-    data: Path | None
-    store: str | None
-    user: str | None
-    authority: Path | None
-    key_in_clear: bool
 
 
 def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:
@@ -82,7 +72,7 @@ def _perform(
     addresses: list[str] = []
 
     async def run() -> int | None:
-        async with AsyncClient(**dataclasses.asdict(flags), retry_seconds=0.0) as target:
+        async with AsyncClient(**flags, retry_seconds=0.0) as target:
             addresses.extend(getattr(target, asks))
             return await work(target, console)
 
@@ -94,8 +84,6 @@ def _perform(
         # Whoever read the output has seen enough. Nothing more can be written, at exit either.
         sys.stdout = None
         return EXIT_UNSUCCESSFUL
-    except typer.BadParameter:
-        raise
     except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
         return fail(error, addresses, asks, typed)
 

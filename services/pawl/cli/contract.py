@@ -187,10 +187,9 @@ def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none
 async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
     """Return what a method lists, at most `count` of it if that is not 0: of each page its first repeated field."""
     found: list[Any] = []
-    method, _ = _method(target, request)
     if "page_size" not in request.DESCRIPTOR.fields_by_name:
-        return _items_of(await target.again(method, request))
-    async for page in target.pages(method, request):
+        return _items_of(await ask(target, request))
+    async for page in target.pages(_method(target, request), request):
         found += _items_of(page)
         if count and len(found) >= count:
             break
@@ -199,13 +198,10 @@ async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
 
 async def ask(target: AsyncClient, request: Any) -> Any:
     """Send a request to the method that takes it; its effect comes once if the request has an id."""
-    method, stub_fields = _method(target, request)
-    call = (
-        functools.partial(method, timeout=_SECONDS)
-        if _METHODS[request.DESCRIPTOR.full_name][0] == "sources"
-        else method
-    )
-    return await (target.once if "request_id" in stub_fields else target.again)(call, request)
+    method = _method(target, request)
+    if _where(request)[0] == "sources":
+        method = functools.partial(method, timeout=_SECONDS)
+    return await (target.once if "request_id" in request.DESCRIPTOR.fields_by_name else target.again)(method, request)
 
 
 def shown(answer: Any, _request: Any) -> list[str]:
@@ -251,6 +247,8 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
                 option.put(inside, value)
             else:
                 _put(inside, field, value if option.constant is None else option.constant)
+        except UnicodeEncodeError:
+            raise
         except ValueError:  # Of protobuf.
             raise CommandError(f"{value} is out of range.", parameter=name) from None
 
@@ -342,12 +340,16 @@ def _made(
 ) -> Callable[..., None]:
     vars(work)["__signature__"] = inspect.Signature([_TARGET, _CONSOLE, *taken])
     work.__doc__ = told
-    return command(asks=_METHODS[request.DESCRIPTOR.full_name][1])(work)
+    return command(asks=_where(request)[1])(work)
 
 
-def _method(target: AsyncClient, request: Any) -> tuple[Any, Any]:
-    stub = getattr(target, _METHODS[request.DESCRIPTOR.full_name][0])
-    return getattr(stub, request.DESCRIPTOR.name.removesuffix("Request")), request.DESCRIPTOR.fields_by_name
+def _where(request: Any) -> tuple[str, Asks]:
+    """Return the stub of AsyncClient that takes a request, and the addresses where it is."""
+    return _METHODS[request.DESCRIPTOR.full_name]
+
+
+def _method(target: AsyncClient, request: Any) -> Any:
+    return getattr(getattr(target, _where(request)[0]), request.DESCRIPTOR.name.removesuffix("Request"))
 
 
 def _items_of(page: Any) -> list[Any]:

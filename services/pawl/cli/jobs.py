@@ -102,7 +102,7 @@ _SHOWN: Final = (
     *("conversation_id", "parent_run_id", "definition", "create_time", "end_time", "next_time", "last_result"),
     *("failure", "waiting", "trimmed_iterations"),
 )
-NONE_OPEN: Final = "No job is open."
+NONE_OPEN: Final = "There are no jobs."
 
 app = typer.Typer(help="Start, see, pause and stop calls in the background.", no_args_is_help=True)
 app.command("start")(

@@ -33,7 +33,7 @@ def check(context: typer.Context) -> None:
     It gets all arguments after `check`.
     """
     flags: Flags = context.obj
-    given = (("--store", flags.store), ("--user", flags.user))
+    given = (("--store", flags["store"]), ("--user", flags["user"]))
     run_program(
         "pawl.tool_registry.check",
         [*context.args, *(each for flag, value in given if value is not None for each in (flag, value))],
@@ -71,7 +71,7 @@ def bootstrap(
     elif os.environ.get(_DATABASE) or os.environ.get(f"{_DATABASE}_FILE"):
         variables = {}
     else:
-        variables = {f"{_DATABASE}_FILE": str((flags.data or Path(".pawl")) / "secrets" / "database.url")}
+        variables = {f"{_DATABASE}_FILE": str((flags["data"] or Path(".pawl")) / "secrets" / "database.url")}
     run_program("pawl.job_store.bootstrap", environment={**os.environ, **variables})
 
 

@@ -96,6 +96,7 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("notify", "preferences", "--quiet", "mon- 22:00-07:00"): "'mon-'",
         ("notify", "preferences", "--quiet", "22:00-07:00", "--no-quiet"): "not both",
         ("run", "caf\udce9"): "UTF-8",
+        ("schedules", "show", "caf\udce9"): "UTF-8",
         ("--address", "https://pawl.example", "runs"): "without a scheme",
         ("conversations", "import", "/absent.json"): "cannot be read: No such file",
     }.items():
