@@ -376,7 +376,7 @@ class Chat:
                     options=self._options,
                 )
                 self._active[run_id] = None
-        except (answers.Unclear, PawlError) as error:
+        except (CommandError, PawlError) as error:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
 
     def _refuses(self, line: str) -> bool:

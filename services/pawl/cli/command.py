@@ -18,9 +18,11 @@ import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
+from pawl.chassis import strict_json
 from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient, forms
 from pawl.client.target import Asks
+from pawl.errors import InvalidJson
 
 EXIT_UNSUCCESSFUL: Final = 1
 """The command worked, and what it did or watched did not come to a good end."""
@@ -34,6 +36,7 @@ FOLLOW_SECONDS: Final = 30.0
 Flags: TypeAlias = dict[str, Any]
 """The flags that were given before the command: arguments of AsyncClient."""
 
+_JSON_BYTES_MAX: Final = 1024 * 1024
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -132,6 +135,30 @@ def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[st
             raise CommandError(f"{text!r} is not of the form key=value, or its key comes twice.", parameter=parameter)
         labels[key] = value
     return labels
+
+
+def json_of(text: str | bytes, what: str, hint: str = "") -> Any:
+    """Return the JSON value that was given as `what`.
+
+    Raises:
+        CommandError: it is no JSON; the message ends with the hint.
+    """
+    try:
+        return strict_json.loads(text.encode() if isinstance(text, str) else text, bytes_max=_JSON_BYTES_MAX)
+    except InvalidJson as error:
+        raise CommandError(f"{what} is not JSON: {error.message}. {hint}".rstrip()) from None
+
+
+def object_of(text: str | bytes, what: str) -> dict[str, Any]:
+    """Return the JSON object that was given as `what`.
+
+    Raises:
+        CommandError: it is none.
+    """
+    found = json_of(text, what)
+    if not isinstance(found, dict):
+        raise CommandError(f'{what} is a JSON object, like {{"n": 1}}.')
+    return found
 
 
 @contextmanager

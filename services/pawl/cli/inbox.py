@@ -168,7 +168,7 @@ class Desk:
         try:
             await self._target.submit(result)
         except PawlError as error:
-            raise answers.Unclear(f"It was not taken: {wording.sentence(error.message)}") from None
+            raise CommandError(f"It was not taken: {wording.sentence(error.message)}") from None
         return "The result was taken."
 
     async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:

@@ -8,37 +8,21 @@ import typer
 from rich.console import Console
 
 from pawl.agent.v1 import jobs_pb2, operator_pb2
-from pawl.chassis import job_reports, strict_json
+from pawl.chassis import job_reports
 from pawl.cli import wording
-from pawl.cli.command import Yes, command, is_sure
+from pawl.cli.command import Yes, command, is_sure, object_of
 from pawl.cli.contract import Columns, Json, Option, listing, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import follow
 from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.client.jobs import condition, monitor
-from pawl.errors import InvalidField, InvalidJson
+from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
 JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", show_default=False)]
-_JSON_BYTES_MAX: Final = 256 * 1024
 _REPORTS: Final = 'every, every=10, change, digest=600 (seconds), end or none; or as JSON, {"every": 10}'
-
-
-def json_object(given: str, option: str) -> dict[str, Any]:
-    """Return the JSON object that an option has.
-
-    Raises:
-        CommandError: it is none.
-    """
-    try:
-        found = strict_json.loads(given.encode(), bytes_max=_JSON_BYTES_MAX)
-    except InvalidJson as error:
-        raise CommandError(f"{option} is not JSON: {error.message}.") from None
-    if not isinstance(found, dict):
-        raise CommandError(f'{option} is a JSON object, like {{"n": 1}}.')
-    return found
 
 
 def put_reports(message: Any, given: str, option: str = "--reports") -> None:
@@ -49,7 +33,7 @@ def put_reports(message: Any, given: str, option: str = "--reports") -> None:
     """
     kind, equals, amount = given.partition("=")
     try:
-        read = json_object(given, option) if given.startswith("{") else {kind: float(amount)} if equals else kind
+        read = object_of(given, option) if given.startswith("{") else {kind: float(amount)} if equals else kind
         fields = job_reports.read(read)
     except (ValueError, InvalidField):
         raise CommandError(f"{option} is {_REPORTS}.") from None
@@ -59,16 +43,16 @@ def put_reports(message: Any, given: str, option: str = "--reports") -> None:
 
 
 def _arguments(request: jobs_pb2.StartJobRequest, given: str) -> None:
-    json_object(given, "--arguments")
+    object_of(given, "--arguments")
     request.arguments_json = given.encode()
 
 
 def _until(request: jobs_pb2.StartJobRequest, given: str) -> None:
-    request.until.CopyFrom(condition(json_object(given, "--until") if given.startswith("{") else given))
+    request.until.CopyFrom(condition(object_of(given, "--until") if given.startswith("{") else given))
 
 
 def _watch_for(request: jobs_pb2.StartJobRequest, given: str) -> None:
-    request.when.CopyFrom(monitor(json_object(given, "--when") if given.startswith("{") else given))
+    request.when.CopyFrom(monitor(object_of(given, "--when") if given.startswith("{") else given))
 
 
 def _lines(answer: Any, _: Any) -> list[str]:

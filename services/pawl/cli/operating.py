@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, operator_pb2, undo_pb2
-from pawl.cli import answers, wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
+from pawl.cli import wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of
 from pawl.cli.contract import Json, ask, items, json_line, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import RunId, follow
@@ -104,7 +104,8 @@ async def resolve(
     request.resolution = agent_pb2.RESOLUTION_RUN_AGAIN if run_again else agent_pb2.RESOLUTION_TELL_MODEL
     if happened is not None:
         request.resolution = agent_pb2.RESOLUTION_HAPPENED
-        request.content_json = answers.checked_result(happened, "Text needs quotes: --happened '\"sent\"'.")
+        json_of(happened, "The result", "Text needs quotes: --happened '\"sent\"'.")
+        request.content_json = happened.encode()
     runs = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id))
     # Of several large calls only the first is listed; the ledger knows the others.
     for call in (call for run in runs for call in run.calls if call.call_id == call_id):

@@ -9,15 +9,13 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from pawl.chassis.strict_json import loads
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, labels_of, read_file, reading, secret_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, json_of, labels_of, read_file, reading, secret_of
 from pawl.cli.contract import Columns, Option, Options, choices, listing, number_of, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.jobs import put_reports
 from pawl.cli.terminal import say
 from pawl.client import AsyncClient
-from pawl.errors import InvalidJson
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, source_pb2, tool_pb2
 
@@ -406,7 +404,6 @@ memory.command("erase")(
 )
 
 
-_RESULT_BYTES_MAX: Final = 1024 * 1024
 _TOKEN: Final = "The completion token, which the tool gave away; - reads it, @FILE from a file: commands can be seen."  # noqa: S105
 
 
@@ -422,9 +419,6 @@ async def complete(
     """Complete a call whose tool waits for somebody outside: with its result, or with an error."""
     if (result is None) == (not error):
         raise CommandError("Say how the call ended: --result JSON or --error TEXT.")
-    try:
-        value = None if result is None else loads(result.encode(), bytes_max=_RESULT_BYTES_MAX)
-    except InvalidJson as refused:
-        raise CommandError(f"--result is not JSON: {refused.message}. A text stands in quotes.") from None
+    value = None if result is None else json_of(result, "--result", "A text stands in quotes.")
     known = await target.complete_call(secret_of(token), value, error=error)
     say(console, "The call had this end already." if known else "Completed.")

@@ -247,7 +247,7 @@ def test_what_is_typed_decides_about_the_call_that_was_shown() -> None:
 
 def test_what_decides_nothing_is_refused_with_what_would() -> None:
     lines = ("e {", 'e {"a": 1, "a": 2}', "e [1]", "e 1", "", "x", "t", "maybe")
-    assert not_refused(answers.Unclear, lambda line: answers.decision_of(line, GATED), lines) == []
+    assert not_refused(CommandError, lambda line: answers.decision_of(line, GATED), lines) == []
 
 
 def test_only_a_bare_word_approves_or_rejects() -> None:
@@ -265,8 +265,8 @@ def test_only_a_bare_word_approves_or_rejects() -> None:
         *("y: go", "Approve? Never", "s is for small", "series of what?", "no problem, do it", "n/a", "r u sure?"),
         *("reject the other one, not this one", "t shirts only", "edit the amount", "all of them", "always ask me"),
     )
-    assert not_refused(answers.Unclear, lambda line: answers.decision_of(line, call), sentences) == []
-    with pytest.raises(answers.Unclear, match=r"\[a\]pprove, \[e\]dit \[JSON\], \[r\]eject"):
+    assert not_refused(CommandError, lambda line: answers.decision_of(line, call), sentences) == []
+    with pytest.raises(CommandError, match=r"\[a\]pprove, \[e\]dit \[JSON\], \[r\]eject"):
         answers.decision_of("yes but to the other account", GATED)
 
 
@@ -281,7 +281,7 @@ def test_the_editor_gets_the_arguments_and_gives_the_new_ones(monkeypatch: pytes
 
 def test_an_editor_that_does_not_work_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISUAL", "/no/such/editor")
-    with pytest.raises(answers.Unclear, match="set EDITOR"):
+    with pytest.raises(CommandError, match="set EDITOR"):
         answers.decision_of("e", GATED)
 
 
@@ -314,7 +314,7 @@ def test_only_who_says_so_grants_it() -> None:
     once, series = answers.decision_of("a", call), answers.decision_of("series", call)
     assert (once.for_series, once.digest) == (False, "of the call")
     assert (series.for_series, series.digest) == (True, "of the series")
-    with pytest.raises(answers.Unclear, match="Nothing was decided"):
+    with pytest.raises(CommandError, match="Nothing was decided"):
         answers.decision_of("s", gated())
     with pytest.raises(InvalidField, match="decide about the call alone"):
         decisions.for_series(gated(), None, None, None, None)
