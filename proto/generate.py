@@ -3,18 +3,26 @@
 Run by `make proto` and `make proto-check` with the pinned toolchain of
 requirements/proto.txt. The same protos give the same bytes, and whatever the
 target held before and no longer has a source is gone afterwards.
+
+`pawl.comments` has the first sentence of what the protos say about each field of
+a request, for the help of the command line.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
 PROTO_DIR = Path(__file__).parent
+_FIELD = [4, 2]
 BANNER = '"""Generated from proto/{source} by `make proto`. Do not edit."""\n'
 
 
@@ -39,8 +47,68 @@ def main(target: Path) -> int:
         ]
     )
     if status == 0:
+        write_comments(target, sources)
         make_packages(target)
     return int(status)
+
+
+def write_comments(target: Path, sources: list[str]) -> None:
+    """Write the first sentence about each field that a request can have, by the full name of the field."""
+    with tempfile.TemporaryDirectory() as folder:
+        described = Path(folder) / "descriptors"
+        protoc.main(
+            [
+                "protoc",
+                f"--proto_path={PROTO_DIR}",
+                f"--proto_path={files('grpc_tools') / '_proto'}",
+                "--include_source_info",
+                f"--descriptor_set_out={described}",
+                *sources,
+            ]
+        )
+        protos = FileDescriptorSet.FromString(described.read_bytes()).file
+    messages = {f".{proto.package}.{message.name}": message for proto in protos for message in proto.message_type}
+    public = [service for proto in protos if "job/" not in proto.name for service in proto.service]
+    wanted = within(messages, [method.input_type for service in public for method in service.method])
+    comments = {
+        name: text for proto in protos for name, text in field_comments(proto) if name.rpartition(".")[0] in wanted
+    }
+    for name, text in comments.items():
+        if see := re.fullmatch(r"See (\w+)\.", text):
+            message, _, field = name.rpartition(".")
+            comments[name] = comments[f"{message.rpartition('.')[0]}.{see[1]}.{field}"]
+    lines = "".join(f"    {name!r}: {text!r},\n" for name, text in sorted(comments.items()))
+    folder_of_comments = target / "pawl" / "comments"
+    folder_of_comments.mkdir(parents=True)
+    (folder_of_comments / "fields.py").write_text(
+        BANNER.format(source="pawl") + f"\nCOMMENTS: dict[str, str] = {{\n{lines}}}\n"
+    )
+
+
+def within(messages: dict[str, DescriptorProto], names: list[str]) -> set[str]:
+    """Return the full names of these messages, and of those that they can hold."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in messages and name[1:] not in found:
+            found.add(name[1:])
+            fields = messages[name].field
+            names += [field.type_name for field in fields if field.type == FieldDescriptorProto.TYPE_MESSAGE]
+    return found
+
+
+def field_comments(proto: FileDescriptorProto) -> Iterator[tuple[str, str]]:
+    """Yield the full name of each field of a file, and the first sentence of its comment."""
+    for location in proto.source_code_info.location:
+        # The path of a field is: messages of a file, which one, its fields, which one.
+        if location.path[::2] == _FIELD and len(location.path) == 2 * len(_FIELD) and location.leading_comments:
+            message = proto.message_type[location.path[1]]
+            field = message.field[location.path[3]].name
+            if field in {"request_id", "page_size", "page_token"}:
+                continue
+            text = " ".join(location.leading_comments.partition("\n\n")[0].split())
+            sentence = re.split(r"(?<=\.) (?=[A-Z])", text)[0]
+            yield f"{proto.package}.{message.name}.{field}", sentence
 
 
 def make_packages(target: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,34 +14,21 @@ import typer
 from pawl.chassis.local_key import IN_CLEAR
 from pawl.chassis.start import StartError
 from pawl.cli import (
+    access,
     agents,
-    attention,
-    audit,
-    browser,
-    channels,
     chat,
-    checks,
-    completing,
     conversations,
     decisions,
     demo,
-    documents,
     events,
     inbox,
     jobs,
-    keys,
-    lists,
-    memory,
-    preferences,  # noqa: F401  # its commands are under `pawl notify`
-    rules,
+    notify,
+    operating,
+    programs,
     runs,
-    schedules,
-    sources,
-    status,
-    steps,
-    triggers,
-    undoing,
-    whoami,
+    starters,
+    toolbox,
 )
 from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from pawl.launcher.options import read_options
@@ -101,9 +88,8 @@ def flags(
     ] = False,
 ) -> None:
     """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
-    context.obj = Flags(
-        address=address, data=data, store=store, user=user, authority=authority, key_in_clear=key_in_clear
-    )
+    context.obj = {"address": address, "data": data, "store": store, "user": user}
+    context.obj |= {"authority": authority, "key_in_clear": key_in_clear}
 
 
 @app.command()
@@ -123,56 +109,65 @@ def up(
     """
     given: Flags = context.obj
     try:
-        options = read_options(os.environ, data=given.data, ports=port or (), replicas=replicas or ())
+        options = read_options(os.environ, data=given["data"], ports=port or (), replicas=replicas or ())
     except StartError as error:
         raise typer.Exit(fail(error, [])) from None
     raise typer.Exit(run_suite(options, agents.apply_folder))
 
 
-app.command()(runs.run)
-app.command()(chat.chat)
-app.command()(runs.watch)
-app.command()(runs.runs)
-app.command()(conversations.fork)
-app.command()(status.status)
-app.command()(inbox.inbox)
-app.command()(decisions.approve)
-app.command()(runs.top_up)
-app.command()(runs.cancel)
-app.command()(undoing.undo)
-app.command()(steps.steps)
-app.command()(events.events)
-app.command()(attention.attention)
-app.command()(attention.resolve)
-app.command()(attention.redrive)
-app.command()(attention.end)
-app.add_typer(audit.app)
 tools = typer.Typer(invoke_without_command=True)
-tools.callback()(lists.tools)
-tools.command(add_help_option=False, context_settings=_ALL_PASSED_ON)(checks.check)
-tools.command()(audit.stats)
-app.add_typer(tools, name="tools")
+tools.callback()(toolbox.tools)
+tools.command(add_help_option=False, context_settings=_ALL_PASSED_ON)(programs.check)
+tools.command("stats")(toolbox.stats)
+access.keys.command()(programs.bootstrap)
 model = typer.Typer(help="Look at model servers.", no_args_is_help=True)
 model.callback()(lambda: None)
-model.command("check", add_help_option=False, context_settings=_ALL_PASSED_ON)(checks.check_model)
-app.add_typer(model, name="model")
-app.add_typer(agents.app, name="agents")
-app.command()(agents.apply)
-app.add_typer(documents.commands)
-app.add_typer(memory.commands)
-app.add_typer(sources.app, name="sources")
-app.command()(lists.notifications)
-app.add_typer(channels.app, name="notify")
-app.command()(completing.complete)
-app.command()(whoami.whoami)
-app.command()(browser.console)
-app.add_typer(rules.app, name="rules")
-app.add_typer(keys.app, name="keys")
-app.add_typer(conversations.app, name="conversations")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(schedules.app, name="schedules")
-app.add_typer(triggers.app, name="triggers")
-app.command()(demo.demo)
+model.command("check", add_help_option=False, context_settings=_ALL_PASSED_ON)(programs.check_model)
+
+_COMMANDS: Final[Mapping[str, Callable[..., None] | typer.Typer]] = {
+    "run": runs.run,
+    "chat": chat.chat,
+    "watch": runs.watch,
+    "runs": runs.runs,
+    "fork": conversations.fork,
+    "status": runs.status,
+    "inbox": inbox.inbox,
+    "approve": decisions.approve,
+    "top-up": runs.top_up,
+    "cancel": runs.cancel,
+    "undo": operating.undo,
+    "steps": runs.steps,
+    "events": events.events,
+    "attention": operating.attention,
+    "resolve": operating.resolve,
+    "redrive": operating.redrive,
+    "end": operating.end,
+    "audit": access.audit,
+    "tools": tools,
+    "model": model,
+    "agents": agents.app,
+    "apply": agents.apply,
+    "documents": toolbox.documents,
+    "memory": toolbox.memory,
+    "sources": toolbox.sources,
+    "notifications": notify.notifications,
+    "notify": notify.app,
+    "complete": toolbox.complete,
+    "whoami": access.whoami,
+    "console": programs.console,
+    "rules": access.rules,
+    "keys": access.keys,
+    "conversations": conversations.app,
+    "jobs": jobs.app,
+    "schedules": starters.schedules,
+    "triggers": starters.triggers,
+    "demo": demo.demo,
+}
+for _name, _made in _COMMANDS.items():
+    if isinstance(_made, typer.Typer):
+        app.add_typer(_made, name=_name)
+    else:
+        app.command(_name)(_made)
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import base64
 import difflib
 import json
 from collections.abc import AsyncIterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,9 +21,10 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import DRAFT
 from pawl.chassis.start import StartError
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, read_file
+from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, is_sure, labels_of, read_file
+from pawl.cli.contract import Columns, Json, Option, ask, items, listing, show_items, verb
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.runs import WithLabels, labels_of, show_table
+from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.errors import AgentNotFound, PawlError
 from pawl.event.v1 import agent_pb2
@@ -41,71 +43,66 @@ _SILENT: Final = frozenset(
 )
 """The values that options have where nothing is said."""
 
-Name = Annotated[str, typer.Argument(help="Name of the agent; draft/NAME for a draft of yours.", show_default=False)]
-Version = Annotated[int, typer.Option("--version", help="This version; the newest if not given.", min=0)]
+_NAME: Final = {"name": "name"}
+
+
+def _tools(agent: agent_pb2.AgentVersion) -> str:
+    selected = agent.definition.tools
+    is_open = not any((selected.names, selected.sources, selected.patterns))
+    return "none" if agent.definition.options.without_tools else "all" if is_open else str(len(agent.tool_names))
+
+
+_AGENT: Final[Columns] = {
+    "agent": lambda agent: wording.clean(f"{DRAFT if agent.draft else ''}{agent.definition.name}"),
+    "version": lambda agent: str(agent.version) if agent.version else "deployment",
+    "tools": _tools,
+    "delegates to": "definition.delegates_to",
+    "title": "definition.card.title",
+}
 
 app = typer.Typer(help="List, look at and delete the agents of the store.", no_args_is_help=True)
+app.command("show")(
+    verb(
+        agents_pb2.GetAgentRequest(),
+        {**_NAME, "--version": "version"},
+        "Show an agent as a file for `pawl apply`, and the tools that were selected when it was saved.",
+        lambda answer, _: wording.clean(text_of(answer.agent)).rstrip("\n"),
+    )
+)
+app.command("versions")(
+    listing(
+        agents_pb2.ListAgentVersionsRequest(),
+        _NAME,
+        "List the versions of an agent, the newest first, also of one that was deleted.",
+        {"version": "version", "saved": "create_time", "by": "create_user_id"},
+        none="There are no versions.",
+    )
+)
+app.command("usage")(
+    listing(
+        agents_pb2.GetAgentUsageRequest(days=30),
+        {**_NAME, "--days": Option(path="days", help="Of so many days, up to today.")},
+        "Show what an agent has used on each day (UTC) of the last ones, the newest first. For admins.",
+        {
+            "day": "day",
+            "runs": "runs",
+            "users": "users",
+            "model calls": "usage.model_calls",
+            "input tokens": "usage.input_tokens",
+            "output tokens": "usage.output_tokens",
+        },
+        none="It has used nothing.",
+    )
+)
 
 
 @app.command("list")
 @command()
-async def list_agents(target: AsyncClient, console: Console, *, label: WithLabels = None) -> None:
+async def list_agents(target: AsyncClient, console: Console, *, label: WithLabels = None, json: Json = False) -> None:
     """List the agents that you may use, then your drafts."""
     listed = [agents_pb2.ListAgentsRequest(drafts=drafts, labels=labels_of(label)) for drafts in (False, True)]
-    rows = [
-        _row(agent)
-        for request in listed
-        async for page in target.pages(target.agent_register.ListAgents, request)
-        for agent in page.agents
-        if agent.draft == request.drafts
-    ]
-    show_table(console, ("agent", "version", "tools", "delegates to", "title"), rows)
-
-
-@app.command()
-@command()
-async def show(target: AsyncClient, console: Console, name: Name, *, version: Version = 0) -> None:
-    """Show an agent as a file for `pawl apply` has it, and the tools that were selected when it was saved."""
-    try:
-        found = await target.agent_register.GetAgent(agents_pb2.GetAgentRequest(name=name, version=version))
-    except AgentNotFound:
-        if not version:
-            raise
-        raise CommandError(
-            f"There is no version {version} of an agent {wording.clean(name)!r} that you may use."
-            f" `pawl agents versions {wording.clean(name)}` lists those that there are."
-        ) from None
-    console.print(wording.clean(text_of(found.agent)), markup=False, soft_wrap=True, end="")
-
-
-@app.command()
-@command()
-async def versions(target: AsyncClient, console: Console, name: Name) -> None:
-    """List the versions of an agent, the newest first, also of one that was deleted."""
-    request = agents_pb2.ListAgentVersionsRequest(name=name)
-    pages = target.pages(target.agent_register.ListAgentVersions, request)
-    rows = [
-        (str(agent.version), wording.time_text(agent.create_time), wording.clean(agent.create_user_id))
-        async for page in pages
-        for agent in page.agents
-    ]
-    show_table(console, ("version", "saved", "by"), rows)
-
-
-@app.command()
-@command()
-async def usage(
-    target: AsyncClient,
-    console: Console,
-    name: Name,
-    *,
-    days: Annotated[int, typer.Option("--days", help="Of so many days, up to today.", min=1, max=400)] = 30,
-) -> None:
-    """Show what an agent has used on each day (UTC) of the last ones, the newest first. For admins."""
-    request = agents_pb2.GetAgentUsageRequest(name=name, days=days)
-    found = (await target.agent_register.GetAgentUsage(request)).days
-    columns = ("day", "runs", "users", "model calls", "input tokens", "output tokens")
-    show_table(console, columns, [_usage_row(day) for day in found])
+    found = [agent for request in listed for agent in await items(target, request) if agent.draft == request.drafts]
+    show_items(console, found, _AGENT, none="There are no agents.", json=json)
 
 
 @app.command()
@@ -113,18 +110,16 @@ async def usage(
 async def delete(
     target: AsyncClient,
     console: Console,
-    name: Name,
+    name: Annotated[str, typer.Argument(help="Name of the agent; draft/NAME for a draft of yours.")],
     *,
     yes: Yes = False,
 ) -> int:
-    """Delete an agent, or your draft/NAME: nothing is started with it any more. Runs that it drives go on."""
+    """Delete an agent, or your draft/NAME: no run starts with it any more. Runs that it drives continue."""
     if not is_sure(f"Delete the agent {name}?", yes=yes):
         return EXIT_UNSUCCESSFUL
-    if name.startswith(DRAFT):
-        await target.agent_register.DeleteDraft(agents_pb2.DeleteDraftRequest(name=name.removeprefix(DRAFT)))
-    else:
-        await target.agent_register.DeleteAgent(agents_pb2.DeleteAgentRequest(name=name))
-    console.print(f"Deleted {wording.one_line(name)}.", markup=False, soft_wrap=True)
+    request = agents_pb2.DeleteDraftRequest if name.startswith(DRAFT) else agents_pb2.DeleteAgentRequest
+    await ask(target, request(name=name.removeprefix(DRAFT)))
+    say(console, f"Deleted {wording.one_line(name)}.")
     return 0
 
 
@@ -149,7 +144,7 @@ async def apply(
     A file is YAML or JSON, one agent or several with --- between. Agents that no file has stay as they are.
     """
     async for line in changes(target, read(file), dry_run=dry_run, draft=draft):
-        console.print(wording.clean(line), markup=False, soft_wrap=True)
+        say(console, wording.clean(line))
 
 
 async def changes(
@@ -174,10 +169,9 @@ async def changes(
         asked.CopyFrom(definition)
         # They are not there yet, and will be.
         asked.delegates_to[:] = [name for name in definition.delegates_to if name not in later]
-        saved = await _save(target, asked, dry_run=dry_run, draft=draft)
+        request = agents_pb2.UpdateDraftRequest if draft else agents_pb2.UpdateAgentRequest
+        saved = await ask(target, request(definition=asked, validate_only=dry_run))
         saved.agent.definition.delegates_to[:] = definition.delegates_to
-        if later and saved.agent.tool_names:  # A selection gets the tool with its first delegate.
-            saved.agent.tool_names[:] = sorted({*saved.agent.tool_names, "run_agent"})
         is_new = saved.created or bool(later)
         yield f"{name}: {f'version {saved.agent.version}' if is_new else 'unchanged'}"
         old = text_of(before).splitlines() if before is not None else []
@@ -240,21 +234,23 @@ def in_order(definitions: Sequence[agent_pb2.AgentDefinition]) -> list[agent_pb2
     Raises:
         CommandError: they delegate in a circle.
     """
-    waiting = {definition.name: definition for definition in definitions}
-    ordered: list[agent_pb2.AgentDefinition] = []
-    while waiting:
-        ready = [each for each in waiting.values() if waiting.keys().isdisjoint(each.delegates_to)]
-        if not ready:
-            raise CommandError(f"The agents {', '.join(waiting)} delegate to each other in a circle. Break it.")
-        ordered += ready
-        for each in ready:
-            del waiting[each.name]
-    return ordered
+    named = {each.name: each for each in definitions}
+    try:
+        order = TopologicalSorter(
+            {name: named.keys() & each.delegates_to for name, each in named.items()}
+        ).static_order()
+        return [named[name] for name in order]
+    except CycleError as error:
+        circle = ", ".join(error.args[1])
+        raise CommandError(f"The agents {circle} delegate to each other in a circle. Break it.") from None
 
 
 def text_of(agent: agent_pb2.AgentVersion) -> str:
     """Return an agent as YAML, with the tools that were selected as a remark."""
-    fields = _without_silent(_with_schema(MessageToDict(agent.definition, preserving_proto_field_name=True)))
+    fields = _without_silent(MessageToDict(agent.definition, preserving_proto_field_name=True))
+    asked = fields.get("options", {}).get("response_format", {})
+    if "schema_json" in asked:
+        asked["schema"] = json.loads(base64.b64decode(asked.pop("schema_json")))
     if "daily_tokens_max" in fields:
         fields["daily_tokens_max"] = agent.definition.daily_tokens_max
     if "labels" in fields:
@@ -275,14 +271,13 @@ _Dumper.add_representer(str, _written)
 
 
 def _without_silent(value: Any) -> Any:
-    if isinstance(value, dict):
-        kept = {name: _without_silent(each) for name, each in value.items() if not _is_silent(each)}
-        return {name: each for name, each in kept.items() if each != {}}
-    return value
-
-
-def _is_silent(value: object) -> bool:
-    return isinstance(value, str) and value in _SILENT
+    """Return fields without those that have the value which holds where nothing is given."""
+    if not isinstance(value, dict):
+        return value
+    kept = {
+        name: _without_silent(each) for name, each in value.items() if not (isinstance(each, str) and each in _SILENT)
+    }
+    return {name: each for name, each in kept.items() if each != {}}
 
 
 def _definitions(file: Path) -> list[agent_pb2.AgentDefinition]:
@@ -319,23 +314,6 @@ def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "options": {**options, "response_format": form}}
 
 
-def _with_schema(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an agent as protobuf has it as one of a file."""
-    asked = fields.get("options", {}).get("response_format", {})
-    if "schema_json" in asked:
-        asked["schema"] = json.loads(base64.b64decode(asked.pop("schema_json")))
-    return fields
-
-
-async def _save(
-    target: AsyncClient, definition: agent_pb2.AgentDefinition, *, dry_run: bool, draft: bool
-) -> agents_pb2.UpdateAgentResponse | agents_pb2.UpdateDraftResponse:
-    register = target.agent_register
-    if draft:
-        return await register.UpdateDraft(agents_pb2.UpdateDraftRequest(definition=definition, validate_only=dry_run))
-    return await register.UpdateAgent(agents_pb2.UpdateAgentRequest(definition=definition, validate_only=dry_run))
-
-
 async def _newest(target: AsyncClient, name: str) -> agent_pb2.AgentVersion | None:
     """Return the newest version of an agent of the store; None if it has none."""
     try:
@@ -343,22 +321,3 @@ async def _newest(target: AsyncClient, name: str) -> agent_pb2.AgentVersion | No
     except AgentNotFound:
         return None
     return found if found.version else None
-
-
-def _usage_row(day: agent_pb2.AgentUsage) -> tuple[str, ...]:
-    used = day.usage
-    figures = (day.runs, day.users, used.model_calls, used.input_tokens, used.output_tokens)
-    return (wording.clean(day.day), *map(str, figures))
-
-
-def _row(agent: agent_pb2.AgentVersion) -> tuple[str, ...]:
-    definition = agent.definition
-    is_open = not any((definition.tools.names, definition.tools.sources, definition.tools.patterns))
-    tools = "none" if definition.options.without_tools else "all" if is_open else str(len(agent.tool_names))
-    return (
-        wording.clean(f"{DRAFT if agent.draft else ''}{definition.name}"),
-        str(agent.version) if agent.version else "deployment",
-        tools,
-        wording.one_line(", ".join(definition.delegates_to), 60),
-        wording.one_line(definition.card.title, 80),
-    )

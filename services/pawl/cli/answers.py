@@ -12,9 +12,9 @@ from typing import Final
 from pawl.agent.v1 import types_pb2
 from pawl.chassis import strict_json
 from pawl.cli import wording
+from pawl.cli.command import json_of, object_of
 from pawl.cli.failure import CommandError
 from pawl.client import decisions
-from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2
 
 REFUSAL: Final = "/refuse"
@@ -24,12 +24,6 @@ RESULT_PROMPT: Final = "the result as JSON, or ! text for an error: "
 DECIDABLE: Final = frozenset(
     {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
 )
-_ARGUMENTS_BYTES_MAX: Final = 256 * 1024
-_RESULT_BYTES_MAX: Final = 1024 * 1024
-
-
-class Unclear(CommandError):
-    """The typed text is no decision; the message says what would be."""
 
 
 def prompt(call: call_pb2.Call) -> str:
@@ -52,7 +46,7 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     decides by its first word.
 
     Raises:
-        Unclear: the line decides nothing.
+        CommandError: the line decides nothing.
     """
     line = line.strip()
     if call.state == call_pb2.CALL_STATE_ASKED:
@@ -64,42 +58,29 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     match verb.lower(), colon:
         case ("a" | "approve" | "y" | "yes", ""):
             return decisions.approve(call)
-        case ("s" | "series", ""):
-            return series(call)
+        case ("s" | "series", "") if call.approval.HasField("series"):
+            return decisions.approve(call, for_series=True)
         case ("r" | "reject" | "n" | "no", _):
             return decisions.reject(call, text)
         case ("t" | "text", ":") if text:
             return decisions.answer(call, text)
         case _:
-            raise Unclear(f"Nothing was decided. Type one of: {choices(call)}.")
+            raise CommandError(f"Nothing was decided. Type one of: {choices(call)}.")
 
 
 def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
     """Return the result of a front-end call that `line` gives; what stands behind `!` is an error for the model.
 
     Raises:
-        Unclear: it is no JSON.
+        CommandError: it is no JSON.
     """
     line = line.strip()
     if line.startswith("!"):
         content, is_error = strict_json.dumps_canonical(line[1:].strip()), True
     else:
-        content, is_error = checked_result(line, "A text stands in quotes."), False
+        json_of(line, "The result", "A text stands in quotes.")
+        content, is_error = line.encode(), False
     return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
-
-
-def checked_result(text: str, hint: str) -> bytes:
-    """Return the JSON that somebody gave as the result of a call.
-
-    Raises:
-        Unclear: it is none; the message ends with the hint.
-    """
-    content = text.encode()
-    try:
-        strict_json.loads(content, bytes_max=_RESULT_BYTES_MAX)
-    except PawlError as error:
-        raise Unclear(f"The result is not JSON: {error.message}. {hint}") from None
-    return content
 
 
 def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
@@ -121,36 +102,17 @@ def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
             return "Answered."
 
 
-def series(call: call_pb2.Call) -> types_pb2.CallDecision:
-    """Return: run the whole series of a call.
-
-    Raises:
-        Unclear: there is none.
-    """
-    try:
-        return decisions.approve(call, for_series=True)
-    except PawlError as error:
-        raise Unclear(wording.sentence(error.message[:1].upper() + error.message[1:])) from None
-
-
 def edit(
     call: call_pb2.Call, arguments: bytes, *, for_series: bool = False, series: call_pb2.Series | None = None
 ) -> types_pb2.CallDecision:
     """Return: run it with other arguments, or with `for_series` the whole series, perhaps another one.
 
     Raises:
-        Unclear: they are no JSON object, or there is no series.
+        CommandError: they are no JSON object.
+        InvalidField: there is no series.
     """
-    try:
-        value = strict_json.loads(arguments, bytes_max=_ARGUMENTS_BYTES_MAX)
-    except PawlError as error:
-        raise Unclear(f"The new arguments are not JSON: {error.message}.") from None
-    if not isinstance(value, dict):
-        raise Unclear("The new arguments must be a JSON object with all arguments of the tool.")
-    try:
-        return decisions.edit(call, arguments, for_series=for_series, series=series)
-    except PawlError as error:
-        raise Unclear(wording.sentence(error.message[:1].upper() + error.message[1:])) from None
+    object_of(arguments, "The text of the new arguments")
+    return decisions.edit(call, arguments, for_series=for_series, series=series)
 
 
 def chosen(line: str, call: call_pb2.Call) -> str:
@@ -165,7 +127,7 @@ def edit_in_editor(arguments: bytes) -> bytes:
     """Return the arguments as somebody left them in $VISUAL or $EDITOR.
 
     Raises:
-        Unclear: there is no editor, or it failed.
+        CommandError: there is no editor, or it failed.
     """
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="pawl-edit-") as folder:
@@ -175,12 +137,12 @@ def edit_in_editor(arguments: bytes) -> bytes:
             subprocess.run([*shlex.split(editor), str(path)], check=True)
             return path.read_bytes()
         except (OSError, ValueError, subprocess.CalledProcessError):
-            raise Unclear(f"The editor {editor!r} did not work; set EDITOR, or type: e JSON.") from None
+            raise CommandError(f"The editor {editor!r} did not work; set EDITOR, or type: e JSON.") from None
 
 
 def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     if not line:
-        raise Unclear("Type the number of an option, or an answer in your own words.")
+        raise CommandError("Type the number of an option, or an answer in your own words.")
     verb, _, reason = line.partition(" ")
     if verb == REFUSAL:
         return decisions.reject(call, reason.strip())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable
@@ -15,14 +14,14 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
-from pawl.cli import answers, wording
+from pawl.cli import answers, jobs, runs, wording
 from pawl.cli.command import command, follows
+from pawl.cli.contract import show_items
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.jobs import paused_text, show_jobs
-from pawl.cli.lines import LineReader
-from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of, show_runs
-from pawl.cli.transcript import Transcript, says_something
-from pawl.client import AsyncClient, result
+from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of
+from pawl.cli.terminal import LineReader
+from pawl.cli.transcript import ENDED, Transcript, says_something
+from pawl.client import AsyncClient
 from pawl.errors import ConversationNotFound, InvalidArguments, InvalidJson, PawlError
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.tools import Category, EffectClass, Tool, tool
@@ -32,7 +31,7 @@ _COMMANDS: Final = {
     "/cancel": "stops the run",
     "/top-up TOKENS": "adds to its budget",
     "/runs": "lists yours",
-    "/jobs": "lists what goes on in the background",
+    "/jobs": "lists what runs in the background",
     "/pause JOB": "pauses one of these",
     "/resume JOB": "lets it go on",
     "/stop JOB": "ends it",
@@ -46,13 +45,6 @@ _HELP: Final = (
 _SHOWN: Final = 10
 _PAGE: Final = 200
 _DIGITS_MAX: Final = 18
-_UNDER_WAY: Final = (
-    run_pb2.RUN_STATE_QUEUED,
-    run_pb2.RUN_STATE_RUNNING,
-    run_pb2.RUN_STATE_WAITING,
-    run_pb2.RUN_STATE_CANCELLING,
-    run_pb2.RUN_STATE_NEEDS_ATTENTION,
-)
 _QUIET_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 2.0
 
@@ -106,10 +98,6 @@ def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
     return show_panel
 
 
-def _is_for_panel(call: call_pb2.Call) -> bool:
-    return call.state == call_pb2.CALL_STATE_OFFERED and call.tool_name == "show_panel"
-
-
 class Chat:
     """One conversation at the keyboard.
 
@@ -150,8 +138,6 @@ class Chat:
         # What began since then is to be shown, though it may have ended before anybody looked.
         self._first_run_id = ""
         self._following: asyncio.Task[None] | None = None
-        # Resumed runs with calls for the panel of an earlier chat: of another client, which is gone perhaps.
-        self._left_behind: list[str] = []
         # Runs that wait for tokens or an operator: no line of a message helps them.
         self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
@@ -185,8 +171,8 @@ class Chat:
         """Have the turns of the model shown as they begin, however long the conversation goes on."""
         while True:
             with suppress(PawlError):  # Whoever types is told by the session.
-                async with aclosing(self._target.follow(self._conversation_id, self._first_run_id)) as runs:
-                    async for run in runs:
+                async with aclosing(self._target.follow(self._conversation_id, self._first_run_id)) as started:
+                    async for run in started:
                         if run.generation and run.run_id not in self._turns | self._resumed:
                             self._turns.add(run.run_id)
                             self._active[run.run_id] = None
@@ -203,7 +189,7 @@ class Chat:
         page = await self._target.agents.ListRuns(request)
         if not page.runs:
             raise CommandError(f"No such conversation: {self._conversation_id}. `pawl runs` shows yours.")
-        for run in reversed([run for run in page.runs if run.state in _UNDER_WAY]):
+        for run in reversed([run for run in page.runs if run.state not in ENDED]):
             self._active[run.run_id] = None
             self._resumed.add(run.run_id)
             await self._session.attach(run.run_id)
@@ -243,8 +229,6 @@ class Chat:
         if not frame.cancelled():
             self._show(frame.result())
             await self._attach()
-            while self._left_behind:
-                await self._take_over(self._left_behind.pop())
         if not line.cancelled():
             await self._obey(line.result())
 
@@ -282,9 +266,8 @@ class Chat:
                 self._unsaid.pop(frame.gap.run_id, None)
                 self._screen.show_gap(frame.gap)
             case "end":
-                self._active.pop(frame.end.run_id, None)
-                self._held.pop(frame.end.run_id, None)
-                self._unsaid.pop(frame.end.run_id, None)
+                for runs_of in (self._active, self._held, self._unsaid):
+                    runs_of.pop(frame.end.run_id, None)
 
     def _said(self, event: event_pb2.RunEvent) -> list[event_pb2.RunEvent]:
         """Return what there is to show with an event: nothing of a turn that says nothing."""
@@ -323,20 +306,9 @@ class Chat:
             self._pending[call.call_id] = call
         else:
             self._pending.pop(call.call_id, None)
-        if _is_for_panel(call) and call.run_id in self._resumed:
-            self._left_behind.append(call.run_id)
         if call.state == call_pb2.CALL_STATE_DELEGATED and call.child_run_id not in self._below:
             self._below.add(call.child_run_id)
             self._unattached.append(call.child_run_id)
-
-    async def _take_over(self, run_id: str) -> None:
-        """Do what an earlier chat was asked to show, if it is not there any more to do it."""
-        with suppress(PawlError):  # It has shown it meanwhile.
-            for call in (await self._target.get(run_id)).pending_calls:
-                if _is_for_panel(call) and call.run_id == run_id and not call.offer.client_id:
-                    shown = json.loads(call.arguments_json)
-                    content = self._show_panel(shown["title"], shown["content"])
-                    await self._target.submit(result(call, content))
 
     def _note_held(self, run: run_pb2.Run) -> None:
         if run_pb2.WAIT_KIND_BUDGET in run.waits:
@@ -404,7 +376,7 @@ class Chat:
                     options=self._options,
                 )
                 self._active[run_id] = None
-        except (answers.Unclear, PawlError) as error:
+        except (CommandError, PawlError) as error:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
 
     def _refuses(self, line: str) -> bool:
@@ -435,20 +407,20 @@ class Chat:
                 request = agent_pb2.ListRunsRequest(page_size=_SHOWN)
                 page = await self._target.agents.ListRuns(request)
                 self._screen.end_line()
-                show_runs(self._console, list(page.runs))
+                show_items(self._console, page.runs, runs.COLUMNS, none=runs.NO_RUNS)
             case ["/jobs"]:
                 of = self._conversation_id
-                jobs = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
+                found = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
                 self._screen.end_line()
-                await show_jobs(self._target, self._console, jobs)
+                show_items(self._console, found, jobs.COLUMNS, none=jobs.NONE_OPEN)
             case ["/stop", job_id]:
                 self._screen.line(
                     wording.stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim"
                 )
             case ["/pause", job_id]:
-                self._screen.line(paused_text(await self._target.pause_job(job_id)), "dim")
+                self._screen.line(jobs.paused_text(await self._target.pause_job(job_id)), "dim")
             case ["/resume", job_id]:
-                self._screen.line(paused_text(await self._target.resume_job(job_id), resumed=True), "dim")
+                self._screen.line(jobs.paused_text(await self._target.resume_job(job_id), resumed=True), "dim")
             case ["/help"]:
                 self._screen.line(_HELP, "dim")
             case [name, *_] if meant := [typed for typed in _COMMANDS if typed.split()[0] == name]:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import inspect
 import re
-import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
+from pawl.chassis import strict_json
 from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient, forms
 from pawl.client.target import Asks
+from pawl.errors import InvalidJson
 
 EXIT_UNSUCCESSFUL: Final = 1
 """The command worked, and what it did or watched did not come to a good end."""
@@ -33,20 +33,12 @@ EXIT_INTERRUPTED: Final = 130
 FOLLOW_SECONDS: Final = 30.0
 """The time for which a command that follows something asks again while no service answers."""
 
+Flags: TypeAlias = dict[str, Any]
+"""The flags that were given before the command: arguments of AsyncClient."""
+
+_JSON_BYTES_MAX: Final = 1024 * 1024
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """The flags that were given before the command."""
-
-    address: str | None
-    data: Path | None
-    store: str | None
-    user: str | None
-    authority: Path | None
-    key_in_clear: bool
 
 
 def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:
@@ -83,7 +75,7 @@ def _perform(
     addresses: list[str] = []
 
     async def run() -> int | None:
-        async with AsyncClient(**dataclasses.asdict(flags), retry_seconds=0.0) as target:
+        async with AsyncClient(**flags, retry_seconds=0.0) as target:
             addresses.extend(getattr(target, asks))
             return await work(target, console)
 
@@ -95,8 +87,6 @@ def _perform(
         # Whoever read the output has seen enough. Nothing more can be written, at exit either.
         sys.stdout = None
         return EXIT_UNSUCCESSFUL
-    except typer.BadParameter:
-        raise
     except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
         return fail(error, addresses, asks, typed)
 
@@ -104,11 +94,6 @@ def _perform(
 def follows(target: AsyncClient) -> None:
     """Have a command that follows something survive a restart of the suite; others fail at once."""
     target.retry_seconds = FOLLOW_SECONDS
-
-
-def new_request_id() -> str:
-    """Return an id for a request that is made once, whatever becomes of its answer."""
-    return f"cli_{secrets.token_hex(12)}"
 
 
 def seconds_of(duration: str, parameter: str) -> int:
@@ -123,33 +108,57 @@ def seconds_of(duration: str, parameter: str) -> int:
     return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def time_of(text: str, parameter: str, zone: tzinfo | None = None) -> Timestamp:
-    """Return the moment of `2026-01-31T09:00`: in a zone, None for that of this machine, unless it says another one.
-
-    It was given for a parameter of the command.
+def time_of(text: str, parameter: str) -> Timestamp:
+    """Return the moment of `2026-01-31T09:00`, in the zone of this machine unless it names another one.
 
     Raises:
-        CommandError: it is no moment.
+        CommandError: it is no moment; the parameter of the command is named.
     """
     moment = Timestamp()
     try:
-        said = datetime.fromisoformat(text)
-        moment.FromDatetime((said if said.tzinfo else said.replace(tzinfo=zone)).astimezone(UTC))
+        moment.FromDatetime(datetime.fromisoformat(text).astimezone(UTC))
     except (ValueError, OverflowError):
         raise CommandError(f"{text!r} is no time like 2026-01-31T09:00.", parameter=parameter) from None
     return moment
 
 
-def narrows(context: typer.Context, parameter: typer.CallbackParam, given: str | None) -> str | None:
-    """Return what narrows a command down. Empty it would mean everything, which nobody asks for so.
+def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[str, str]:
+    """Return labels that were given as key=value.
 
     Raises:
-        BadParameter: it was given, and is empty.
+        CommandError: one is not of this form, or a key comes twice.
     """
-    source = context.get_parameter_source(str(parameter.name))
-    if given == "" and source is not None and source.name == "COMMANDLINE":
-        raise typer.BadParameter("it is empty. Leave it out for all.")
-    return given
+    labels: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not (key and equals) or key in labels:
+            raise CommandError(f"{text!r} is not of the form key=value, or its key comes twice.", parameter=parameter)
+        labels[key] = value
+    return labels
+
+
+def json_of(text: str | bytes, what: str, hint: str = "") -> Any:
+    """Return the JSON value that was given as `what`.
+
+    Raises:
+        CommandError: it is no JSON; the message ends with the hint.
+    """
+    try:
+        return strict_json.loads(text.encode() if isinstance(text, str) else text, bytes_max=_JSON_BYTES_MAX)
+    except InvalidJson as error:
+        raise CommandError(f"{what} is not JSON: {error.message}. {hint}".rstrip()) from None
+
+
+def object_of(text: str | bytes, what: str) -> dict[str, Any]:
+    """Return the JSON object that was given as `what`.
+
+    Raises:
+        CommandError: it is none.
+    """
+    found = json_of(text, what)
+    if not isinstance(found, dict):
+        raise CommandError(f'{what} is a JSON object, like {{"n": 1}}.')
+    return found
 
 
 @contextmanager
@@ -194,6 +203,7 @@ def secret_of(given: str) -> str:
     return found
 
 
+WithLabels = Annotated[list[str] | None, typer.Option("--label", help="Only with this label: key=value. Repeatable.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")]
 
 

@@ -1,4 +1,4 @@
-"""`pawl conversations`: what you talked about, and where it went on."""
+"""`pawl conversations` and `fork`: what you talked about."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, read_file
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, labels_of, read_file
+from pawl.cli.contract import Columns, Json, Option, json_line, listing
 from pawl.cli.failure import CommandError
-from pawl.cli.runs import Agent, WithLabels, follow, labels_of, labels_text, show_table
+from pawl.cli.runs import Agent, follow
+from pawl.cli.terminal import say, show_table
 from pawl.client import AsyncClient
 from pawl.errors import RunNotFound
 from pawl.event.v1 import call_pb2, message_pb2
 from pawl.event.v1 import conversation_pb2 as values
 
-app = typer.Typer(
-    help="Your conversations: list, search, read, name, archive, share and erase them.", no_args_is_help=True
-)
-
 ConversationId = Annotated[
     str | None, typer.Argument(help="Id of the conversation; none with --key.", show_default=False)
 ]
-Key = Annotated[str, typer.Option("--key", help="In place of the id: the key that it was begun with.")]
-Count = Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)]
+Key = Annotated[str, typer.Option("--key", help="The key that it was begun with, instead of the id.")]
 _HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
-# So long a command waits to tell the end; it comes by itself.
 _ERASURE_SECONDS: Final = 30.0
-Shared = Annotated[bool, typer.Option("--shared", help="Those that others of your store share.")]
+"""The time that a command waits for the end of an erasure, which goes on without it."""
 _SPEAKERS: Final = {
     message_pb2.ROLE_USER: ("you", "bold"),
     message_pb2.ROLE_ASSISTANT: ("agent", ""),
@@ -44,52 +39,51 @@ _SPEAKERS: Final = {
 }
 
 
-@app.command("list")
-@command()
-async def list_conversations(
-    target: AsyncClient,
-    console: Console,
-    *,
-    archived: Annotated[bool, typer.Option("--archived", help="Those in the archive.")] = False,
-    label: WithLabels = None,
-    shared: Shared = False,
-    count: Count = 20,
-) -> None:
-    """List your conversations, the latest first."""
-    request = conversation_pb2.ListConversationsRequest(
-        page_size=count, archived=archived, labels=labels_of(label), shared=shared
+def _state(conversation: values.Conversation) -> str:
+    if conversation.active_run_id:
+        return f"{1 + conversation.queued_run_count} runs" if conversation.queued_run_count else "1 run"
+    return "archived" if conversation.archived else ""
+
+
+def _title(conversation: values.Conversation) -> str:
+    return wording.one_line(conversation.title, 200) or "(no title)"
+
+
+_COLUMNS: Final[Columns] = {
+    "conversation": "conversation_id",
+    "last used": "update_time",
+    "user": "user_id",
+    "state": _state,
+    "title": _title,
+}
+
+app = typer.Typer(
+    help="Your conversations: list, search, read, name, archive, share and erase them.", no_args_is_help=True
+)
+app.command("list")(
+    listing(
+        conversation_pb2.ListConversationsRequest(archived=False),
+        {
+            "--archived": Option(path="archived", help="Those in the archive.", constant=True),
+            "--label": "labels",
+            "--shared": "shared",
+        },
+        "List your conversations, the latest first.",
+        _COLUMNS,
+        none="There are no such conversations. `pawl chat` or `pawl run` begins one.",
+        count=20,
     )
-    found = (await target.conversations.ListConversations(request)).conversations
-    if not found and shared:
-        console.print("Nobody else of the store shares a conversation.", markup=False)
-        return
-    if not found and label:
-        console.print("There are no such conversations.")
-        return
-    if not found:
-        kind = "archived conversations" if archived else "conversations"
-        console.print(f"You have no {kind}. `pawl chat` or `pawl run` begins one.", markup=False)
-        return
-    _show(console, found, shared=shared)
-
-
-@app.command()
-@command()
-async def search(
-    target: AsyncClient,
-    console: Console,
-    query: Annotated[str, typer.Argument(help="Words, or their beginnings.", show_default=False)],
-    *,
-    shared: Shared = False,
-    count: Count = 20,
-) -> None:
-    """Find conversations, archived ones too, by words of their title or of one message."""
-    request = conversation_pb2.ListConversationsRequest(page_size=count, query=query, shared=shared)
-    found = (await target.conversations.ListConversations(request)).conversations
-    if not found:
-        console.print("Nothing is found. All words must stand in one message, or in the title.", markup=False)
-        return
-    _show(console, found, shared=shared)
+)
+app.command("search")(
+    listing(
+        conversation_pb2.ListConversationsRequest(),
+        {"query": Option(path="query", help="Words, or their beginnings."), "--shared": "shared"},
+        "Find conversations, archived ones too, by words of their title or of one message.",
+        _COLUMNS,
+        none="Nothing was found. All words must be in one message, or in the title.",
+        count=20,
+    )
+)
 
 
 @app.command()
@@ -101,31 +95,32 @@ async def show(
     *,
     key: Key = "",
     numbers: Annotated[bool, typer.Option("--numbers", help="Number the messages, as `pawl fork --at` does.")] = False,
+    json: Json = False,
 ) -> None:
     """Print a conversation."""
     conversation_id, _ = await _named(target, key, conversation_id)
     found = await target.get_conversation(conversation_id)
-    console.print(Text(_title(found), style="bold"), soft_wrap=True)
-    kind = ", archived" if found.archived else ""
-    times = f"begun {wording.time_text(found.create_time)}, last used {wording.time_text(found.update_time)}{kind}"
-    console.print(Text(f"{found.conversation_id}  {times}", style="dim"), soft_wrap=True)
-    if found.labels:
-        console.print(Text(labels_text(found.labels), style="dim"), soft_wrap=True)
+    times = f"begun {wording.time_text(found.create_time)}, last used {wording.time_text(found.update_time)}"
+    about = [f"{found.conversation_id}  {times}{', archived' if found.archived else ''}"]
+    if not json:
+        say(console, _title(found), "bold")
+        say(console, [*about, wording.labels_text(found.labels)][: 1 + bool(found.labels)], "dim")
     is_shared = found.sharing in {values.SHARING_READ, values.SHARING_WRITE}
     me = (await target.whoami()).caller.user_id if is_shared else found.user_id
     calls: dict[str, dict[str, call_pb2.Call]] = {}
     async for message in target.messages(found.conversation_id):
-        # `pawl steps` shows calls of one's own runs. Those of others, and of what came from elsewhere, stand here.
+        if json:
+            print(json_line(message))
+            continue
+        # `pawl steps` shows the calls of one's own runs. Those of others, and imported ones, are shown here.
         author = message.user_id or found.user_id
-        is_mine = author == me
-        if (
-            message.call_ids
-            and message.run_id not in calls
-            and (message.imported if is_mine else found.shows_arguments)
-        ):
+        shows_calls = message.imported if author == me else found.shows_arguments
+        if message.call_ids and message.run_id not in calls and shows_calls:
             calls[message.run_id] = await _calls_of_run(target, message.run_id)
-        lines = lines_of_calls(message, calls.get(message.run_id, {}), is_mine=is_mine)
-        _show_message(console, message, f"{message.number:>4}  " if numbers else "", lines, "" if is_mine else author)
+        lines = lines_of_calls(message, calls.get(message.run_id, {}), is_mine=author == me)
+        _show_message(
+            console, message, f"{message.number:>4}  " if numbers else "", lines, "" if author == me else author
+        )
 
 
 @app.command()
@@ -145,7 +140,7 @@ async def rename(
     if not titles:
         raise CommandError("Give a title, be it an empty one.")
     changed = await target.update_conversation(conversation_id, title=titles[0])
-    console.print(f"{changed.conversation_id} is called: {_title(changed)}", markup=False, soft_wrap=True)
+    say(console, f"{changed.conversation_id} is called: {_title(changed)}")
 
 
 @app.command()
@@ -159,16 +154,14 @@ async def label(
     ] = None,
     *,
     key: Key = "",
-    none: Annotated[bool, typer.Option("--none", help="Take away those that it has.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove those that it has.")] = False,
 ) -> None:
-    """Give a conversation labels, in place of those that it has."""
+    """Replace the labels of a conversation."""
     conversation_id, given = await _named(target, key, conversation_id, *(labels or ()), most=len(labels or ()) + 1)
     if bool(given) == none:
-        raise CommandError("Give all labels that it is to have, key=value; or --none to take away those that it has.")
+        raise CommandError("Give all labels that it is to have, key=value; or --none to remove those that it has.")
     changed = await target.update_conversation(conversation_id, labels=labels_of(given))
-    console.print(
-        f"{changed.conversation_id} has: {labels_text(changed.labels) or 'no labels'}", markup=False, soft_wrap=True
-    )
+    say(console, f"{changed.conversation_id} has: {wording.labels_text(changed.labels) or 'no labels'}")
 
 
 @app.command()
@@ -176,10 +169,10 @@ async def label(
 async def archive(
     target: AsyncClient, console: Console, conversation_id: ConversationId = None, *, key: Key = ""
 ) -> None:
-    """Put a conversation out of the way. The next message to it brings it back."""
+    """Archive a conversation. The next message to it brings it back."""
     conversation_id, _ = await _named(target, key, conversation_id)
-    changed = await target.update_conversation(conversation_id, archived=True)
-    console.print(f"{changed.conversation_id} is in the archive.", markup=False)
+    await target.update_conversation(conversation_id, archived=True)
+    say(console, f"{conversation_id} is in the archive.")
 
 
 @app.command()
@@ -189,8 +182,8 @@ async def unarchive(
 ) -> None:
     """Bring a conversation back from the archive."""
     conversation_id, _ = await _named(target, key, conversation_id)
-    changed = await target.update_conversation(conversation_id, archived=False)
-    console.print(f"{changed.conversation_id} is back.", markup=False)
+    await target.update_conversation(conversation_id, archived=False)
+    say(console, f"{conversation_id} is back.")
 
 
 @app.command("import")
@@ -205,11 +198,7 @@ async def import_file(
 ) -> None:
     """Make a conversation of a history from elsewhere. Nothing of it runs again."""
     made = await target.import_conversation(_read_history(file), title=title, conversation_key=key)
-    console.print(
-        f"{made.conversation_id} has {made.last_message_number} messages: {_title(made)}",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(console, f"{made.conversation_id} has {made.last_message_number} messages: {_title(made)}")
 
 
 def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:
@@ -243,19 +232,19 @@ async def fork(
     agent: Agent = "",
     detach: Annotated[bool, typer.Option("--detach", help="With a text: print the run's id and leave.")] = False,
 ) -> int:
-    """Go on with a conversation from an earlier message, in a new one; the old one stays as it is.
+    """Continue a conversation from an earlier message, in a new one; the old one is unchanged.
 
     With a text it starts a run there and watches it; exit code as with `run`.
     """
     conversation_id, texts = await _named(target, key, conversation_id, text, most=1)
     made = await target.fork(conversation_id, at)
     shared = f"message {made.forked_number}" if made.forked_number == 1 else f"messages 1 to {made.forked_number}"
-    console.print(f"{made.conversation_id} begins with {shared} of {conversation_id}.", markup=False, soft_wrap=True)
+    say(console, f"{made.conversation_id} begins with {shared} of {conversation_id}.")
     if not any(texts):
         return 0
     started = await target.send(made.conversation_id, texts[0], agent=agent)
     if detach:
-        console.print(started.run.run_id)
+        say(console, started.run.run_id)
         return 0
     return await follow(target, console, started.run.run_id, 0)
 
@@ -281,12 +270,10 @@ async def share(
         raise CommandError("Give --arguments and --write, or --private.")
     conversation_id, _ = await _named(target, key, conversation_id)
     await target.share(conversation_id, shows_arguments=arguments, write=write, private=private)
-    if private:
-        console.print(f"{conversation_id} is private.", markup=False, soft_wrap=True)
-        return
     what = "its messages and calls" if arguments else "its messages"
     rights = "read and write to" if write else "read"
-    console.print(f"All users of your store may {rights} {conversation_id}: {what}.", markup=False, soft_wrap=True)
+    public = f"All users of your store may {rights} {conversation_id}: {what}."
+    say(console, f"{conversation_id} is private." if private else public)
 
 
 @app.command()
@@ -299,7 +286,7 @@ async def erase(
     key: Key = "",
     yes: Yes = False,
 ) -> int:
-    """Erase a conversation, whole and for good, and say what has left. Called again it says how far that is."""
+    """Erase a conversation, whole and for good, and say what tools know of it. Called again it says how far that is."""
     conversation_id, _ = await _named(target, key, conversation_id)
     if not is_sure(f"Erase {conversation_id} for good? Its runs are cancelled.", yes=yes):
         return EXIT_UNSUCCESSFUL
@@ -309,12 +296,12 @@ async def erase(
             erasure = await target.erase(conversation_id, wait=True)
     if not erasure.HasField("end_time"):
         waits = ", ".join(erasure.waits_for)
-        console.print(f"{conversation_id} is being erased. What is left waits for: {waits}.", markup=False)
+        say(console, f"{conversation_id} is being erased. What is left waits for: {waits}.")
         return 0
-    console.print(f"{conversation_id} is erased.", markup=False)
+    say(console, f"{conversation_id} is erased.")
     rows = [_left_row(call) async for call in target.left_calls(conversation_id)]
     if rows:
-        console.print("These calls had begun, so their tools know what they were given:", markup=False)
+        say(console, "These calls had begun, so their tools know what they were given:")
         show_table(console, ("tool", "effect", "begun", "call"), rows)
     return 0
 
@@ -334,40 +321,10 @@ async def _named(
     return conversation_id or (await target.get_conversation(conversation_key=key)).conversation_id, given
 
 
-def _left_row(call: values.LeftCall) -> tuple[str, ...]:
-    effect = wording.value_name(call_pb2.EffectClass, call.effect_class).replace("_", " ")
-    return wording.clean(call.tool_name), effect, *_which(call)
-
-
-def _which(call: values.LeftCall) -> tuple[str, str]:
-    """Return when a call began, and its id; of earlier ones of a series, which were not kept, the job's."""
-    if call.call_id:
-        return wording.time_text(call.start_time), call.call_id
-    return "", f"earlier calls of {call.run_id}"
-
-
-def _show(console: Console, found: Sequence[values.Conversation], *, shared: bool) -> None:
-    """Print conversations; of those that others share, whose they are in place of what goes on there."""
-    rows = [
-        (
-            each.conversation_id,
-            wording.time_text(each.update_time),
-            wording.clean(each.user_id) if shared else _state(each),
-            wording.one_line(_title(each)),
-        )
-        for each in found
-    ]
-    show_table(console, ("conversation", "last used", "user" if shared else "state", "title"), rows)
-
-
-def _state(conversation: values.Conversation) -> str:
-    if conversation.active_run_id:
-        return f"{1 + conversation.queued_run_count} runs" if conversation.queued_run_count else "1 run"
-    return "archived" if conversation.archived else ""
-
-
-def _title(conversation: values.Conversation) -> str:
-    return wording.one_line(conversation.title, 200) or "(no title)"
+def _left_row(call: values.LeftCall) -> list[str]:
+    """Return what is known of a call that had begun; of earlier ones of a series the job."""
+    which = call.call_id or f"earlier calls of {call.run_id}"
+    return [*(wording.text_at(call, path) for path in ("tool_name", "effect_class", "start_time")), which]
 
 
 async def _calls_of_run(target: AsyncClient, run_id: str) -> dict[str, call_pb2.Call]:
@@ -401,6 +358,4 @@ def _show_message(
     if author and message.role == message_pb2.ROLE_USER:
         speaker = wording.clean(author)
     lines = wording.said(f"{label}{speaker}: ", message.text or message.refusal)
-    lines += [f"  {each}" for each in wording.parts_of(message)]
-    for line in [*lines, *calls]:
-        console.print(Text(line, style=style), soft_wrap=True)
+    say(console, [*lines, *(f"  {each}" for each in wording.parts_of(message)), *calls], style)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from pawl.cli.command import command
 from pawl.cli.failure import CommandError
-from pawl.cli.runs import Json
+from pawl.cli.runs import EventJson
 from pawl.client import AsyncClient
 from pawl.event.v1 import event_pb2
 from pawl.notify.v1 import channel_pb2, notify_pb2
@@ -39,7 +39,7 @@ async def events(
         bool, typer.Option("--past", help="The life cycle of runs that is kept, from the first event, then leave.")
     ] = False,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Leave after so many; 0 for never.")] = 0,
-    json: Json = False,
+    json: EventJson = False,
 ) -> None:
     """Print what Pawl publishes on NATS, as it comes: events, the life cycle of runs, notifications.
 

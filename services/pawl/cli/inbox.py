@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Annotated, Final
 
 import typer
@@ -14,9 +14,9 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli import answers, wording
 from pawl.cli.command import command, follows
+from pawl.cli.decisions import remembered, told
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.lines import LineReader
-from pawl.cli.remembering import Reach, remembered, told
+from pawl.cli.terminal import LineReader, say
 from pawl.cli.transcript import Transcript, decides, hint, top_up_hint
 from pawl.client import AsyncClient, approve
 from pawl.client.client import Item
@@ -53,7 +53,7 @@ async def inbox(
         return
     waiting = [item async for item in target.pending(wanted)]
     if not waiting:
-        console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
+        say(console, "Nothing awaits an approval." if all_users else "Nothing waits for you.")
         return
     await desk.go_through(waiting)
 
@@ -68,44 +68,23 @@ class Desk:
         self._transcript = Transcript(console)
         self._told = False
 
-    async def go_through(self, items: Sequence[Item]) -> None:
-        """Put all of `items` before the person."""
+    async def go_through(self, items: Sequence[Item]) -> bool:
+        """Put all of `items` before the person; returns whether to continue at all."""
         for number, item in enumerate(items):
             if not await self.put(item, items[number + 1 :]):
-                return
+                return False
+        return True
 
     async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
         """Put before the person what waits and what comes, each as often as it changes."""
         follows(self._target)
-        waiting: Mapping[str, Item] = {}
-        more = asyncio.Event()
-
-        async def follow() -> None:
-            nonlocal waiting
-            async for found in self._target.watch_pending(wanted):
-                waiting = found
-                more.set()
-
-        following = asyncio.create_task(follow(), name="inbox.follow")
-        try:
-            seen: dict[str, tuple[object, ...]] = {}
-            while True:
-                new = [name for name, item in waiting.items() if seen.get(name) != _shown(item)]
-                if new:
-                    seen[new[0]] = _shown(waiting[new[0]])
-                    if not await self.put(waiting[new[0]], [waiting[name] for name in new[1:]]):
-                        return
-                    continue
-                more.clear()
-                coming = asyncio.create_task(more.wait(), name="inbox.more")
-                await asyncio.wait({coming, following}, return_when=asyncio.FIRST_COMPLETED)
-                coming.cancel()
-                if following.done():
-                    following.result()
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await following
+        seen: dict[str, tuple[object, ...]] = {}
+        async with aclosing(self._target.watch_pending(wanted)) as snapshots:
+            async for waiting in snapshots:
+                new = [item for name, item in waiting.items() if seen.get(name) != _shown(item)]
+                seen |= {name: _shown(item) for name, item in waiting.items()}
+                if not await self.go_through(new):
+                    return
 
     async def _decides(self, call: call_pb2.Call) -> bool:
         """Return whether the person may decide it: in another user's inbox only those see it who may."""
@@ -121,16 +100,16 @@ class Desk:
         self._transcript.card(f"{item.run_id} waits for more tokens", [wording.budget_text(item)], "yellow")
         is_own = item.conversation_id != ""  # Conversations of others are private.
         how = top_up_hint(item) if is_own else f"waits for its user, {wording.clean(item.user_id)}"
-        self._console.print(f"  {how}", markup=False, soft_wrap=True)
+        say(self._console, f"  {how}")
         return True
 
     async def _put_call(self, call: call_pb2.Call, others: Sequence[call_pb2.Call]) -> bool:
         self._transcript.pending(call)
         if self._keyboard is None or call.state not in answers.DECIDABLE:
-            self._console.print(f"  {hint(call, decides=await self._decides(call))}", markup=False, soft_wrap=True)
+            say(self._console, f"  {hint(call, decides=await self._decides(call))}")
             return True
         if not self._told:
-            self._console.print("An empty line goes on to the next, Ctrl-D leaves.", style="dim")
+            say(self._console, "An empty line skips to the next, Ctrl-D leaves.", "dim")
             self._told = True
         gated = [other for other in others if other.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
         while True:
@@ -149,12 +128,12 @@ class Desk:
                 else:
                     done = await self._settle(line, call)
             except CommandError as error:
-                self._console.print(str(error), style="yellow", markup=False)
+                say(self._console, str(error), "yellow")
             except Exception as error:  # noqa: BLE001  # decided by somebody else meanwhile, for example: go on
-                self._console.print(explain(error, list(self._target.agent)), style="red", markup=False)
+                say(self._console, explain(error, list(self._target.agent)), "red")
                 return True
             else:
-                self._console.print(done, style="green", markup=False, soft_wrap=True)
+                say(self._console, done, "green")
                 return True
 
     async def _line(self, prompt: str) -> str | None:
@@ -181,7 +160,7 @@ class Desk:
     async def _always(self, call: call_pb2.Call) -> str:
         """Approve a call, and its tool for the rest of the conversation; both or neither."""
         decision = approve(call)
-        async with remembered(self._target, call, Reach.CONVERSATION) as rule:
+        async with remembered(self._target, call, "conversation") as rule:
             await self._target.decide(decision)
         return f"{answers.done(decision, call)} {told(rule)}"
 
@@ -189,7 +168,7 @@ class Desk:
         try:
             await self._target.submit(result)
         except PawlError as error:
-            raise answers.Unclear(f"It was not taken: {wording.sentence(error.message)}") from None
+            raise CommandError(f"It was not taken: {wording.sentence(error.message)}") from None
         return "The result was taken."
 
     async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:
@@ -200,13 +179,13 @@ class Desk:
         while (line := await self._line(question)) is not None and (word := line.strip().lower()) not in _YES:
             if word in _NO:
                 return True
-            self._console.print("Nothing was approved. Type y or n.", style="yellow")
+            say(self._console, "Nothing was approved. Type y or n.", "yellow")
         if line is None:
             return False
         for receipt in await self._target.decide_all([approve(call) for call in calls]):
             taken = receipt.status in TAKEN
             said = "Approved." if taken else f"Not approved: {wording.sentence(receipt.message or receipt.reason)}"
-            self._console.print(f"{receipt.call_id}: {said}", style="green" if taken else "red", markup=False)
+            say(self._console, f"{receipt.call_id}: {said}", "green" if taken else "red")
         return False
 
 

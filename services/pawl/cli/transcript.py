@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from pawl.cli import wording
-from pawl.cli.wrapping import WordWrap
+from pawl.cli.terminal import WordWrap
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 REASONING_CHARACTERS_MAX: Final = 300
@@ -237,8 +237,7 @@ class Transcript:
         result = wording.json_line(call.result.content_json)
         if call.result_omitted_bytes:
             result = f"{call.result_omitted_bytes} bytes"
-        state = wording.value_name(call_pb2.CallState, call.state).replace("_", " ")
-        how = "" if call.state == call_pb2.CALL_STATE_SUCCEEDED else f" {state}"
+        how = "" if call.state == call_pb2.CALL_STATE_SUCCEEDED else f" {wording.text_at(call, 'state')}"
         duration = f" ({wording.seconds_text(changed.duration_seconds)})" if changed.duration_seconds else ""
         self.line(f"{mark} {wording.clean(call.tool_name)}{how}{duration} → {result}", style)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import jobs_pb2
-from pawl.chassis.strict_json import dumps_canonical
 from pawl.chassis.visible import HIDDEN, HOST, undecided, visible
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, waiting_pb2
 
@@ -99,12 +99,8 @@ def _escaped(character: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def value_name(kind: Any, value: int) -> str:
-    """Return `read_only` for EFFECT_CLASS_READ_ONLY."""
-    return _value_name(kind.DESCRIPTOR, value)
-
-
-def _value_name(kind: EnumDescriptor, value: int) -> str:
+def short_name(kind: EnumDescriptor, value: int) -> str:
+    """Return `at_most_once` for EFFECT_CLASS_AT_MOST_ONCE."""
     names = kind.values_by_number
     return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED")).lower()
 
@@ -116,7 +112,7 @@ def job_name(job: jobs_pb2.BackgroundJob) -> str:
 
 def state_name(state: run_pb2.RunState.ValueType) -> str:
     """Return `needs attention` for RUN_STATE_NEEDS_ATTENTION."""
-    return value_name(run_pb2.RunState, state).replace("_", " ")
+    return short_name(run_pb2.RunState.DESCRIPTOR, state).replace("_", " ")
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
@@ -164,39 +160,73 @@ def budget_text(run: run_pb2.Run) -> str:
     return f"may use {run.token_budget} tokens; it has used {used}"
 
 
-def imported_text(run: run_pb2.Run) -> str:
-    """Return what to say of a run that stands for messages from elsewhere: no other one has ended without an event."""
-    if run.last_seq or not run.HasField("end_time"):
-        return ""
-    return (
-        f"{run.run_id} stands for messages that were imported: nothing ran."
-        f" `pawl conversations show {run.conversation_id}` shows them."
-    )
-
-
 def time_text(time: Timestamp) -> str:
     """Return `2026-11-24 14:00:00+01:00`, in the time zone of this machine; Z is UTC. Options take it, too."""
     return time.ToDatetime(tzinfo=UTC).astimezone().isoformat(" ", "seconds").replace("+00:00", "Z")
 
 
-def document_line(message: Message) -> str:
-    """Return all of a message as a line of JSON: null for a message in it that is absent, values by their names."""
-    return dumps_canonical(_document(message)).decode()
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Return labels on one line, for people."""
+    return ", ".join(f"{key}={clean(value)}" for key, value in sorted(labels.items()))
 
 
-def _document(message: Message) -> Any:
+def text_at(message: Any, path: str) -> str:
+    """Return the field at a path of a message on one line; empty if it is absent."""
+    *parents, name = path.split(".")
+    inside = functools.reduce(getattr, parents, message)
+    field = inside.DESCRIPTOR.fields_by_name[name]
+    return "" if field.has_presence and not inside.HasField(name) else _text(field, getattr(inside, name))
+
+
+def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> list[str]:
+    """Return a line for each field that a message has, or for `only` these; of a definition the fields themselves."""
+    lines: list[str] = []
+    for field, value in message.ListFields():
+        if only and field.name not in only:
+            continue
+        label = f"{indent}{field.name.replace('_', ' ')}:"
+        is_message = field.message_type is not None and not field.message_type.GetOptions().map_entry
+        if field.name == "definition":
+            lines += described(value, indent)
+        elif is_message and field.is_repeated:
+            lines += [label, *(f"{indent}  {summary(each)}" for each in value)]
+        elif is_message and not isinstance(value, Timestamp):
+            lines += [label, *described(value, f"{indent}  ")]
+        elif field.type == field.TYPE_BYTES:
+            lines += [label, *json_block(value).splitlines()]
+        else:
+            text = value if isinstance(value, str) else "yes" if value is True else _text(field, value)
+            lines += said(f"{label} ", text)
+    return lines
+
+
+def summary(message: Any) -> str:
+    """Return what a message has on one line, without the names of its fields."""
     if isinstance(message, Timestamp):
-        return message.ToJsonString()
-    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
+        return time_text(message)
+    return "  ".join(filter(None, (_text(field, value) for field, value in message.ListFields())))
 
 
-def _plain(message: Message, field: Any) -> Any:
-    value = getattr(message, field.name)
-    if field.message_type is not None:
-        return _document(value) if message.HasField(field.name) else None
+def _text(field: FieldDescriptor, value: Any) -> str:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return labels_text(value)
+    if field.is_repeated:
+        return ", ".join(_one(field, each) for each in value)
+    return _one(field, value)
+
+
+def _one(field: FieldDescriptor, value: Any) -> str:
+    if isinstance(value, Timestamp):
+        return time_text(value)
+    if isinstance(value, Message):
+        return summary(value)
     if field.enum_type is not None:
-        return _value_name(field.enum_type, value)
-    return list(value) if field.is_repeated else value
+        return short_name(field.enum_type, value).replace("_", " ") if value else ""
+    if isinstance(value, bool):
+        return field.name.replace("_", " ") if value else ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json_line(value) if isinstance(value, bytes) else one_line(str(value), 200)
 
 
 def share_text(progress: event_pb2.ToolProgress) -> str:

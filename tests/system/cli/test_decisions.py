@@ -28,13 +28,16 @@ def rules(pawl: CommandLine) -> list[list[str]]:
 
 def story(pawl: CommandLine, run_id: str) -> list[tuple[str, str, str]]:
     lines = pawl.succeed("audit", "list", "--run", run_id, "--json").splitlines()
-    return [(entry["kind"], entry["verdict"], entry["by_user_id"]) for entry in map(json.loads, lines)]
+    return [
+        (entry["kind"].removeprefix("AUDIT_KIND_").lower(), entry["verdict"], entry.get("by_user_id", ""))
+        for entry in map(json.loads, lines)
+    ]
 
 
 def figures(pawl: CommandLine) -> list[int]:
     """Executions, and approvals asked, granted, edited, refused, of send_email."""
     rows = [line.split("\t") for line in pawl.succeed("tools", "stats").splitlines()]
-    return next(([int(row[1]), *map(int, row[7:])] for row in rows if row[0] == "send_email"), [0] * 5)
+    return next(([int(row[2]), *map(int, row[8:])] for row in rows if row[0] == "send_email"), [0] * 5)
 
 
 def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLine) -> None:

@@ -68,7 +68,7 @@ def test_a_chat_is_told_what_a_job_came_to_while_nobody_says_anything(pawl: Comm
         talk.type("in the background: what is 6 * 7")
         job_id = talk.until(r"with the job (run_\w+)")[1]
         talk.until(rf"The job {job_id} \(calculate\) has ended, completed: 42")
-    assert "No job is open." in pawl.succeed("jobs", "list")
+    assert "There are no jobs." in pawl.run("jobs", "list")[2]
     listed = pawl.succeed("jobs", "list", "--all")
     assert re.search(rf'{job_id}\tcompleted\tcalculate\t1 of 1\t\t.*"result":42', listed), listed
     assert '"result":42' in pawl.succeed("jobs", "show", job_id)

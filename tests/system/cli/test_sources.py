@@ -18,7 +18,7 @@ def describe(folder: Path, description: str) -> None:
 def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     describe(tmp_path, "Says it again.")
     added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=sensitive,read_only", *flags(tmp_path))
-    assert added.split("\t")[:4] == ["parrot.echo", "1", "sensitive", "read_only"]
+    assert added == "parrot.echo version 1: sensitive, read only. Says it again.\n"
     assert "parrot\tready\t1" in pawl.succeed("sources", "list")
     # The model knows the tool by a name without a dot, and a rule has that of the register.
     run_id = pawl.started('call parrot__echo with {"word": "polly"}')
@@ -43,7 +43,7 @@ def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: Co
 def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine, shop: Shop) -> None:
     document = f"{shop.url}/openapi.json"
     added = pawl.succeed("sources", "add-http", "shop", "--openapi", document, "--policy", "*=safe,read_only")
-    assert added.split("\t")[:4] == ["shop.getItem", "1", "safe", "read_only"]
+    assert added.startswith("shop.getItem version 1: safe, read only. Look an item up.")
     assert "shop\tready\t1" in pawl.succeed("sources", "list")
     output = pawl.succeed("run", 'call shop__getItem with {"item": "lamp"}')
     assert "shop.getItem" in output
@@ -67,15 +67,15 @@ def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine,
 
 def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine, shop: Shop) -> None:
     for arguments, told in (
-        ("add-http x --openapi a --method GET", "go with --endpoint"),
+        ("add-http x --openapi SHOP/openapi.json --method GET", "--method does not go with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
         ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
         ("add-http x --openapi http://169.254.169.254/", "not an address that may be reached"),
         ("add-http x --openapi SHOP/elsewhere.json", "may not be reached"),
         ("add-http x --openapi SHOP/openapi.json --policy *=async_timeout_seconds=1e6", "86400"),
         ("add-mcp x --url http://127.0.0.1:9/mcp", "it may not be reached: port 9 of 127.0.0.1"),
-        ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "are for programs"),
-        ("add-mcp x --header A=b -- true", "go with --url"),
+        ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "--env does not go with --url"),
+        ("add-mcp x --header A=b -- true", "--header does not go with command"),
         ("add-mcp x -- /no/such/program", "No such file"),
         ("check absent", "pawl sources list"),
     ):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
+from pawl.agent.v1 import schedule_pb2 as schedule_requests
+from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
 from pawl.cli import agents
@@ -26,7 +29,7 @@ from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient, StartError
 from pawl.client.target import Target
 from pawl.errors import InvalidField, ToolNotFound
-from pawl.event.v1 import call_pb2, run_pb2, trigger_pb2
+from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.identity.v1 import key_pb2
 from pawl.launcher.endpoints import write_endpoints
@@ -70,8 +73,7 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("approve", "run_1"): "Missing argument",
         ("watch", "run_1", "--after", "-1"): "--after",
         ("invented",): "No such command",
-        ("top-up", "run_1", "0"): "tokens",
-        ("top-up", "run_1", str(2**64)): "tokens",
+        ("top-up", "run_1", str(2**64)): "tokens: 18446744073709551616 is out of range.",
         ("up", "--port", "nothing=1"): "nothing",
         ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "only one of",
         ("events", "--subject", "pawl.>.run"): "is no subject of NATS",
@@ -80,20 +82,21 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("resolve", "run_1", "call_1"): "--happened JSON, --run-again and --tell-model",
         ("resolve", "run_1", "call_1", "--run-again", "--tell-model"): "Give one of",
         ("resolve", "run_1", "call_1", "--happened", "sent"): "is not JSON",
-        ("sources", "add-mcp", "files"): "Give either a program",
-        ("sources", "add-http", "shop"): "Give either --openapi or --endpoint",
-        ("sources", "add-http", "shop", "--endpoint", "https://x", "--operation", "pay"): "go with --openapi",
-        ("sources", "add-mcp", "files", "--url", "https://x", "--header", "key"): "must be of the form NAME=value",
+        ("sources", "add-http", "shop", "--endpoint", "https://x", "--operation", "pay"): (
+            "--endpoint does not go with --operation."
+        ),
+        ("sources", "add-mcp", "files", "--url", "https://x", "--header", "key"): "--header: 'key' is not of the form",
+        ("triggers", "create", "x", "--webhook", "bearer", "--mailbox", "a@b"): "--mailbox does not go with --webhook.",
+        ("rules", "allow", "*", "--run", "run_1", "--everybody"): "Give only one of --run,",
         ("apply", "--file", "/dev/null"): "There are no agents in",
-        ("notify", "update", "hook_1"): "--url",
-        ("notify", "update", "hook_1", "--kind", "run-failed", "--all-kinds"): "not both",
-        ("notify", "update", "hook_1", "--kind", "foo"): "'foo' is not one of run-completed, run-failed",
-        ("notify", "update", "hook_1", "--kind", "run.failed"): "notifier does not answer",
+        ("notify", "update", "hook_1", "--kind", "foo"): "'foo' is not one of 'run-completed', 'run-failed'",
+        ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "22:00"): "'22:00'",
         ("notify", "preferences", "--quiet", "mon- 22:00-07:00"): "'mon-'",
         ("notify", "preferences", "--quiet", "22:00-07:00", "--no-quiet"): "not both",
         ("run", "caf\udce9"): "UTF-8",
+        ("schedules", "show", "caf\udce9"): "UTF-8",
         ("--address", "https://pawl.example", "runs"): "without a scheme",
         ("conversations", "import", "/absent.json"): "cannot be read: No such file",
     }.items():
@@ -230,15 +233,16 @@ def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) 
         assert (code, said in output, "Traceback" in output) == (2, True, False), output
 
 
-def test_a_moment_is_one_of_the_zone_that_it_says_or_that_the_option_has() -> None:
+def test_a_moment_has_the_zone_that_it_names_or_that_of_the_machine() -> None:
+    here = datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z")
     moments = {
-        "2026-01-31": "2026-01-31T00:00:00Z",
+        "2026-01-31": here,
         "2026-01-31 09:00:00+01:00": "2026-01-31T08:00:00Z",
         "2026-01-31T09:00Z": "2026-01-31T09:00:00Z",
     }
-    assert {said: time_of(said, "since", UTC).ToJsonString() for said in moments} == moments
+    assert {text: time_of(text, "since").ToJsonString() for text in moments} == moments
     none = ["", "soon", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00", "2026-02-30"]
-    assert not_refused(CommandError, lambda said: time_of(said, "since", UTC), none) == []
+    assert not_refused(CommandError, lambda text: time_of(text, "since"), none) == []
 
 
 def test_flags_may_stand_before_or_behind_the_command() -> None:
@@ -309,17 +313,6 @@ def test_of_all_that_is_dead_a_code_is_not_sent_again(monkeypatch: pytest.Monkey
     assert sent == ["dlv_run.completed", "dlv_channel.test"]
 
 
-def test_all_that_is_given_of_a_mailbox_can_be_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
-    kept = trigger_pb2.Trigger(definition=trigger_pb2.TriggerDefinition(name="mails", mailbox=source))
-    monkeypatch.setattr(AsyncClient, "get_trigger", AsyncMock(return_value=kept))
-    update = AsyncMock(return_value=kept)
-    monkeypatch.setattr(AsyncClient, "update_trigger", update)
-    options = ("--poll", "", "--folder", "", "--sender", "")
-    assert invoke("triggers", "update", "mails", *options)[0] == 0
-    assert update.await_args_list[0].args[0].mailbox == trigger_pb2.MailboxSource(host="mx.example")
-
-
 class Suite:
     """All services of a suite: each method keeps its request, and answers what is given for it."""
 
@@ -351,7 +344,6 @@ NEEDS_OPERATOR = operator_pb2.ListAttentionResponse(
     ]
 )
 AUDIT = audit_pb2.AuditEntry(seq=7, tool_name="pay", user_id="ann", delegate_user_id="bot", by_user_id="bob")
-ERASED_NONE = memory_pb2.EraseMemoriesResponse()
 MADE: Mapping[str, Any] = {
     "AddSource": source_pb2.AddSourceResponse(),
     "UpdateDraft": agents_pb2.UpdateDraftResponse(created=True),
@@ -359,7 +351,13 @@ MADE: Mapping[str, Any] = {
     "GetPreferences": preference_pb2.GetPreferencesResponse(),
 }
 OF_AGENT = rule_pb2.Rule(tool_name="pay", scope=rule_pb2.RULE_SCOPE_AGENT, scope_id="clerk")
-GET_CLERK = agents_pb2.GetAgentRequest(name="clerk")
+TEA = schedule_pb2.Schedule(definition=schedule_pb2.ScheduleDefinition(name="tea", text="Drink", cron="0 9 * * *"))
+MAILBOX = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
+MAIL = trigger_pb2.Trigger(definition=trigger_pb2.TriggerDefinition(name="mails", mailbox=MAILBOX))
+MAILS = {
+    "GetTrigger": trigger_requests.GetTriggerResponse(trigger=MAIL),
+    "UpdateTrigger": trigger_requests.UpdateTriggerResponse(trigger=MAIL),
+}
 DOCUMENT = source_pb2.OpenApiConfig(document=b"name: clerk\n", headers={"key": "a=b"})
 
 # The command, what the suite answers, its last request where it counts, and parts of what is shown.
@@ -391,9 +389,51 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         None,
         ("7\t", "pay", "bot for ann", " by bob"),
     ),
-    ("tools stats --agent clerk", {"GetToolAnalytics": audit_pb2.GetToolAnalyticsResponse()}, GET_CLERK, ("No tool",)),
+    ("tools stats", {"GetToolAnalytics": audit_pb2.GetToolAnalyticsResponse()}, None, ("No tool did anything.",)),
     ("keys list", {"ListKeys": key_pb2.ListKeysResponse()}, None, ("There are no keys.",)),
-    ("memory erase --yes --agent clerk", {"EraseMemories": ERASED_NONE}, GET_CLERK, ("Erased 0 memories.",)),
+    (
+        "memory erase --yes --agent clerk",
+        {"EraseMemories": memory_pb2.EraseMemoriesResponse()},
+        memory_pb2.EraseMemoriesRequest(agent_name="clerk"),
+        ("Erased 0 memories.",),
+    ),
+    (
+        "triggers update mails --poll '' --folder '' --sender ''",
+        MAILS,
+        trigger_requests.UpdateTriggerRequest(
+            definition=trigger_pb2.TriggerDefinition(name="mails", mailbox=trigger_pb2.MailboxSource(host="mx.example"))
+        ),
+        ("mails: mails to",),
+    ),
+    (
+        "schedules update tea --every 1h --json",
+        {
+            "GetSchedule": schedule_requests.GetScheduleResponse(schedule=TEA),
+            "UpdateSchedule": schedule_requests.UpdateScheduleResponse(schedule=TEA),
+        },
+        schedule_requests.UpdateScheduleRequest(
+            definition=schedule_pb2.ScheduleDefinition(name="tea", text="Drink", interval_seconds=3600)
+        ),
+        ('{"schedule": {"definition": {"name": "tea"',),
+    ),
+    (
+        "keys create ann --role member --for 1h",
+        {"CreateKey": key_pb2.CreateKeyResponse(key=key_pb2.Key(key_id="key_1"), secret="pawl_s")},
+        None,
+        ("pawl keys revoke key_1", "\npawl_s\n"),
+    ),
+    (
+        "runs --state needs-attention --wait agent-quota --label a=1 --oldest",
+        {"ListRuns": agent_pb2.ListRunsResponse()},
+        agent_pb2.ListRunsRequest(
+            page_size=200,
+            states=[run_pb2.RUN_STATE_NEEDS_ATTENTION],
+            waits=[run_pb2.WAIT_KIND_AGENT_QUOTA],
+            labels={"a": "1"},
+            order=agent_pb2.RUN_ORDER_OLDEST_FIRST,
+        ),
+        ("There are no runs.",),
+    ),
     (
         "notify unmute conv_1",
         MADE,
@@ -427,7 +467,7 @@ def test_a_command_asks_the_suite_for_what_was_typed_and_shows_the_answer(
         suite = Suite(answers)
         for service in [name for name, made in vars(Target).items() if isinstance(made, cached_property)]:
             monkeypatch.setattr(AsyncClient, service, suite)
-        code, output = invoke(*command.replace("FILE", str(file)).split())
+        code, output = invoke(*shlex.split(command.replace("FILE", str(file))))
         assert (code, [part for part in shown if part not in output]) == (0, []), (command, output)
         assert sent is None or sent == suite.asked[-1], command
     file.write_text("title: clerk\n")

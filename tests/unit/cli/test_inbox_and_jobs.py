@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-import re
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import AsyncMock
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, jobs_pb2, steps_pb2, types_pb2, undo_pb2
-from pawl.cli import steps, wording
+from pawl.cli import wording
 from pawl.cli.events import line
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Desk
-from pawl.cli.jobs import job_lines, last_progress, paused_text, reports_of, show_jobs
-from pawl.cli.lines import LineReader
-from pawl.cli.status import standing
-from pawl.cli.undoing import undo_line
+from pawl.cli.jobs import job_lines, paused_text, put_reports
+from pawl.cli.operating import undo_line
+from pawl.cli.runs import show_step, standing
+from pawl.cli.terminal import LineReader
 from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2
 from pawl.tool.v1 import rule_pb2
-from tests.unit.cli.test_commands import invoke
 
 AWAITING, OFFERED, ASKED = (
     call_pb2.CALL_STATE_AWAITING_APPROVAL,
@@ -221,69 +216,35 @@ def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
     for part in (
         "run_2: waiting",
         "done: 3 of 5 (1 failed)",
-        "each: 60 s, until 2030-",
+        "interval seconds: 60",
         "It waits for an approval of probe.",
-        "by run run_1",
-        "tells: conversation conv_1",
+        "parent run id: run_1",
+        "conversation id: conv_1",
         "decide with: pawl approve run_2 call_4",
     ):
         assert part in said
-    for part in ("\x1b", "call_5", "next:", "ended:", "failed:", "stopped by", "kept:"):
+    for part in ("\x1b", "call_5", "next:", "end time: 2026", "failure:", "stopped by", "trimmed"):
         assert part not in said
     job.waiting.reason = waiting_pb2.WAIT_REASON_PAUSED
     assert "run_2: paused" in job_lines(job)
-    assert paused_text(job) == "run_2 (probe) is paused; it goes on with: pawl jobs resume run_2"
+    assert paused_text(job) == "run_2 (probe) is paused; to resume it: pawl jobs resume run_2"
     once = jobs_pb2.BackgroundJob(job_id="run_3")
     assert "is called once" in paused_text(once)
     assert not any("last result" in line for line in job_lines(once))
     job.ClearField("waiting")
     job.state, job.stop_cause = run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_USER
     job.iterations, job.trimmed_iterations = 5_101, 5_000
-    assert {"run_2: cancelled by its user", "kept: those from iteration 5001 on"} <= set(job_lines(job))
+    assert {"run_2: cancelled by its user", "trimmed iterations: 5000"} <= set(job_lines(job))
 
 
 def test_reports_are_said_in_short_or_as_the_model_writes_them_or_refused() -> None:
-    read = {"": "", "change": "change", "every=2": {"every": 2.0}, '{"every": 2}': {"every": 2}}
-    assert {said: reports_of(said) for said in read} == read
-    for said in ("sometimes", "every=x", "every=", "every=2.5", '{"each": 2}', "digest", "change=2"):
-        with pytest.raises(CommandError) as caught:
-            reports_of(said)
-        (example,) = re.findall(r"\{.*\}", str(caught.value))
-        assert reports_of("every=10") == reports_of(example) == {"every": 10}
-
-
-class Suite:
-    """A suite with one job, at work, and its log."""
-
-    def __init__(self, *events: event_pb2.RunEvent) -> None:
-        self.log = [*events]
-        self.asked_after: list[int] = []
-
-    async def get(self, run_id: str) -> run_pb2.Run:
-        return run_pb2.Run(run_id=run_id, last_seq=self.log[-1].seq)
-
-    async def watch(self, _: str, after_seq: int) -> AsyncGenerator[event_pb2.RunEvent, None]:
-        self.asked_after.append(after_seq)
-        for event in self.log:
-            if event.seq > after_seq:
-                yield event
-        await asyncio.Event().wait()  # The run goes on.
-
-
-def progressed(seq: int, fraction: float, message: str) -> event_pb2.RunEvent:
-    progress = event_pb2.ToolProgress(call_id="call_1", tool_name="dig", fraction=fraction, message=message)
-    return event_pb2.RunEvent(seq=seq, tool_progress=progress)
-
-
-async def test_a_job_at_work_is_shown_with_what_its_tool_has_said_last(capsys: pytest.CaptureFixture[str]) -> None:
-    suite = Suite(progressed(98, 0.1, "one"), progressed(99, 0.4, "two of\x1b five"), event_pb2.RunEvent(seq=100))
-    job = jobs_pb2.BackgroundJob(job_id="run_2", state=run_pb2.RUN_STATE_RUNNING, last_result="before")
-    target = cast("AsyncClient", suite)
-    found = await last_progress(target, job)
-    assert "now: 40% two of<U+001B> five" in job_lines(job, found)
-    await show_jobs(target, Console(), [job])
-    assert capsys.readouterr().out.rstrip().endswith("\t… 40% two of<U+001B> five")
-    assert suite.asked_after == [50, 50], "a long log is not read whole"
+    for given in ("every=10", '{"every": 10}'):
+        request = jobs_pb2.StartJobRequest()
+        put_reports(request, given)
+        assert (request.reports, request.report_iterations) == (run_pb2.JOB_REPORTS_EVERY, 10)
+    for given in ("sometimes", "every=x", "every=", "every=2.5", '{"each": 2}', "digest", "change=2"):
+        with pytest.raises(CommandError, match=r'or as JSON, \{"every": 10\}'):
+            put_reports(jobs_pb2.StartJobRequest(), given)
 
 
 def shown(kind: str, event: event_pb2.RunEvent) -> str:
@@ -312,24 +273,24 @@ def test_a_run_says_what_drives_it_what_it_may_use_and_what_was_granted_and_noth
         grant=grant,
     )
     assert {
-        "driven by the agent clerk, version 2",
+        "  name: clerk",
+        "  version: 2",
         "labels: case=42",
         "may use 20 tokens; it has used 7",
-        "granted by cyd: every 60 s, at most 20 times; 3 of 20 begun",
-    } <= set(standing(run))
-    run.grant.ended = True
-    assert not any("granted" in line for line in standing(run))
-    assert not any(word in line for word in ("agent", "tokens") for line in standing(run_pb2.Run()))
+        "    interval seconds: 60",
+        "  uses: 3",
+    } <= set(standing(run, datetime.now(UTC)))
+    lines = standing(run_pb2.Run(), datetime.now(UTC))
+    assert not any(word in line for word in ("agent", "tokens", "grant") for line in lines)
 
 
 def shown_of_undo_and_steps(step: steps_pb2.Step, *, full: bool = False) -> str:
     output = io.StringIO()
-    steps.show(Console(file=output, width=60, highlight=False, color_system=None), step, full=full)
+    show_step(Console(file=output, width=60, highlight=False, color_system=None), step, full=full)
     return output.getvalue()
 
 
 def test_a_step_is_folded_to_a_line_and_opened_whole_and_steers_no_terminal() -> None:
-    """ASYNC-3: what is not kept of a series is said before its steps."""
     reasoning = "First I look at the files.\n" * 20
     step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, round=2, content=reasoning)
     assert (shown_of_undo_and_steps(step).count("\n"), "…" in shown_of_undo_and_steps(step)) == (1, True)
@@ -338,27 +299,6 @@ def test_a_step_is_folded_to_a_line_and_opened_whole_and_steers_no_terminal() ->
     assert "\x1b" not in shown_of_undo_and_steps(step) + shown_of_undo_and_steps(step, full=True)
     step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_RESULT, tool_name="read", content_omitted_bytes=70_000)
     assert shown_of_undo_and_steps(step) == "  0 result read: 70000 bytes\n"
-    assert steps.trimmed_text(run_pb2.Run(trimmed_rounds=4900)).startswith("… the first 4900 iterations")
-    assert steps.trimmed_text(run_pb2.Run()) == ""
-
-
-def test_of_a_run_that_was_imported_it_is_said_that_nothing_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = run_pb2.Run(run_id="run_1", conversation_id="conv_1", state=run_pb2.RUN_STATE_COMPLETED)
-    imported.end_time.GetCurrentTime()
-
-    async def nothing(*_: object) -> AsyncGenerator[None, None]:
-        for each in list[None]():
-            yield each
-
-    for name in ("pages", "watch"):
-        monkeypatch.setattr(AsyncClient, name, nothing)
-    monkeypatch.setattr(AsyncClient, "get", AsyncMock(return_value=imported))
-    said = "run_1 stands for messages that were imported: nothing ran. `pawl conversations show conv_1` shows them."
-    for command in ("steps", "watch"):
-        imported.last_seq = 0
-        assert invoke(command, "run_1") == (0, f"{said}\n")
-        imported.last_seq = 9
-        assert invoke(command, "run_1") == (0, "")
 
 
 def test_each_state_of_an_undo_has_words_and_an_inverse_says_what_it_takes_back() -> None:

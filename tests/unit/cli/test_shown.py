@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import time
@@ -18,9 +19,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.runs import _Below, show_table
+from pawl.cli.runs import show_below
+from pawl.cli.terminal import WordWrap, show_table
 from pawl.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
-from pawl.cli.wrapping import WordWrap
 from pawl.client import AsyncClient
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -271,10 +272,11 @@ async def test_what_runs_below_wait_for_is_shown_once_although_a_look_fails(monk
     target = AsyncMock(AsyncClient)
     target.get.side_effect = chain([DependencyUnavailable()], repeat(run))
     monkeypatch.setattr("pawl.cli.runs._POLL_SECONDS", 0)
-    below = _Below(target, Transcript(Console(file=output, width=100)), "run_1")
-    await below.note(run)
+    delegates = asyncio.Event()
+    delegates.set()
+    below = asyncio.create_task(show_below(target, Transcript(Console(file=output, width=100)), "run_1", delegates))
     await until(lambda: target.get.await_count > 3)
-    await below.close()
+    below.cancel()
     assert output.getvalue().count("pawl approve") == output.getvalue().count("pawl approve run_2 call_1") == 1
 
 
@@ -324,14 +326,19 @@ def test_a_call_is_shown_with_what_hides_in_it_and_its_json_still_means_the_same
     assert (block.isascii(), json.loads(block)) == (True, value)
 
 
-def test_a_document_line_has_all_of_a_message() -> None:
-    event = key_pb2.KeyEvent(event_id=2**53, kind=key_pb2.KEY_EVENT_KIND_KEY_CREATED, roles=["member"], key_name='"x')
-    event.time.FromSeconds(1_700_000_000)
-    line = json.loads(wording.document_line(event))
-    assert set(line) == set(event.DESCRIPTOR.fields_by_name)
-    told = {"event_id": 2**53, "kind": "key_created", "roles": ["member"], "key_name": '"x', "user_id": ""}
-    told |= {"time": "2023-11-14T22:13:20Z"}
-    assert {name: line[name] for name in told} == told
+def test_a_message_is_described_by_its_fields_and_forges_no_line() -> None:
+    key = key_pb2.Key(key_id="key_1", roles=["member", "viewer"], name="laptop\nuser id: root", decides_for_users=True)
+    key.create_time.FromSeconds(1_795_525_200)
+    lines = wording.described(key)
+    assert lines[:-1] == [
+        "key id: key_1",
+        "name: laptop",
+        "  | user id: root",
+        "roles: member, viewer",
+        "decides for users: yes",
+    ]
+    assert lines[-1] == f"create time: {wording.text_at(key, 'create_time')}"
+    assert wording.text_at(key, "expire_time") == ""
 
 
 def test_a_time_is_told_with_its_zone_as_options_take_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.cli import answers, decisions, wording
 from pawl.cli.__main__ import app
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.source_policies import policy_of
+from pawl.cli.toolbox import policy_of
 from pawl.errors import (
     AlreadyDecided,
     AttentionNotNeeded,
@@ -201,13 +201,13 @@ def test_what_is_no_policy_is_said_in_a_sentence() -> None:
     rows = [
         ("look", "of the form TOOL=WORD,WORD"),
         ("=safe", "of the form TOOL=WORD,WORD"),
-        ("look=nice", "'nice' is none of safe, sensitive, "),
-        ("look=timeout_seconds", "'timeout_seconds' is none of"),
-        ("look=excluded=yes", "'excluded=yes' is none of"),
+        ("look=nice", "'nice': it is none of safe, sensitive, "),
+        ("look=timeout_seconds", "'timeout_seconds': it is none of"),
+        ("look=excluded=yes", "'excluded=yes': it is none of"),
         ("look=timeout_seconds=soon", "it must be a number of seconds"),
         ("look=reports=now", "reports is every, every=10"),
         ("look=reports=every=ten", "reports is every, every=10"),
-        ("look=reports=", 'reports is "every", "change"'),
+        ("look=reports=", "reports is every, every=10"),
     ]
     assert not_explained(CommandError, policy_of, [(given, re.escape(told)) for given, told in rows]) == []
 
@@ -247,7 +247,7 @@ def test_what_is_typed_decides_about_the_call_that_was_shown() -> None:
 
 def test_what_decides_nothing_is_refused_with_what_would() -> None:
     lines = ("e {", 'e {"a": 1, "a": 2}', "e [1]", "e 1", "", "x", "t", "maybe")
-    assert not_refused(answers.Unclear, lambda line: answers.decision_of(line, GATED), lines) == []
+    assert not_refused(CommandError, lambda line: answers.decision_of(line, GATED), lines) == []
 
 
 def test_only_a_bare_word_approves_or_rejects() -> None:
@@ -265,8 +265,8 @@ def test_only_a_bare_word_approves_or_rejects() -> None:
         *("y: go", "Approve? Never", "s is for small", "series of what?", "no problem, do it", "n/a", "r u sure?"),
         *("reject the other one, not this one", "t shirts only", "edit the amount", "all of them", "always ask me"),
     )
-    assert not_refused(answers.Unclear, lambda line: answers.decision_of(line, call), sentences) == []
-    with pytest.raises(answers.Unclear, match=r"\[a\]pprove, \[e\]dit \[JSON\], \[r\]eject"):
+    assert not_refused(CommandError, lambda line: answers.decision_of(line, call), sentences) == []
+    with pytest.raises(CommandError, match=r"\[a\]pprove, \[e\]dit \[JSON\], \[r\]eject"):
         answers.decision_of("yes but to the other account", GATED)
 
 
@@ -281,7 +281,7 @@ def test_the_editor_gets_the_arguments_and_gives_the_new_ones(monkeypatch: pytes
 
 def test_an_editor_that_does_not_work_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISUAL", "/no/such/editor")
-    with pytest.raises(answers.Unclear, match="set EDITOR"):
+    with pytest.raises(CommandError, match="set EDITOR"):
         answers.decision_of("e", GATED)
 
 
@@ -314,29 +314,35 @@ def test_only_who_says_so_grants_it() -> None:
     once, series = answers.decision_of("a", call), answers.decision_of("series", call)
     assert (once.for_series, once.digest) == (False, "of the call")
     assert (series.for_series, series.digest) == (True, "of the series")
-    with pytest.raises(answers.Unclear, match="decide about the call alone"):
+    with pytest.raises(CommandError, match="Nothing was decided"):
         answers.decision_of("s", gated())
+    with pytest.raises(InvalidField, match="decide about the call alone"):
+        decisions.for_series(gated(), None, None, None, None)
 
 
 def test_what_is_given_is_changed_and_the_rest_stays() -> None:
     call = gated(interval_seconds=60, iterations_max=20)
-    edited = decisions._for_series(call, None, 5.0, None, 10.0)
+    edited = decisions.for_series(call, None, 5.0, None, 10.0)
     assert (edited.kind, edited.for_series, edited.digest) == (call_pb2.DECISION_KIND_EDIT, True, "of the series")
     assert edited.arguments_json == call.arguments_json
     assert (edited.edited_series.interval_seconds, edited.edited_series.iterations_max) == (5.0, 20)
-    zero = decisions._for_series(call, None, 0.0, None, None)
+    zero = decisions.for_series(call, None, 0.0, None, None)
     assert zero.edited_series.interval_seconds == 0.0, "the server refuses it"
     left = edited.edited_series.end_time.ToDatetime(tzinfo=UTC) - datetime.now(UTC)
     assert timedelta(minutes=9) < left <= timedelta(minutes=10)
-    other = decisions._for_series(call, '{"amount": 2}', None, None, None)
+    other = decisions.for_series(call, '{"amount": 2}', None, None, None)
     assert (other.arguments_json, other.HasField("edited_series")) == (b'{"amount": 2}', False)
 
 
 def test_what_no_series_can_be_is_refused() -> None:
     call = gated(interval_seconds=60, iterations_max=20)
     terms: list[tuple[int | None, float | None]] = [(2**32, None), *((None, float(n)) for n in ("1e12", "inf", "nan"))]
-    assert not_refused(CommandError, lambda each: decisions._for_series(call, None, None, *each), terms) == []
-    with pytest.raises(CommandError, match="go with --series"):
-        decisions._check_series(series=False, others=(), terms=(1.0, None, None))
-    with pytest.raises(CommandError, match="goes with an approval"):
-        decisions._check_series(series=True, others=("no",), terms=(None, None, None))
+    assert not_refused(CommandError, lambda each: decisions.for_series(call, None, None, *each), terms) == []
+    for options, told in {
+        ("--interval", "1"): "go with --series",
+        ("--series", "--reject", "no"): "goes with an approval",
+        ("--reject", "no", "--remember", "run"): "only one of",
+        ("--uses", "1"): "go with --remember",
+    }.items():
+        refused = CliRunner().invoke(app, ("approve", "run_1", "call_1", *options), env={"PAWL_ADDRESS": NOBODY})
+        assert (refused.exit_code, told in refused.output) == (2, True), options

@@ -1,0 +1,341 @@
+"""`pawl rules`, `keys` and `audit`: what calls may do without being asked about, who may call, and what was done."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from pawl.cli import wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, seconds_of
+from pawl.cli.contract import Json, Option, Options, json_line, listing, verb
+from pawl.cli.failure import CommandError
+from pawl.cli.terminal import say
+from pawl.client import AsyncClient
+from pawl.identity.v1 import key_pb2
+from pawl.tool.v1 import audit_pb2, rule_pb2
+
+_HEAD: Final = re.compile(r"(head )?(?P<seq>[1-9][0-9]{0,17}):(?P<hash>[0-9a-fA-F]{64})")
+ENDS: Final = "How long: 30m, 2h, 7d. Without it: until revoked."
+
+
+def set_end(thing: Any, lasts: str) -> None:
+    """Set when a rule or a key expires: so long from now, like 30m, 2h or 7d."""
+    thing.expire_time.FromMicroseconds(int((time.time() + seconds_of(lasts, "expire_time")) * 1e6))
+
+
+def _scope(scope: rule_pb2.RuleScope.ValueType) -> Callable[[rule_pb2.Rule, str], None]:
+    def put(rule: rule_pb2.Rule, scope_id: str) -> None:
+        if rule.scope != rule_pb2.RULE_SCOPE_USER:
+            raise CommandError("Give only one of --run, --conversation, --agent and --everybody.")
+        if not scope_id:
+            raise CommandError("it is empty. Leave it out for all.", parameter="scope_id")
+        rule.scope, rule.scope_id = scope, scope_id
+
+    return put
+
+
+def _patterns(parameter: str, field: str) -> Callable[[rule_pb2.Rule, list[str]], None]:
+    def put(rule: rule_pb2.Rule, typed: list[str]) -> None:
+        for each in typed:
+            argument, equals, value = each.partition("=")
+            if not (argument and equals):
+                raise CommandError(f"{each!r} is not of the form argument=value.", parameter=parameter)
+            pattern = rule.arguments.add(argument=argument)
+            setattr(pattern, field, value.encode() if field == "equals_json" else value)
+
+    return put
+
+
+_STRICT: Final[Options] = {
+    "tool": "rule.tool_name",
+    "--everybody": Option(
+        path="rule.scope", help="For all users of the store; needs the role admin.", constant=rule_pb2.RULE_SCOPE_STORE
+    ),
+    "--run": Option(path="rule.scope_id", help="Only in this run.", put=_scope(rule_pb2.RULE_SCOPE_RUN)),
+    "--conversation": Option(
+        path="rule.scope_id", help="Only in this conversation.", put=_scope(rule_pb2.RULE_SCOPE_CONVERSATION)
+    ),
+    "--agent": Option(
+        path="rule.scope_id",
+        help="For all runs of this agent of the store; needs the role admin.",
+        put=_scope(rule_pb2.RULE_SCOPE_AGENT),
+    ),
+    "--like": Option(
+        path="rule.arguments",
+        help="argument=text with * and ?, as in to=*@example.com. Repeatable.",
+        put=_patterns("arguments", "glob"),
+    ),
+    "--equals": Option(
+        path="rule.arguments",
+        help="argument=JSON, as in amount=5. Repeatable.",
+        put=_patterns("equals", "equals_json"),
+    ),
+    "--for": Option(path="rule.expire_time", help=ENDS, put=set_end),
+    "--reason": "rule.reason",
+}
+_ALLOW: Final[Options] = {
+    **_STRICT,
+    "--uses": "rule.uses_max",
+    "--items": "rule.items_max",
+    "--destructive": "rule.includes_destructive",
+}
+
+
+def _rule(effect: rule_pb2.RuleEffect.ValueType) -> rule_pb2.CreateRuleRequest:
+    return rule_pb2.CreateRuleRequest(rule=rule_pb2.Rule(effect=effect, scope=rule_pb2.RULE_SCOPE_USER))
+
+
+def says(rule: rule_pb2.Rule) -> str:
+    """Return what a rule says, in words."""
+    return wording.one_line(f"{wording.text_at(rule, 'effect')} {_what(rule)}, {_where(rule)}", 300)
+
+
+def _what(rule: rule_pb2.Rule) -> str:
+    patterns = [
+        f"{each.argument}={each.equals_json.decode(errors='replace')}"
+        if each.HasField("equals_json")
+        else f"{each.argument} like {each.glob}"
+        for each in rule.arguments
+    ]
+    return wording.one_line(rule.tool_name + (f" where {' and '.join(patterns)}" if patterns else ""), 300)
+
+
+def _where(rule: rule_pb2.Rule) -> str:
+    of_agent = f"for runs of the agent {rule.scope_id}" if rule.scope == rule_pb2.RULE_SCOPE_AGENT else ""
+    everywhere = {rule_pb2.RULE_SCOPE_STORE: "for everybody", rule_pb2.RULE_SCOPE_USER: "for your runs"}
+    return of_agent or everywhere.get(rule.scope, f"in {rule.scope_id}")
+
+
+def _until(rule: rule_pb2.Rule) -> str:
+    ended = "revoked" if rule.HasField("revoke_time") else "suspended: the tool has changed" if rule.suspended else ""
+    return ended or wording.text_at(rule, "expire_time") or "it is revoked"
+
+
+def _made(answer: Any, _: Any) -> list[str]:
+    rule_id = answer.rule.rule_id
+    return [f"Made {rule_id}: {says(answer.rule)}.", f"End it with: pawl rules revoke {rule_id}"]
+
+
+rules = typer.Typer(help="Rules that allow, ask about or deny calls without asking you again.", no_args_is_help=True)
+rules.command("allow")(
+    verb(
+        _rule(rule_pb2.RULE_EFFECT_ALLOW),
+        _ALLOW,
+        "Let calls run without an approval. `pawl rules allow '*' --for 1h` is trust for an hour.",
+        _made,
+    )
+)
+rules.command("ask")(
+    verb(_rule(rule_pb2.RULE_EFFECT_ASK), _STRICT, "Require an approval, whatever the category of the tool.", _made)
+)
+rules.command("deny")(verb(_rule(rule_pb2.RULE_EFFECT_DENY), _STRICT, "Refuse calls without asking anybody.", _made))
+rules.command("revoke")(
+    verb(
+        rule_pb2.RevokeRuleRequest(),
+        {"rule": "rule_id"},
+        "End a rule for good.",
+        "Revoked {rule_id}: calls that have not begun no longer run because of it.",
+    )
+)
+rules.command("list")(
+    listing(
+        rule_pb2.ListRulesRequest(),
+        {"--all": "include_ended", "--all-users": "all_users"},
+        "List your rules and those of the store, the newest first.",
+        {
+            "rule": "rule_id",
+            "says": "effect",
+            "tool": _what,
+            "where": _where,
+            "calls": lambda rule: f"{rule.uses}/{rule.uses_max}" if rule.uses_max else str(rule.uses),
+            "until": _until,
+            "by": "user_id",
+        },
+        none="There are no rules: the category of each tool decides.",
+    )
+)
+
+
+def _key_end(key: key_pb2.Key) -> str:
+    until = wording.text_at(key, "expire_time") or "it is revoked"
+    if key.HasField("revoke_time"):
+        return f"revoked {wording.time_text(key.revoke_time)} by {wording.clean(key.revoke_user_id)}"
+    is_over = key.HasField("expire_time") and key.expire_time.ToDatetime(tzinfo=UTC) <= datetime.now(UTC)
+    return f"expired {until}" if is_over else until
+
+
+def _for(user_id: str, delegate_user_id: str) -> str:
+    return wording.clean(f"{delegate_user_id} for {user_id}" if delegate_user_id else user_id)
+
+
+def _by(event: key_pb2.KeyEvent) -> str:
+    return f"{_for(event.by_user_id, event.by_delegate_user_id)} ({event.by_credential_id})" if event.by_user_id else ""
+
+
+keys = typer.Typer(
+    help="API keys: make, list and revoke them, and see who did. Needs the role operator or deployment.",
+    no_args_is_help=True,
+)
+keys.command("create")(
+    verb(
+        key_pb2.CreateKeyRequest(),
+        {
+            "user": "key.user_id",
+            "--role": "key.roles",
+            "--name": "key.name",
+            "--for": Option(path="key.expire_time", help=ENDS, put=set_end),
+            "--in-store": "key.store_id",
+            "--decides-for-users": "key.decides_for_users",
+        },
+        "Make a key. Standard output has its secret and nothing else, this once.",
+        lambda answer, _: f"Made {answer.key.key_id}. Revoke it with: pawl keys revoke {answer.key.key_id}",
+    )
+)
+keys.command("list")(
+    listing(
+        key_pb2.ListKeysRequest(),
+        {"--all": "include_ended", "--in-store": "store_id"},
+        "List keys, the newest first.",
+        {
+            "key": "key_id",
+            "user": "user_id",
+            "roles": lambda key: ", ".join(key.roles) or "none",
+            "until": _key_end,
+            "last used": lambda key: wording.text_at(key, "last_use_time") or "never",
+            "made by": lambda key: wording.clean(key.create_user_id) or "bootstrap",
+            "name": "name",
+        },
+        none="There are no keys.",
+    )
+)
+keys.command("revoke")(
+    verb(
+        key_pb2.RevokeKeyRequest(),
+        {"key": "key_id"},
+        "End a key for good: within five seconds no service accepts it.",
+        "Revoked {key_id}.",
+    )
+)
+keys.command("events")(
+    listing(
+        key_pb2.ListKeyEventsRequest(),
+        {"--key": "key_id", "--kind": "kind", "--in-store": "store_id"},
+        "List who made and revoked keys, the newest last.",
+        {
+            "event": "event_id",
+            "time": "time",
+            "what": "kind",
+            "store": "store_id",
+            "key": "key_id",
+            "user": "user_id",
+            "roles": lambda event: ", ".join(event.roles) or ("none" if event.key_id else ""),
+            "by": _by,
+            "name": "key_name",
+        },
+        none="There are no such events.",
+        count=50,
+        newest_last=True,
+    )
+)
+
+
+def _verdict(entry: audit_pb2.AuditEntry) -> str:
+    by = f" by {_for(entry.by_user_id, entry.by_delegate_user_id)}" if entry.by_user_id else ""
+    return f"{entry.verdict.lower()}{by}"
+
+
+audit = typer.Typer(
+    help="Read the audit chain of the store and verify it. Needs the role operator or admin where there are API keys.",
+    no_args_is_help=True,
+)
+audit.command("list")(
+    listing(
+        audit_pb2.ListAuditRequest(),
+        {
+            "--run": "run_id",
+            "--call": "call_id",
+            "--tool": "tool_name",
+            "--of-user": "user_id",
+            "--agent": "agent_name",
+            "--kind": "kind",
+            "--since": "since_time",
+            "--before": "before_time",
+        },
+        "List entries of the audit chain, the newest last.",
+        {
+            "seq": "seq",
+            "time": "time",
+            "what": "kind",
+            "tool": "tool_name",
+            "call": "call_id",
+            "user": lambda entry: _for(entry.user_id, entry.delegate_user_id),
+            "credential": lambda entry: entry.by_credential_id or entry.credential_id,
+            "verdict": _verdict,
+            "reason": "reason",
+        },
+        none="There are no such entries.",
+        count=50,
+        newest_last=True,
+    )
+)
+
+
+@audit.command()
+@command(asks="tools")
+async def verify(
+    target: AsyncClient,
+    console: Console,
+    *,
+    known_head: Annotated[str, typer.Option(help="A head that was printed earlier and kept elsewhere.")] = "",
+) -> int:
+    """Read the whole audit chain and say whether anybody has changed it.
+
+    Prints the head of the chain: keep it where nobody can write who can write to
+    the database, and give it as --known-head the next time.
+    """
+    request, last = audit_pb2.VerifyAuditRequest(), audit_pb2.VerifyAuditResponse()
+    if known_head:
+        match = _HEAD.fullmatch(known_head)
+        if match is None:
+            raise CommandError(f"{known_head!r} is not a head like 12:<64 hex digits>.", parameter="known_head")
+        request.known_seq, request.known_hash = int(match["seq"]), match["hash"]
+    async for answer in target.auditor.VerifyAudit(request):
+        last = answer
+    if last.HasField("problem"):
+        problem = wording.clean(last.problem.explanation)
+        say(console, f"{last.problem.kind}: {problem}. The entries before it are good.", "red")
+        return EXIT_UNSUCCESSFUL
+    say(console, f"The audit chain is whole: {last.verified_seq} entries.")
+    if last.verified_seq:
+        say(console, f"head {last.verified_seq}:{last.verified_hash}")
+    return 0
+
+
+_CALLER: Final = ("roles", "credential_id", "delegate_user_id", "expire_time", "decision_right")
+_DEPLOYMENT: Final = ("version", "model", "approvals_required", "tool_count", "agent_names", "part_kinds")
+
+
+@command()
+async def whoami(
+    target: AsyncClient,
+    console: Console,
+    *,
+    limits: Annotated[bool, typer.Option("--limits", help="Also the limits of runs, and their maximums.")] = False,
+    json: Json = False,
+) -> None:
+    """Show who you are here, what you may do, and what the deployment offers."""
+    found = await target.whoami()
+    caller, deployment = found.caller, found.deployment
+    where = f"of the store {caller.store_id}" if caller.store_id else "of the deployment"
+    shown = [
+        f"{wording.clean(caller.user_id)} {where}",
+        *wording.described(caller, only=_CALLER),
+        *wording.described(deployment, only=(*_DEPLOYMENT, *(("limits", "ceilings") if limits else ()))),
+    ]
+    say(console, json_line(found) if json else shown)

@@ -1,0 +1,362 @@
+"""Commands that follow from the contract: a request gives the options, its method the call, its answer the output."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+from rich.console import Console
+
+from pawl.cli import wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, labels_of, seconds_of, time_of
+from pawl.cli.failure import CommandError
+from pawl.cli.terminal import say, show_table
+from pawl.client import AsyncClient
+from pawl.client.target import Asks
+from pawl.comments.fields import COMMENTS
+
+_STUBS: Final[Mapping[str, tuple[str, Asks]]] = {
+    "pawl.agent.v1.AgentService": ("agents", "agent"),
+    "pawl.agent.v1.AgentRegistryService": ("agent_register", "agent"),
+    "pawl.agent.v1.ConversationService": ("conversations", "agent"),
+    "pawl.agent.v1.JobService": ("jobs", "agent"),
+    "pawl.agent.v1.OperatorService": ("operators", "agent"),
+    "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),
+    "pawl.agent.v1.TriggerService": ("triggers", "agent"),
+    "pawl.tool.v1.AuditService": ("auditor", "tools"),
+    "pawl.tool.v1.DocumentService": ("document_store", "tools"),
+    "pawl.tool.v1.MemoryService": ("memories", "tools"),
+    "pawl.tool.v1.RuleService": ("rules", "tools"),
+    "pawl.tool.v1.SourceService": ("sources", "tools"),
+    "pawl.tool.v1.ToolService": ("tool_register", "tools"),
+    "pawl.notify.v1.ChannelService": ("notify_channels", "notifications"),
+    "pawl.notify.v1.PreferenceService": ("preferences", "notifications"),
+    "pawl.identity.v1.KeyService": ("key_register", "keys"),
+}
+"""The stub of AsyncClient for each service, and the addresses where it is."""
+_METHODS: Final = {
+    method.input_type.full_name: where
+    for service, where in _STUBS.items()
+    for method in descriptor_pool.Default().FindServiceByName(service).methods
+}
+_WIDE: Final = 120
+"""The width of a terminal that has room for the ids of conversations, too."""
+_SECONDS: Final = 90.0
+"""The deadline of calls about tool sources, which may take as long to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A parameter that fills the field at `path` of a request.
+
+    `help` replaces the comment of the field. `put` fills the message that has the field in another way than its type
+    says. An option with a `constant` takes no value and sets the field to that one.
+    """
+
+    path: str
+    help: str = ""
+    is_optional: bool = False
+    constant: Any = None
+    put: Callable[[Any, Any], None] | None = None
+
+
+Options: TypeAlias = Mapping[str, Option | str]
+"""The options of a command by what people type: `--every -e`, or `name` for an argument."""
+Says: TypeAlias = Callable[[Any, Any], str | Sequence[str]] | str
+Columns: TypeAlias = Mapping[str, Callable[[Any], str] | str]
+"""The columns of a list by heading: the path of a field, or what a function returns of an item."""
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the JSON of protobuf, one message a line.")]
+
+_TARGET: Final = inspect.Parameter("target", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=AsyncClient)
+_CONSOLE: Final = inspect.Parameter("console", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Console)
+
+
+def choices(kind: EnumDescriptor) -> Any:
+    """Return the values of an enum as people type them: `needs-attention` for RUN_STATE_NEEDS_ATTENTION."""
+    names = [wording.short_name(kind, value.number).replace("_", "-") for value in kind.values if value.number]
+    return StrEnum(kind.name, {name: name for name in names})
+
+
+def number_of(kind: EnumDescriptor, typed: str) -> int:
+    """Return the number of a value that was typed."""
+    names = {wording.short_name(kind, value.number).replace("_", "-"): value.number for value in kind.values}
+    return names[typed]
+
+
+def verb(
+    request: Message,
+    options: Options,
+    help: str,  # noqa: A002  # as typer has it
+    says: Says,
+    *,
+    sure: Callable[[Any], str] | str = "",
+    narrows: bool = False,
+    before: Callable[[AsyncClient, Any], Awaitable[None]] | None = None,
+    succeeded: Callable[[Any], bool] = lambda _: True,
+) -> Callable[..., None]:
+    """Return a command that fills a request, sends it, and says what came of it.
+
+    `says` is a sentence with fields of the request, or makes lines of the answer and the request. If the answer has a
+    secret, standard output gets only that. With `sure` people are asked first. With `narrows` an empty value is
+    refused: it would mean all. `before` completes a request with its names, before the other options fill it. An
+    answer that has not `succeeded` gives the exit code 1.
+    """
+
+    async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:
+        asked = copy.deepcopy(request)
+        fill(asked, options, given, narrows=narrows)
+        if before:
+            await before(target, asked)
+            fill(asked, options, given)
+        question = sure(asked) if callable(sure) else _sentence(sure, asked)
+        if sure and not is_sure(question, yes=given["yes"]):
+            return EXIT_UNSUCCESSFUL
+        answer = await ask(target, asked)
+        lines = _sentence(says, asked) if isinstance(says, str) else says(answer, asked)
+        secret = getattr(answer, "secret", "")
+        if json:
+            print(json_line(answer))
+        elif secret:
+            say(Console(stderr=True, highlight=False), lines)
+            say(console, secret)
+        else:
+            say(console, lines, "green" if isinstance(says, str) else "")
+        return 0 if succeeded(answer) else EXIT_UNSUCCESSFUL
+
+    flags = [_flag("yes", Yes)] if sure else []
+    return _made(work, request, help, [*parameters(request.DESCRIPTOR, options), *flags, _flag("json", Json)])
+
+
+def listing(
+    request: Message,
+    options: Options,
+    help: str,  # noqa: A002  # as typer has it
+    columns: Columns,
+    *,
+    none: str,
+    count: int = 0,
+    newest_last: bool = False,
+) -> Callable[..., None]:
+    """Return a command that lists what a method has, in columns: paths of fields, or functions of an item.
+
+    It lists all pages, or with `count` at most as many as people say. If there is nothing, standard error has the
+    sentence `none`.
+    """
+
+    async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
+        asked = copy.deepcopy(request)
+        fill(asked, options, given, narrows=True)
+        found = await items(target, asked, given.get("count") or 0)
+        show_items(console, found[::-1] if newest_last else found, columns, none=none, json=json)
+
+    many = Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1)]
+    flags = (
+        [inspect.Parameter("count", inspect.Parameter.KEYWORD_ONLY, default=count, annotation=many)] if count else []
+    )
+    return _made(work, request, help, [*parameters(request.DESCRIPTOR, options), *flags, _flag("json", Json)])
+
+
+def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none: str, json: bool = False) -> None:
+    """Print items: a row of columns each, or their JSON."""
+    if not found and not json:
+        say(Console(stderr=True, highlight=False), none)
+    elif json:
+        for item in found:
+            print(json_line(item))
+    else:
+        if console.is_terminal and console.width < _WIDE:
+            first, *_ = columns
+            columns = {name: cell for name, cell in columns.items() if name == first or name != "conversation"}
+        cells = columns.values()
+        rows = [
+            [wording.text_at(item, cell) if isinstance(cell, str) else cell(item) for cell in cells] for item in found
+        ]
+        show_table(console, list(columns), rows)
+
+
+async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
+    """Return what a method lists, at most `count` of it if that is not 0: of each page its first repeated field."""
+    found: list[Any] = []
+    if "page_size" not in request.DESCRIPTOR.fields_by_name:
+        return _items_of(await ask(target, request))
+    async for page in target.pages(_method(target, request), request):
+        found += _items_of(page)
+        if count and len(found) >= count:
+            break
+    return found[: count or None]
+
+
+async def ask(target: AsyncClient, request: Any) -> Any:
+    """Send a request to the method that takes it; its effect comes once if the request has an id."""
+    method = _method(target, request)
+    if _where(request)[0] == "sources":
+        method = functools.partial(method, timeout=_SECONDS)
+    return await (target.once if "request_id" in request.DESCRIPTOR.fields_by_name else target.again)(method, request)
+
+
+def shown(answer: Any, _request: Any) -> list[str]:
+    """Say of an answer what the message in it has."""
+    return wording.described(getattr(answer, answer.DESCRIPTOR.fields[0].name))
+
+
+def json_line(message: Message) -> str:
+    """Return a message as one line of the JSON that protobuf defines."""
+    return MessageToJson(message, preserving_proto_field_name=True, indent=None)
+
+
+def parameters(kind: Any, options: Options) -> list[inspect.Parameter]:
+    """Return the parameters of a command that fill a message; their help is what the contract says of the fields."""
+    return [_parameter(*each) for each in _named(kind, options)]
+
+
+def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: bool = False) -> None:
+    """Fill a message with what was given for its options.
+
+    Raises:
+        CommandError: a value is none of the field; two options exclude each other; or with `narrows` an empty value was
+            given, which would mean all.
+    """
+    chosen: dict[str, tuple[str, str]] = {}
+    for name, typed, option, field in _named(message.DESCRIPTOR, options):
+        value = given[name]
+        if value is None or value == [] or (option.constant is not None and not value):
+            continue
+        if narrows and value == "":
+            raise CommandError("it is empty. Leave it out for all.", parameter=name)
+        *parents, _ = option.path.split(".")
+        inside = message
+        for part in parents:
+            oneof = inside.DESCRIPTOR.fields_by_name[part].containing_oneof
+            member, first = chosen.setdefault(oneof.full_name, (part, typed)) if oneof else (part, typed)
+            if member != part:
+                raise CommandError(f"{typed} does not go with {first}.")
+            inside = getattr(inside, part)
+            inside.SetInParent()
+        try:
+            if option.put:
+                option.put(inside, value)
+            else:
+                _put(inside, field, value if option.constant is None else option.constant)
+        except UnicodeEncodeError:
+            raise
+        except ValueError:  # Of protobuf.
+            raise CommandError(f"{value} is out of range.", parameter=name) from None
+
+
+def _put(message: Any, field: FieldDescriptor, value: Any) -> None:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        getattr(message, field.name).clear()
+        getattr(message, field.name).update(labels_of(list(filter(None, value)), field.name))
+    elif field.is_repeated:
+        getattr(message, field.name)[:] = [_value(field, each) for each in value if each]
+    elif value == "" and field.message_type is not None:
+        message.ClearField(field.name)
+    elif field.message_type is not None:
+        getattr(message, field.name).CopyFrom(time_of(value, field.name))
+    else:
+        setattr(message, field.name, _value(field, value))
+
+
+def _value(field: FieldDescriptor, value: Any) -> Any:
+    if field.enum_type is not None and isinstance(value, str):
+        return number_of(field.enum_type, value)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return value.encode()
+    if isinstance(value, str) and field.type != FieldDescriptor.TYPE_STRING:
+        return seconds_of(value or "0s", field.name)
+    return value
+
+
+def _named(kind: Any, options: Options) -> Iterator[tuple[str, str, Option, FieldDescriptor]]:
+    """Yield the name of each parameter, what people type for it, and the field that it fills."""
+    taken = set[str]()
+    for typed, each in options.items():
+        option = Option(path=each) if isinstance(each, str) else each
+        field = field_at(kind, option.path)
+        name = typed.split()[0].strip("-").replace("-", "_") if field.name in taken else field.name
+        taken.add(name)
+        yield name, typed, option, field
+
+
+def field_at(kind: Any, path: str) -> Any:
+    """Return the field at a path of a message."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        kind = kind.fields_by_name[parent].message_type
+    return kind.fields_by_name[last]
+
+
+def _parameter(name: str, typed: str, option: Option, field: FieldDescriptor) -> inspect.Parameter:
+    told = option.help or COMMENTS.get(field.full_name, "")
+    kind: Any = _type_of(field, option)
+    bounds: dict[str, Any] = {"min": 0} if kind is int else {}
+    if typed.startswith("-"):
+        metavar = _metavar(field, option)
+        info, default = typer.Option(*typed.split(), help=told, metavar=metavar, show_default=False, **bounds), None
+    else:
+        info = typer.Argument(metavar=typed.upper(), help=told, show_default=False, **bounds)
+        default = None if option.is_optional else inspect.Parameter.empty
+    several = field.is_repeated and option.constant is None
+    annotation: Any = Annotated[(list[kind] if several else kind) | None, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _type_of(field: FieldDescriptor, option: Option) -> Any:
+    if option.constant is not None or field.type == FieldDescriptor.TYPE_BOOL:
+        return bool
+    if field.enum_type is not None and option.put is None:
+        return choices(field.enum_type)
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return float
+    is_text = field.cpp_type in {FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_MESSAGE}
+    return str if is_text or option.put or field.name.endswith("_seconds") else int
+
+
+def _metavar(field: FieldDescriptor, option: Option) -> str | None:
+    """Return what stands for the value of an option in its help; None for what its type has."""
+    if _type_of(field, option) is not str:
+        return None
+    if field.message_type is not None and not option.put:
+        return "KEY=VALUE" if field.message_type.GetOptions().map_entry else "2026-01-31T09:00"
+    return "30s|15m|2h|7d" if field.cpp_type != FieldDescriptor.CPPTYPE_STRING and not option.put else "TEXT"
+
+
+def _flag(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+
+
+def _made(
+    work: Callable[..., Awaitable[int | None]], request: Message, told: str, taken: list[inspect.Parameter]
+) -> Callable[..., None]:
+    vars(work)["__signature__"] = inspect.Signature([_TARGET, _CONSOLE, *taken])
+    work.__doc__ = told
+    return command(asks=_where(request)[1])(work)
+
+
+def _where(request: Any) -> tuple[str, Asks]:
+    """Return the stub of AsyncClient that takes a request, and the addresses where it is."""
+    return _METHODS[request.DESCRIPTOR.full_name]
+
+
+def _method(target: AsyncClient, request: Any) -> Any:
+    return getattr(getattr(target, _where(request)[0]), request.DESCRIPTOR.name.removesuffix("Request"))
+
+
+def _items_of(page: Any) -> list[Any]:
+    return list(getattr(page, next(field.name for field in page.DESCRIPTOR.fields if field.is_repeated)))
+
+
+def _sentence(text: str, request: Any) -> str:
+    """Return a sentence with fields of a request in it: `Deleted {name}.`."""
+    fields = {field.name: value for field, value in request.ListFields()}
+    return text.format_map({name: wording.one_line(str(value), 200) for name, value in fields.items()})

@@ -1,0 +1,106 @@
+"""Commands that run a program of a service, or open the console: they know more than the public API."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from pawl.chassis import browser_seal
+from pawl.chassis.browser_seal import CODE_SECONDS, SEAL_FILE, Code
+from pawl.chassis.endpoints import read_endpoints
+from pawl.chassis.local_key import LOCAL_KEY
+from pawl.cli.command import Flags, command
+from pawl.cli.failure import CommandError
+from pawl.cli.terminal import say
+from pawl.client import AsyncClient
+
+_DATABASE: Final = "PAWL_DATABASE_URL"
+
+
+def check(context: typer.Context) -> None:
+    """Check Python tools, without a suite and without a model; `pawl tools check --help` says more.
+
+    It gets all arguments after `check`.
+    """
+    flags: Flags = context.obj
+    given = (("--store", flags["store"]), ("--user", flags["user"]))
+    run_program(
+        "pawl.tool_registry.check",
+        [*context.args, *(each for flag, value in given if value is not None for each in (flag, value))],
+    )
+
+
+def check_model(context: typer.Context) -> None:
+    """Probe a model server and print the settings that fit it; `pawl model check --help` says more.
+
+    Its key is OPENAI_API_KEY. It costs four short answers.
+    """
+    run_program("pawl.agent_loop.check", context.args)
+
+
+def run_program(program: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+    """Run a program of a service, and end with its exit code."""
+    done = subprocess.run([sys.executable, "-m", program, *arguments], check=False, env=environment)
+    raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def bootstrap(
+    context: typer.Context,
+    *,
+    database_url: Annotated[
+        str | None, typer.Option("--database-url", help="By default PAWL_DATABASE_URL, else that of the data folder.")
+    ] = None,
+) -> None:
+    """Make the first key of the deployment, which makes all others; needs access to the database.
+
+    Standard output has its secret and nothing else. While the deployment has a key, it makes none.
+    """
+    flags: Flags = context.obj
+    if database_url is not None:
+        variables = {_DATABASE: database_url, f"{_DATABASE}_FILE": ""}
+    elif os.environ.get(_DATABASE) or os.environ.get(f"{_DATABASE}_FILE"):
+        variables = {}
+    else:
+        variables = {f"{_DATABASE}_FILE": str((flags["data"] or Path(".pawl")) / "secrets" / "database.url")}
+    run_program("pawl.job_store.bootstrap", environment={**os.environ, **variables})
+
+
+@command()
+async def console(
+    target: AsyncClient,
+    console: Console,
+    *,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the link instead of opening it.")] = False,
+) -> None:
+    """Open the console in your browser, logged in. The link works once, for two minutes, on this machine."""
+    found = read_endpoints(target.data)
+    gateways = [replica.http for replica in (found.services.get("gateway", []) if found else []) if replica.ready]
+    if found is None or not gateways:
+        raise CommandError(
+            "No gateway of this folder runs. Start the suite with `pawl up`; of a suite elsewhere, open the address of"
+            " its gateway and log in with your key."
+        )
+    address = f"{'https' if found.authority else 'http'}://{gateways[0]}/"
+    key, seal = (_secret(Path(found.secrets) / name) for name in (LOCAL_KEY, SEAL_FILE))
+    code = Code(key=key, gateway=gateways[0], end_time=time.time() + CODE_SECONDS, nonce=secrets.token_urlsafe(16))
+    link = f"{address}#code={browser_seal.close(seal, code)}" if key and seal else address
+    is_open = not no_open and webbrowser.open(link)
+    say(console, f"The console is open in your browser: {address}" if is_open else link)
+
+
+def _secret(path: Path) -> str:
+    """Return a secret of the suite's folder; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,276 @@
+"""`pawl schedules` and `pawl triggers`: runs that start at times, or when something happens outside."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import typer
+
+from pawl.agent.v1 import schedule_pb2 as schedule_requests
+from pawl.agent.v1 import trigger_pb2 as trigger_requests
+from pawl.cli import wording
+from pawl.cli.command import seconds_of
+from pawl.cli.contract import Option, Options, listing, shown, verb
+from pawl.cli.failure import CommandError
+from pawl.client import AsyncClient
+from pawl.event.v1 import schedule_pb2, trigger_pb2
+
+_NAME: Final = {"name": "name"}
+_PAUSE: Final = {**_NAME, "--note": "note"}
+_UPDATE: Final = "Change what is given; '' removes it. Its runs have the permissions of your key from then on."
+
+
+def _every(definition: schedule_pb2.ScheduleDefinition, typed: str) -> None:
+    """Set an interval, which replaces times of cron."""
+    definition.cron = definition.time_zone = ""
+    definition.interval_seconds = seconds_of(typed or "0s", "interval_seconds")
+
+
+def _cron(definition: schedule_pb2.ScheduleDefinition, typed: str) -> None:
+    """Set times of cron, which replace an interval."""
+    definition.interval_seconds = definition.offset_seconds = 0
+    definition.cron = typed
+
+
+_SCHEDULE: Final[Options] = {
+    "name": "definition.name",
+    "--text": "definition.text",
+    "--cron": Option(path="definition.cron", put=_cron),
+    "--zone": "definition.time_zone",
+    "--every": Option(path="definition.interval_seconds", help="When it is due: each 30s, 15m, 2h or 7d.", put=_every),
+    "--offset": "definition.offset_seconds",
+    "--jitter": "definition.jitter_seconds",
+    "--start": "definition.start_time",
+    "--end": "definition.end_time",
+    "--overlap": "definition.overlap",
+    "--catch-up": "definition.catch_up_seconds",
+    "--agent": "definition.agent",
+    "--conversation-key": "definition.conversation_key",
+    "--label": "definition.labels",
+}
+
+
+def _when(schedule: schedule_pb2.Schedule) -> str:
+    definition = schedule.definition
+    if definition.cron:
+        words = f" ({schedule.cron_text})" if schedule.cron_text else ""
+        return wording.one_line(f"{definition.cron} {definition.time_zone or 'UTC'}{words}", 160)
+    offset = f", {definition.offset_seconds} s later" if definition.offset_seconds else ""
+    return f"every {definition.interval_seconds} s{offset}"
+
+
+def _next(schedule: schedule_pb2.Schedule) -> str:
+    return "paused" if schedule.HasField("pause_time") else wording.text_at(schedule, "next_time") or "never"
+
+
+def _schedule(answer: Any, _: Any) -> str:
+    schedule = answer.schedule
+    return wording.clean(f"{schedule.definition.name}: {_when(schedule)}, next {_next(schedule)}")
+
+
+def _fires(answer: Any, _: Any) -> list[str]:
+    return [wording.summary(fire) for fire in _fires_of(answer)]
+
+
+def _fires_of(answer: Any) -> list[schedule_pb2.ScheduleFire]:
+    return [answer.fire] if isinstance(answer, schedule_requests.TriggerScheduleResponse) else list(answer.fires)
+
+
+def _has_started(answer: Any) -> bool:
+    started = {schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED, schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING}
+    return all(fire.outcome in started for fire in _fires_of(answer))
+
+
+async def _current_schedule(target: AsyncClient, request: Any) -> None:
+    request.definition.CopyFrom((await target.get_schedule(request.definition.name)).definition)
+
+
+schedules = typer.Typer(help="Start runs again and again, at times or intervals.", no_args_is_help=True)
+schedules.command("create")(
+    verb(
+        schedule_requests.CreateScheduleRequest(),
+        _SCHEDULE,
+        "Make a schedule: it needs --text, and --cron or --every.",
+        _schedule,
+    )
+)
+schedules.command("update")(
+    verb(schedule_requests.UpdateScheduleRequest(), _SCHEDULE, _UPDATE, _schedule, before=_current_schedule)
+)
+schedules.command("list")(
+    listing(
+        schedule_requests.ListSchedulesRequest(),
+        {},
+        "List your schedules by name.",
+        {"schedule": "definition.name", "when": _when, "next": _next, "what": "definition.text"},
+        none="You have no schedules.",
+    )
+)
+schedules.command("show")(
+    verb(
+        schedule_requests.GetScheduleRequest(),
+        _NAME,
+        "Show a schedule, its next ten times and its last twenty fires.",
+        shown,
+    )
+)
+schedules.command("pause")(
+    verb(
+        schedule_requests.PauseScheduleRequest(),
+        _PAUSE,
+        "Pause a schedule. Times that are due until it is resumed are skipped.",
+        _schedule,
+    )
+)
+schedules.command("resume")(
+    verb(schedule_requests.ResumeScheduleRequest(), _NAME, "Resume a schedule with your key's permissions.", _schedule)
+)
+schedules.command("trigger")(
+    verb(
+        schedule_requests.TriggerScheduleRequest(),
+        _NAME,
+        "Fire a schedule now, also one that is paused.",
+        _fires,
+        succeeded=_has_started,
+    )
+)
+schedules.command("backfill")(
+    verb(
+        schedule_requests.BackfillScheduleRequest(),
+        {**_NAME, "--from": "begin_time", "--to": "end_time"},
+        "Fire a schedule for its due times of the past, at most 100, whether they have fired or not.",
+        _fires,
+        succeeded=_has_started,
+    )
+)
+schedules.command("delete")(
+    verb(
+        schedule_requests.DeleteScheduleRequest(),
+        _NAME,
+        "Delete a schedule with its fires. Runs that it has started continue.",
+        "Deleted {name}.",
+        sure="Delete the schedule {name}?",
+    )
+)
+
+
+def _mailbox(mailbox: trigger_pb2.MailboxSource, typed: str) -> None:
+    """Set user, host and port of `user@host:port`."""
+    mailbox.username, _, address = typed.rpartition("@")
+    host, colon, port = address.rpartition(":")
+    if not mailbox.username or (colon and not port.isdecimal()):
+        raise CommandError(
+            f"{typed!r} is no mailbox like ann@imap.example.com or ann@imap.example.com:993.", parameter="username"
+        )
+    mailbox.host, mailbox.port = (host, int(port)) if colon else (address, 0)
+
+
+_TRIGGER: Final[Options] = {
+    "name": "definition.name",
+    "--text": "definition.text",
+    "--webhook": "definition.webhook.authentication",
+    "--mailbox": Option(
+        path="definition.mailbox.username", help="The IMAP mailbox: user@host or user@host:port.", put=_mailbox
+    ),
+    "--plaintext/--tls": "definition.mailbox.plaintext",
+    "--password-secret": "definition.mailbox.password_secret",
+    "--folder": "definition.mailbox.folder",
+    "--poll": "definition.mailbox.poll_seconds",
+    "--authserv-id": "definition.mailbox.authserv_id",
+    "--sender": "definition.mailbox.senders",
+    "--overlap": "definition.overlap",
+    "--debounce": "definition.debounce_seconds",
+    "--conversation-key": "definition.conversation_key",
+    "--conversation-pointer": "definition.conversation_pointer",
+    "--concurrency-pointer": "definition.concurrency_pointer",
+    "--agent": "definition.agent",
+    "--label": "definition.labels",
+}
+
+
+def _by(trigger: trigger_pb2.Trigger) -> str:
+    mailbox = trigger.definition.mailbox
+    if trigger.definition.HasField("mailbox"):
+        return wording.one_line(f"mails to {mailbox.username} at {mailbox.host}")
+    return f"webhook ({wording.text_at(trigger, 'definition.webhook.authentication')})"
+
+
+def _state(trigger: trigger_pb2.Trigger) -> str:
+    refused = f", {trigger.refused_count} refused" if trigger.refused_count else ""
+    if trigger.HasField("pause_time"):
+        return f"paused{refused}"
+    return "unreachable" if trigger.HasField("unreachable_time") else f"on{refused}"
+
+
+def _trigger(answer: Any, _: Any) -> str:
+    return wording.clean(f"{answer.trigger.definition.name}: {_by(answer.trigger)}, {_state(answer.trigger)}")
+
+
+def _created(answer: Any, request: Any) -> str:
+    name, is_webhook = request.definition.name, request.definition.HasField("webhook")
+    if is_webhook and not answer.secret:
+        raise CommandError(f"The trigger {name} exists already: `pawl triggers rotate {name}` gives another secret.")
+    return (
+        f"Made {name}: webhooks for {answer.trigger.trigger_id}. Its secret:"
+        if is_webhook
+        else _trigger(answer, request)
+    )
+
+
+async def _current_trigger(target: AsyncClient, request: Any) -> None:
+    request.definition.CopyFrom((await target.get_trigger(request.definition.name)).definition)
+
+
+triggers = typer.Typer(help="Start runs when a webhook or a mail comes in.", no_args_is_help=True)
+triggers.command("create")(
+    verb(
+        trigger_requests.CreateTriggerRequest(),
+        _TRIGGER,
+        "Make a trigger: it needs --text, and --webhook or --mailbox. The secret of a webhook is all that standard"
+        " output has, this once.",
+        _created,
+    )
+)
+triggers.command("update")(
+    verb(trigger_requests.UpdateTriggerRequest(), _TRIGGER, _UPDATE, _trigger, before=_current_trigger)
+)
+triggers.command("list")(
+    listing(
+        trigger_requests.ListTriggersRequest(),
+        {},
+        "List your triggers by name.",
+        {"trigger": "definition.name", "id": "trigger_id", "by": _by, "state": _state, "what": "definition.text"},
+        none="You have no triggers.",
+    )
+)
+triggers.command("show")(
+    verb(trigger_requests.GetTriggerRequest(), _NAME, "Show a trigger and its last twenty fires.", shown)
+)
+triggers.command("pause")(
+    verb(
+        trigger_requests.PauseTriggerRequest(),
+        _PAUSE,
+        "Pause a trigger: it takes no events, and waiting ones stay.",
+        _trigger,
+    )
+)
+triggers.command("resume")(
+    verb(trigger_requests.ResumeTriggerRequest(), _NAME, "Resume a trigger with your key's permissions.", _trigger)
+)
+triggers.command("rotate")(
+    verb(
+        trigger_requests.RotateTriggerSecretRequest(),
+        _NAME,
+        "Give a trigger another secret, which standard output has. The earlier one is valid for another day.",
+        "The new secret of {name}:",
+    )
+)
+triggers.command("delete")(
+    verb(
+        trigger_requests.DeleteTriggerRequest(),
+        _NAME,
+        "Delete a trigger with its secrets, its fires and what waits. Runs that it has started continue.",
+        "Deleted {name}.",
+        sure="Delete the trigger {name}?",
+    )
+)

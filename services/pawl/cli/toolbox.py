@@ -1,0 +1,424 @@
+"""`pawl tools`, `sources`, `documents` and `memory`: what the model can call, read and remember."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from pawl.cli import wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, json_of, labels_of, read_file, reading, secret_of
+from pawl.cli.contract import Columns, Option, Options, choices, listing, number_of, verb
+from pawl.cli.failure import CommandError
+from pawl.cli.jobs import put_reports
+from pawl.cli.terminal import say
+from pawl.client import AsyncClient
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, source_pb2, tool_pb2
+
+# A source may take as long to start as the registry waits for it.
+_SECONDS: Final = 90.0
+_TOOL: Final[Columns] = {
+    "tool": "definition.name",
+    "version": "version",
+    "runs in": "definition.context",
+    "category": "definition.category",
+    "effect": "definition.effect_class",
+    "what it does": lambda tool: wording.one_line(tool.definition.description, 80),
+}
+_FIGURES: Final[Columns] = {
+    "tool": "tool_name",
+    "agent": "agent_name",
+    "runs": "execution_count",
+    "errors": "error_count",
+    "cached": "cached_count",
+    "p50": lambda figures: f"{figures.p50_seconds:.3g} s",
+    "p95": lambda figures: f"{figures.p95_seconds:.3g} s",
+    "bytes": "result_bytes",
+    "asked": "approval_asked_count",
+    "approved": "approved_count",
+    "edited": "edited_count",
+    "rejected": "rejected_count",
+}
+
+tools: Final = listing(
+    tool_pb2.ListToolsRequest(), {}, "List the tools that the model may be given.", _TOOL, none="There are no tools."
+)
+stats: Final = listing(
+    audit_pb2.GetToolAnalyticsRequest(),
+    {
+        "tool": Option(path="tool_name", help="Only this tool.", is_optional=True),
+        "--agent": "agent_name",
+        "--by-agent": "by_agent",
+        "--since": "since_time",
+        "--before": "before_time",
+    },
+    "Show what each tool did: executions, errors, durations, bytes, approvals. Needs the role operator or admin.",
+    _FIGURES,
+    none="No tool did anything.",
+)
+
+# Sources.
+
+_NAMES: Final[Sequence[Any]] = (call_pb2.ToolCategory.DESCRIPTOR, call_pb2.EffectClass.DESCRIPTOR)
+_WORDS: Final = {
+    name.replace("-", "_"): (field, number_of(kind, name))
+    for field, kind in zip(("category", "effect_class"), _NAMES, strict=True)
+    for name in choices(kind)
+}
+_SWITCHES: Final = ("excluded", "without_background", "permits_grants")
+_VALUES: Final = ("bulk", "timeout_seconds", "async_timeout_seconds", "reports")
+POLICY: Final = (
+    f"TOOL=WORDS: {', '.join((*_WORDS, *_SWITCHES))}, bulk=$.body.items, timeout_seconds=30,"
+    " async_timeout_seconds=7200 or reports=end (as of pawl jobs start), with commas between; TOOL may be *."
+    " Repeatable."
+)
+
+
+def policy_of(given: str) -> source_pb2.SourceToolPolicy:
+    """Return the policy in `TOOL=WORD,WORD`.
+
+    Raises:
+        CommandError: it has none.
+    """
+    name, _, words = given.partition("=")
+    policy = source_pb2.SourceToolPolicy(tool_name=name)
+    for word in filter(None, map(str.strip, words.split(","))):
+        try:
+            _add_word(policy, *word.partition("=")[::2], has_value="=" in word)
+        except ValueError as error:
+            raise CommandError(f"--policy {given!r}: {word!r}: {error}.") from None
+    if not name or policy == source_pb2.SourceToolPolicy(tool_name=name):
+        raise CommandError(f"--policy {given!r} must be of the form TOOL=WORD,WORD.")
+    return policy
+
+
+def _add_word(policy: source_pb2.SourceToolPolicy, word: str, value: str, *, has_value: bool) -> None:
+    word = word.lower()
+    if word not in (_VALUES if has_value else (*_WORDS, *_SWITCHES)):
+        raise ValueError(f"it is none of {', '.join((*_WORDS, *_SWITCHES, *(f'{each}=...' for each in _VALUES)))}")
+    if word == "reports":
+        put_reports(policy.reports, value, "reports")
+    elif word == "bulk":
+        policy.bulk_count = value
+    elif has_value:
+        setattr(policy, word, _seconds(value))
+    else:
+        setattr(policy, *_WORDS.get(word, (word, True)))
+
+
+def _seconds(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError("it must be a number of seconds") from None
+
+
+def _policies(config: source_pb2.SourceConfig, typed: list[str]) -> None:
+    config.policies.extend(map(policy_of, typed))
+
+
+def _stateless(config: source_pb2.SourceConfig, _typed: str) -> None:
+    getattr(config, config.WhichOneof("kind") or "mcp_stdio").stateless = True
+
+
+def _headers(config: source_pb2.SourceConfig, typed: list[str]) -> None:
+    getattr(config, config.WhichOneof("kind") or "open_api").headers.update(labels_of(typed, "header"))
+
+
+def _secret_headers(config: source_pb2.SourceConfig, typed: list[str]) -> None:
+    kind = getattr(config, config.WhichOneof("kind") or "open_api")
+    kind.secret_headers.update(labels_of(typed, "secret_header"))
+
+
+def _readable(config: source_pb2.McpStdioConfig, typed: list[str]) -> None:
+    config.readable_paths.extend(str(Path(each).absolute()) for each in typed)
+
+
+def _writable(config: source_pb2.McpStdioConfig, typed: list[str]) -> None:
+    config.writable_paths.extend(str(Path(each).absolute()) for each in typed)
+
+
+def _openapi(config: source_pb2.OpenApiConfig, typed: str) -> None:
+    if typed.startswith(("http://", "https://")):
+        config.document_url = typed
+    else:
+        config.document = read_file(Path(typed))
+
+
+def _schema(config: source_pb2.HttpEndpointConfig, typed: str) -> None:
+    config.arguments_schema_json = read_file(Path(typed[1:])) if typed.startswith("@") else typed.encode()
+
+
+_LAST: Final[Options] = {
+    "--header": Option(path="config.policies", help="Name=value, of every request. Repeatable.", put=_headers),
+    "--secret-header": Option(
+        path="config.policies", help="Name=name of a secret of the registry. Repeatable.", put=_secret_headers
+    ),
+    "--policy": Option(path="config.policies", help=POLICY, put=_policies),
+    "--replace": "replace",
+}
+_PROGRAM: Final = "config.mcp_stdio"
+_MCP: Final[Options] = {
+    "name": "config.name",
+    "command": Option(path=f"{_PROGRAM}.command", help="The program of the server, behind `--`.", is_optional=True),
+    "--url": "config.mcp_http.url",
+    "--env": f"{_PROGRAM}.environment",
+    "--secret-env": f"{_PROGRAM}.secret_environment",
+    "--read": Option(path=f"{_PROGRAM}.readable_paths", put=_readable),
+    "--write": Option(path=f"{_PROGRAM}.writable_paths", put=_writable),
+    "--memory": f"{_PROGRAM}.memory_bytes_max",
+    "--processes": f"{_PROGRAM}.processes_max",
+    "--stateless": Option(
+        path="config.name",
+        help="It keeps nothing between calls: all users may share one session.",
+        constant=True,
+        put=_stateless,
+    ),
+    **_LAST,
+    "--header": "config.mcp_http.headers",
+    "--secret-header": "config.mcp_http.secret_headers",
+}
+_HTTP: Final[Options] = {
+    "name": "config.name",
+    "--openapi": Option(
+        path="config.open_api.document_url", help="OpenAPI document: a file, or its address.", put=_openapi
+    ),
+    "--base-url": "config.open_api.base_url",
+    "--operation": "config.open_api.operation_ids",
+    "--endpoint": "config.http_endpoint.url",
+    "--method": "config.http_endpoint.method",
+    "--description": "config.http_endpoint.description",
+    "--arguments": Option(
+        path="config.http_endpoint.arguments_schema_json",
+        help="Arguments of the endpoint: a JSON Schema, or @FILE with one.",
+        put=_schema,
+    ),
+    "--idempotency-header": "config.http_endpoint.idempotency_header",
+    **_LAST,
+}
+
+
+def _where(source: source_pb2.Source) -> str:
+    kind = source.config.WhichOneof("kind") or "http_endpoint"
+    config = getattr(source.config, kind)
+    if kind == "mcp_stdio":
+        return wording.one_line(" ".join(config.command), 60)
+    if kind == "open_api":
+        return wording.one_line(config.base_url or config.document_url or "an OpenAPI document", 60)
+    return wording.one_line(config.url, 60)
+
+
+def _tool_line(tool: tool_pb2.Tool) -> str:
+    category, effect = (wording.text_at(tool, f"definition.{field}") for field in ("category", "effect_class"))
+    description = wording.one_line(tool.definition.description, 80)
+    return f"{wording.clean(tool.definition.name)} version {tool.version}: {category}, {effect}. {description}"
+
+
+def _left_out(tools: Sequence[source_pb2.LeftOutTool]) -> list[str]:
+    return [wording.clean(f"{tool.name} was left out: {tool.reason}.") for tool in tools]
+
+
+def _added(answer: Any, _: Any) -> list[str]:
+    return [*map(_tool_line, answer.source.tools), *_left_out(getattr(answer, "left_out", ()))]
+
+
+sources = typer.Typer(
+    help="MCP servers and HTTP services that the store gets tools from.", no_args_is_help=True, rich_markup_mode=None
+)
+sources.command("list")(
+    listing(
+        source_pb2.ListSourcesRequest(),
+        {},
+        "List the sources, with their state at the last check.",
+        {
+            "source": "config.name",
+            "state": "state",
+            "tools": lambda source: str(len(source.tools)),
+            "where": _where,
+            "problem": "problem",
+        },
+        none="There are no sources.",
+    )
+)
+sources.command("add-mcp")(
+    verb(
+        source_pb2.AddSourceRequest(),
+        _MCP,
+        "Add an MCP server: a program of the registry's machine, or one over HTTP.",
+        _added,
+    )
+)
+sources.command("add-http")(
+    verb(
+        source_pb2.AddSourceRequest(),
+        _HTTP,
+        "Add an HTTP service: each operation of its OpenAPI document becomes a tool, or one endpoint does.",
+        _added,
+    )
+)
+sources.command("approve")(
+    verb(
+        source_pb2.ApproveSourceRequest(),
+        {"name": "name", "hash": Option(path="definitions_hash", help="The hash that `pawl sources check` showed.")},
+        "Accept the definitions that a source has now.",
+        _added,
+    )
+)
+sources.command("remove")(
+    verb(
+        source_pb2.RemoveSourceRequest(),
+        {"name": "name"},
+        "Remove a source and its tools.",
+        "{name} and its tools are gone.",
+    )
+)
+
+
+@sources.command()
+@command(asks="tools")
+async def check(
+    target: AsyncClient,
+    console: Console,
+    name: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
+) -> int:
+    """Ask a source for its tools, and show how they differ from what was approved."""
+    request = source_pb2.CheckSourceRequest(name=name)
+    checked = await target.sources.CheckSource(request, timeout=_SECONDS)
+    lines = [f"{name} is {wording.text_at(checked.source, 'state')}. {checked.source.problem}".rstrip()]
+    lines += [line for change in checked.changes for line in _change_lines(change)]
+    lines += _left_out(checked.left_out)
+    if checked.changes:
+        lines.append(f"To accept this: pawl sources approve {name} {checked.found_hash}")
+    say(console, map(wording.clean, lines))
+    return 0 if checked.source.state == source_pb2.SOURCE_STATE_READY else EXIT_UNSUCCESSFUL
+
+
+def _change_lines(change: source_pb2.SourceChange) -> Iterator[str]:
+    """Yield what an admin has to see of a change: both definitions, whole."""
+    if not change.HasField("found"):
+        yield f"- {change.tool_name} is gone"
+    elif not change.HasField("approved"):
+        yield f"+ {change.tool_name} is new: {change.found.description}"
+        yield f"  arguments: {change.found.arguments_schema_json.decode()}"
+    else:
+        yield f"* {change.tool_name} has changed"
+        if change.approved == change.found:
+            yield "  in what is not part of its definition: title, results or annotations"
+        for field in change.found.DESCRIPTOR.fields_by_name:
+            before, after = getattr(change.approved, field), getattr(change.found, field)
+            if before != after:
+                yield f"  {field} was {_plain(before)}"
+                yield f"  {field} is  {_plain(after)}"
+
+
+def _plain(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# Documents.
+
+documents = typer.Typer(help="List, add and remove the documents that the model can read.", no_args_is_help=True)
+documents.command("list")(
+    listing(
+        document_pb2.ListDocumentsRequest(),
+        {},
+        "List your documents, and those of the store.",
+        {
+            "owner": lambda each: "store" if each.owner == document_pb2.DOCUMENT_OWNER_STORE else "you",
+            "bytes": "text_bytes",
+            "language": "language",
+            "changed": "update_time",
+            "name": "name",
+        },
+        none="There are no documents. Add one with `pawl documents add FILE`.",
+    )
+)
+documents.command("remove")(
+    verb(
+        document_pb2.DeleteDocumentRequest(owner=document_pb2.DOCUMENT_OWNER_USER),
+        {
+            "name": "name",
+            "--shared": Option(path="owner", help="The store's.", constant=document_pb2.DOCUMENT_OWNER_STORE),
+        },
+        "Remove a document.",
+        "Removed {name}.",
+    )
+)
+
+
+@documents.command()
+@command(asks="tools")
+async def add(
+    target: AsyncClient,
+    console: Console,
+    file: Annotated[Path, typer.Argument(help="A text in UTF-8, at most 1 MiB.")],
+    *,
+    name: Annotated[str, typer.Option(help="Its name; that of the file if not given.")] = "",
+    language: Annotated[str, typer.Option(help="How its words are searched: simple, english, german and so on.")] = "",
+    shared: Annotated[bool, typer.Option("--shared", help="For all users of the store.")] = False,
+) -> None:
+    """Add a document, or replace the one of its name."""
+    with reading(file):
+        put = await target.upload(file, name=name, language=language, shared=shared)
+    say(console, f"{'Added' if put.created else 'Replaced'} {wording.one_line(put.document.name)}.")
+
+
+# Memory.
+
+
+def _sure(request: memory_pb2.EraseMemoriesRequest) -> str:
+    what = f"the memory {request.memory_id}" if request.memory_id else "everything"
+    whose = f"the agent {request.agent_name} remembers" if request.agent_name else "agents remember"
+    return f"Erase {what} that {whose} about you?"
+
+
+def _erased(answer: Any, request: Any) -> str:
+    if request.memory_id and not answer.erased_count:
+        raise CommandError("No such memory, or none about you. `pawl memory list` lists yours.")
+    return f"Erased {answer.erased_count} {'memory' if answer.erased_count == 1 else 'memories'}."
+
+
+memory = typer.Typer(help="List and erase what agents remember about you.", no_args_is_help=True)
+memory.command("list")(
+    listing(
+        memory_pb2.ListMemoriesRequest(),
+        {"--agent": "agent_name"},
+        "List what agents remember about you, the oldest first.",
+        {"agent": "agent_name", "remembered": "create_time", "id": "memory_id", "what": "text"},
+        none="Nothing is remembered about you.",
+    )
+)
+memory.command("erase")(
+    verb(
+        memory_pb2.EraseMemoriesRequest(),
+        {"memory": Option(path="memory_id", is_optional=True), "--agent": "agent_name"},
+        "Erase what agents remember about you: all of it, what one agent does, or one memory.",
+        _erased,
+        sure=_sure,
+        narrows=True,
+    )
+)
+
+
+_TOKEN: Final = "The completion token, which the tool gave away; - reads it, @FILE from a file: commands can be seen."  # noqa: S105
+
+
+@command(asks="tools")
+async def complete(
+    target: AsyncClient,
+    console: Console,
+    token: Annotated[str, typer.Argument(help=_TOKEN)],
+    *,
+    result: Annotated[str | None, typer.Option("--result", help="The result of the call, in JSON.")] = None,
+    error: Annotated[str, typer.Option("--error", help="Why there is none, for the model.")] = "",
+) -> None:
+    """Complete a call whose tool waits for somebody outside: with its result, or with an error."""
+    if (result is None) == (not error):
+        raise CommandError("Say how the call ended: --result JSON or --error TEXT.")
+    value = None if result is None else json_of(result, "--result", "A text stands in quotes.")
+    known = await target.complete_call(secret_of(token), value, error=error)
+    say(console, "The call had this end already." if known else "Completed.")
