@@ -8,7 +8,7 @@ from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
@@ -32,7 +32,7 @@ from pawl.job_store.app.schedules import Schedules
 from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
+from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
@@ -106,7 +106,6 @@ class JobStore:
         self._bus = SimulatedBus(broker, process)
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         self._servicers: Sequence[object] = ()
-        self._schedules: ScheduleLedgerServicer | None = None
         self._triggers: TriggerLedgerServicer | None = None
         self._of_schedules = MemorySchedules(Database(tables, chance, history, f"schedules of {process.name}"))
         self._of_triggers = MemoryTriggers(Database(tables, chance, history, f"triggers of {process.name}"))
@@ -121,19 +120,19 @@ class JobStore:
             for name, loop in parts.loops.items():
                 background.start(name, loop)
             schedules = Schedules(self._of_schedules, parts.group_commit, Unmetered(), self._ids)
-            self._schedules = ScheduleLedgerServicer(schedules, self._limits)
             of_events = Triggers(
                 self._of_triggers, parts.group_commit, Unmetered(), self._ids, random_bytes=self._random_bytes
             )
             self._triggers = TriggerLedgerServicer(of_events, self._limits)
-            self._servicers = parts.servicers
+            starters = (ScheduleServicer(schedules), ScheduleLedgerServicer(schedules, self._limits))
+            self._servicers = (*parts.servicers, *starters)
             await asyncio.Event().wait()
 
     async def answer(self, method: str, request: Any, user: Principal | None) -> list[Any]:
         """Serve one request; returns all responses."""
         while not self._servicers:
             await asyncio.sleep(0.001)
-        return await answer((*self._servicers, self._schedules, self._triggers), method, request, user)
+        return await answer((*self._servicers, self._triggers), method, request, user)
 
 
 class Replicas:
@@ -207,8 +206,10 @@ class AgentLoop:
         # They have a network of their own, so that seeds without them play as if there were none.
         network = Network(chance, history, f"schedules of {process.name}")
         draw = chance.stream("schedules", process.name)
+        channel = Channel(Replicas(network, job_stores, draw.randrange).call)
+        self.forward_of_schedules = PublicLedger(channel).forward
         self.schedules = AgentLoopSchedules(
-            ledger=ScheduleLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call)),  # type: ignore[arg-type]  # as above
+            ledger=ScheduleLedger(channel),
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
         )

@@ -20,7 +20,7 @@ from pawl.agent_loop.adapters.model.breaker import Breaker
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.registry import RegistryClient
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
 from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
@@ -80,8 +80,9 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start("looks", partial(clients.pending.follow, live))
             clients.add_to(server)
             starting = Starting(clients.messages, is_gone)
-            schedules = Schedules(ledger=ScheduleLedgerClient(job_store), starting=starting, clock=service.clock)
-            server.add(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
+            schedules = Schedules(ledger=ScheduleLedger(job_store), starting=starting, clock=service.clock)
+            schedule_servicer = ScheduleServicer(schedules, starting, clients.forward)
+            server.add_forwarding(add_ScheduleServiceServicer_to_server, schedule_servicer, clients.forward)
             service.background.start("schedules", schedules.fire_forever)
             trigger_ledger, reader = TriggerLedgerClient(job_store), MailboxClient(channel)
             triggers = Triggers(

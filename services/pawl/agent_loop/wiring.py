@@ -124,7 +124,8 @@ class ClientSide:
         self._job_servicer = JobServicer(jobs)
         self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
-    async def _forward(self, method: str, request: bytes) -> bytes:
+    async def forward(self, method: str, request: bytes) -> bytes:
+        """Have job-store answer a request of the calling user as it came."""
         return await self._ledger.forward(require_user(), method, request)
 
     def add_to(self, server: RpcServer) -> None:
@@ -132,5 +133,5 @@ class ClientSide:
         server.add(add_AgentServiceServicer_to_server, self.servicer)
         server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)
         server.add(add_JobServiceServicer_to_server, self._job_servicer)
-        server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self._forward)
+        server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
         server.add(add_AgentRegistryServiceServicer_to_server, AgentRegistryServicer(self.agents))

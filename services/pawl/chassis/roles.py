@@ -98,7 +98,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     },
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.job.v1.ScheduleLedgerService": {
-        (AGENT_LOOP,): "PutSchedule GetSchedule ListSchedules PauseSchedule DeleteSchedule ClaimSchedules FireSchedule",
+        (AGENT_LOOP,): "GetDueSchedule ClaimSchedules FireSchedule",
     },
     "pawl.job.v1.TriggerLedgerService": {
         (AGENT_LOOP,): "PutTrigger GetTrigger ListTriggers PauseTrigger DeleteTrigger RotateTriggerSecret CheckWebhook"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import Clock
 from pawl.chassis.database import Database
@@ -48,7 +49,7 @@ from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex, Titles
-from pawl.job_store.app.schedules import ScheduleRepository, Schedules
+from pawl.job_store.app.schedules import Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.app.triggers import TriggerRepository, Triggers
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
@@ -58,7 +59,7 @@ from pawl.job_store.rpc.events import encode_event
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
 from pawl.job_store.rpc.messages import LOST, head_of, text_of, usage_of
 from pawl.job_store.rpc.operations import CANCEL
-from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
+from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.rpc.title_servicer import TitleServicer, said
 from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
@@ -74,7 +75,7 @@ class Upkeep:
     search: SearchIndex
     stats: LedgerStats
     periods: RetentionPeriods
-    schedules: ScheduleRepository
+    schedules: PostgresSchedules
     triggers: TriggerRepository
     erasures: Erasures
     erasure_log: ErasureLog | None
@@ -123,6 +124,7 @@ class JobStore:
         if self.erasing is not None:
             server.add(add_ErasureServiceServicer_to_server, ErasureServicer(self.erasing), service_only=True)
         if self.schedules is not None:
+            server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(self.schedules))
             servicer = ScheduleLedgerServicer(self.schedules, self.ledger.limits)
             server.add(add_ScheduleLedgerServiceServicer_to_server, servicer, service_only=True)
         if self.triggers is not None:

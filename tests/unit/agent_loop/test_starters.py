@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
 from pawl.agent_loop.app.mailboxes import Mailboxes
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_values import (
     Delivery,
     DueMailbox,
-    DueSchedule,
     DueTrigger,
     IncomingMail,
     MailboxView,
@@ -28,11 +28,11 @@ from pawl.agent_loop.app.public_values import (
 )
 from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.app.starting import Starting
-from pawl.agent_loop.app.starting_ports import MailboxReader, ScheduleLedger, TriggerLedger
+from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
 from pawl.agent_loop.app.triggers import BODY_BYTES_MAX, Triggers
 from pawl.agent_loop.domain import checks
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CredentialId, IdSource, RequestId, StoreId, UserId
+from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
@@ -43,14 +43,16 @@ from pawl.errors import (
     PermissionDenied,
     TooLarge,
 )
+from pawl.event.v1.schedule_pb2 import ScheduleDefinition
+from pawl.job.v1.schedules_pb2 import DueSchedule, GetDueScheduleResponse, ScheduleOwner
 from tests.fakes.manual_clock import ManualClock
 
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 
-def due(text: str) -> DueSchedule:
-    message = ScheduledMessage(text=text, agent="", labels={}, conversation_key="")
-    return DueSchedule(caller=ANN, message=message, document=None)
+def due(text: str, credential_id: str = "") -> DueSchedule:
+    owner = ScheduleOwner(store_id=ANN.store_id, user_id=ANN.user_id, credential_id=credential_id)
+    return DueSchedule(owner=owner, definition=ScheduleDefinition(text=text))
 
 
 class ScheduleBook:
@@ -61,16 +63,16 @@ class ScheduleBook:
         self._wait_seconds = wait_seconds
         self.fired: list[tuple[str, str]] = []
 
-    async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+    async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
         batch = self._batches.pop(0) if self._batches else ()
         if isinstance(batch, PawlError):
             raise batch
         return batch, self._wait_seconds if not self._batches else 0.0
 
-    async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
-        return None, due(name)
+    async def due(self, caller: Principal, name: str, *_: datetime) -> GetDueScheduleResponse:
+        return GetDueScheduleResponse(due=due(name))
 
-    async def fire_schedule(
+    async def fire(
         self,
         one: DueSchedule,
         message: object,
@@ -79,10 +81,11 @@ class ScheduleBook:
         request_id: RequestId,
         backfill_time: datetime | None = None,
     ) -> Any:
-        if one.message.text == "away":
+        text = one.definition.text
+        if text == "away":
             raise DependencyUnavailable
-        self.fired.append((one.message.text, refusal))
-        return one if one.message.text != "stale" else None
+        self.fired.append((text, refusal))
+        return one if text != "stale" else None
 
 
 class Checks:
@@ -121,8 +124,7 @@ async def test_what_cannot_be_started_is_refused_with_its_reason(clock: ManualCl
 
 
 async def test_with_a_key_that_is_gone_from_its_file_nothing_is_started(clock: ManualClock) -> None:
-    gone = Principal(store_id=ANN.store_id, user_id=ANN.user_id, credential_id=CredentialId("file-gone"))
-    ledger = ScheduleBook([replace(due("look"), caller=gone), due("see")])
+    ledger = ScheduleBook([due("look", "file-gone"), due("see")])
     await played(ledger, clock, 0.5)
     assert {text: refusal.partition(":")[0] for text, refusal in ledger.fired} == {
         "look": "PERMISSION_DENIED",
@@ -163,10 +165,13 @@ async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualC
             super().__init__()
             self.requests: list[tuple[datetime | None, RequestId]] = []
 
-        async def past_times(self, caller: Principal, name: str, begin: datetime, end: datetime) -> Sequence[datetime]:
-            return times
+        async def due(self, caller: Principal, name: str, *_: datetime) -> GetDueScheduleResponse:
+            response = GetDueScheduleResponse(due=due(name))
+            for time in times:
+                response.past_times.add().FromDatetime(time)
+            return response
 
-        async def fire_schedule(
+        async def fire(
             self, *_: object, request_id: RequestId, backfill_time: datetime | None = None, **__: object
         ) -> Any:
             self.requests.append((backfill_time, request_id))
@@ -175,7 +180,8 @@ async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualC
     ledger = Past()
     schedules = firing_of(ledger, Checks({}), clock)
     for request_id in ("r", "r", "other", ""):
-        assert await schedules.backfill(ANN, "x", times[0], times[1], RequestId(request_id)) == times
+        fires: Any = await schedules.backfill(ANN, "x", times[0], times[1], RequestId(request_id))
+        assert fires == times
     assert ledger.requests[:2] == ledger.requests[2:4]
     assert len(set(ledger.requests)) == 6
     assert ledger.requests[6:] == [(time, "") for time in times]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
@@ -208,20 +207,6 @@ class ScheduledMessage(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     labels: Mapping[str, str]
     conversation_key: str
-
-
-class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that is to be fired: whose it is, what its runs are told, and the rest as the ledger has it.
-
-    `expected_time` is the due time, None of one that is fired by hand. An empty `time_zone` is UTC.
-    """
-
-    caller: Principal
-    message: ScheduledMessage
-    document: object
-    name: str = ""
-    time_zone: str = ""
-    expected_time: datetime | None = None
 
 
 class Overlap(StrEnum):

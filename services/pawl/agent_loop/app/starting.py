@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.messages import Messages
@@ -21,12 +21,15 @@ from pawl.errors import (
     Unavailable,
     Unimplemented,
 )
+from pawl.event.v1.schedule_pb2 import ScheduleDefinition
+from pawl.event.v1.trigger_pb2 import TriggerDefinition
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 NOTE_BYTES_MAX: Final = 1000
 PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 """The errors that say nothing about what is to be started."""
 NO_REQUEST: Final = RequestId("")
+Definition: TypeAlias = ScheduleDefinition | TriggerDefinition | ScheduledMessage
 
 
 class Starting:
@@ -36,7 +39,7 @@ class Starting:
         self._messages = messages
         self._credential_is_gone = credential_is_gone
 
-    async def check(self, caller: Principal, scheduled: ScheduledMessage) -> None:
+    async def check(self, caller: Principal, scheduled: Definition) -> None:
         """Return if a run could be started so now.
 
         Raises:
@@ -46,7 +49,7 @@ class Starting:
         await self._message(caller, scheduled, NO_REQUEST)
 
     async def message(
-        self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId = NO_REQUEST
+        self, caller: Principal, scheduled: Definition, request_id: RequestId = NO_REQUEST
     ) -> tuple[NewMessage | None, str]:
         """Return the message of a run, or why there can be none.
 
@@ -62,7 +65,7 @@ class Starting:
         except PawlError as error:
             return None, f"{error.reason}: {error.message}"
 
-    async def _message(self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId) -> NewMessage:
+    async def _message(self, caller: Principal, scheduled: Definition, request_id: RequestId) -> NewMessage:
         message = UserMessage(
             conversation_id=ConversationId(""),
             text=scheduled.text,
@@ -70,7 +73,7 @@ class Starting:
             policy=MessagePolicy.QUEUE,
             conversation_key=scheduled.conversation_key,
             agent=scheduled.agent,
-            labels=scheduled.labels,
+            labels=dict(scheduled.labels),
         )
         checked, refusal = await self._messages.checked(caller, request_id, message, must_exist=False)
         if refusal is not None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Protocol
 
 from pawl.agent_loop.app.public_values import (
     Delivery,
     DueMailbox,
-    DueSchedule,
     DueTrigger,
     MailboxView,
     MailPlace,
@@ -17,77 +15,7 @@ from pawl.agent_loop.app.public_values import (
     TriggerEvent,
 )
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RequestId, StoreId
-
-
-class ScheduleLedger(Protocol):
-    """The ledger's schedules, as documents of the contract. Every method may raise DependencyUnavailable."""
-
-    async def put_schedule(self, caller: Principal, definition: object, *, must_exist: bool) -> object:
-        """Make a schedule of the caller, or change one; idempotent.
-
-        Raises:
-            ScheduleExists, ScheduleNotFound, InvalidField, InvalidId, TooLarge
-        """
-        ...
-
-    async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
-        """Read a schedule of the caller, and what is needed to fire it now.
-
-        Raises:
-            ScheduleNotFound
-        """
-        ...
-
-    async def past_times(self, caller: Principal, name: str, begin: datetime, end: datetime) -> Sequence[datetime]:
-        """Read the due times of a schedule from `begin` on and before `end` and now.
-
-        Raises:
-            ScheduleNotFound, InvalidField, TooLarge
-        """
-        ...
-
-    async def list_schedules(self, caller: Principal) -> Sequence[object]:
-        """Read the schedules of the caller, by name."""
-        ...
-
-    async def pause_schedule(self, caller: Principal, name: str, note: str, *, paused: bool) -> object:
-        """Pause a schedule of the caller, or have it go on; idempotent.
-
-        Raises:
-            ScheduleNotFound
-        """
-        ...
-
-    async def delete_schedule(self, caller: Principal, name: str) -> None:
-        """Remove a schedule of the caller.
-
-        Raises:
-            ScheduleNotFound
-        """
-        ...
-
-    async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-        """Claim schedules that are due; return them, and the seconds after which to ask again."""
-        ...
-
-    async def fire_schedule(
-        self,
-        due: DueSchedule,
-        message: NewMessage | None,
-        *,
-        refusal: str = "",
-        request_id: RequestId,
-        backfill_time: datetime | None = None,
-    ) -> object | None:
-        """Fire a schedule, with the message of its run or why there is none; None if it has changed since.
-
-        A fire with a `backfill_time` stands for that due time of the past.
-
-        Raises:
-            ScheduleNotFound, RequestIdReused
-        """
-        ...
+from pawl.chassis.ids import StoreId
 
 
 class TriggerLedger(Protocol):

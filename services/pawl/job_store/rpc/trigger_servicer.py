@@ -14,10 +14,11 @@ from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
+from pawl.job.v1.schedules_pb2 import ScheduleOwner
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain.deliver import Deliver
-from pawl.job_store.domain.schedules import Overlap, owner_of
+from pawl.job_store.domain.schedules import Overlap, Owner, owner_of
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.triggers import (
     DATA_BYTES_MAX,
@@ -30,7 +31,7 @@ from pawl.job_store.domain.triggers import (
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import timestamp
-from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message, owner_of_message
+from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message
 
 CLAIMED_MAX: Final = 64
 _LANE_CHARACTERS_MAX: Final = 64
@@ -55,7 +56,7 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
     async def PutTrigger(self, request: pb.PutTriggerRequest, context: Context) -> pb.PutTriggerResponse:
         asked = _definition(request.definition)
         place = _PLACE.read(request.place) if request.HasField("place") else None
-        owner = owner_of_message(request.owner)
+        owner = _owner(request.owner)
         row, secret = await self._triggers.put(owner, asked, place, must_exist=request.must_exist)
         return pb.PutTriggerResponse(trigger=_message(row), secret=secret)
 
@@ -71,7 +72,7 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
 
     async def PauseTrigger(self, request: pb.PauseTriggerRequest, context: Context) -> pb.PauseTriggerResponse:
         name, note = check_id(request.name, "name"), request.note
-        row = await self._triggers.pause(owner_of_message(request.owner), name, note, paused=request.paused)
+        row = await self._triggers.pause(_owner(request.owner), name, note, paused=request.paused)
         return pb.PauseTriggerResponse(trigger=_message(row))
 
     async def DeleteTrigger(self, request: pb.DeleteTriggerRequest, context: Context) -> pb.DeleteTriggerResponse:
@@ -162,6 +163,13 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
         )
         fire = None if fired.fire is None else FIRE.write(fired.fire)
         return pb.FireTriggerResponse(fire=fire, duplicate=fired.duplicate)
+
+
+def _owner(message: ScheduleOwner) -> Owner:
+    owner = OWNER.read(message)
+    check_id(owner.store_id, "owner.store_id")
+    check_id(owner.user_id, "owner.user_id")
+    return owner
 
 
 def _definition(message: trigger_pb2.TriggerDefinition) -> TriggerDefinition:
