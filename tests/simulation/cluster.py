@@ -166,8 +166,7 @@ class AgentLoop:
         history: History,
         people_wanted: int,
     ) -> None:
-        self.process = process
-        self.history = history
+        self.process, self.history = process, history
         draw = chance.stream("agent", process.name)
         clock, ids = VirtualClock(), IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         network = Network(chance, history, process.name)

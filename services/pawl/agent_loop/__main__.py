@@ -12,7 +12,7 @@ import grpc
 
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
-from pawl.agent_loop.adapters.agent_ledger import AgentLedgerClient
+from pawl.agent_loop.adapters.agent_ledger import AgentLedger
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.mailboxes import MailboxClient
 from pawl.agent_loop.adapters.meter import PrometheusMeter
@@ -66,7 +66,7 @@ async def main(stop: asyncio.Event) -> None:
             live = BusEvents(bus)
             clients = ClientSide(
                 ledger=PublicLedger(job_store, worker.wake) if worker else PublicLedger(job_store),
-                agents=AgentLedgerClient(job_store),
+                agents=AgentLedger(job_store),
                 live=live,
                 checker=registry,
                 tools=registry,
@@ -116,7 +116,7 @@ async def _worker(
     )
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store),
-        agents=AgentLedgerClient(job_store),
+        agents=AgentLedger(job_store),
         registry=registry,
         model=Breaker(model, service.clock.monotonic),
         clock=service.clock,

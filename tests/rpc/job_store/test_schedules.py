@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.agent.v1 import schedule_pb2 as public
-from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceStub
-from pawl.chassis.auth import Principal, for_user
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.rpc_client import translated
 from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound, Unreadable
@@ -23,7 +21,7 @@ from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.domain.places import PlaceLimits
 from tests.poll import until
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
-from tests.rpc.job_store.user import Translated, User
+from tests.rpc.job_store.user import Translated, User, forwarded
 
 NOW = datetime.now(UTC)
 STARTED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
@@ -46,8 +44,7 @@ class Timer:
 
     async def ask(self, method: str, **fields: Any) -> Any:
         """Call a method of pawl.agent.v1.ScheduleService, as agent-loop forwards it."""
-        call = getattr(ScheduleServiceStub(self.replica.channel), method)
-        return await translated(call(getattr(public, f"{method}Request")(**fields), metadata=for_user(self.caller)))
+        return await translated(forwarded(self.replica.channel, self.caller, method, **fields))
 
     async def put(self, name: str = "watch", *, must_exist: bool = False, text: str = "look", **fields: Any) -> Any:
         fields = fields if "cron" in fields else {"interval_seconds": 3600} | fields

@@ -187,9 +187,6 @@ async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualC
     assert ledger.requests[6:] == [(time, "") for time in times]
 
 
-# The delivery of webhooks, and the firing of what has waited: whatever becomes of one event, the others fire.
-
-
 NO_ID = RequestId("")
 
 
@@ -330,9 +327,6 @@ async def test_what_has_waited_fires_and_one_that_cannot_be_fired_now_keeps_none
     await asyncio.gather(firing, return_exceptions=True)
     said = [(message.text if message else "", refusal.partition(":")[0]) for _, message, refusal in ledger.fired]
     assert sorted(said) == [("", "AGENT_NOT_FOUND"), ("good{}", "")]
-
-
-# The reading of mailboxes: whatever becomes of one, the others are read, and each mail is an event of its trigger.
 
 
 PLACE = MailPlace(uid_validity=7, uid=10)
