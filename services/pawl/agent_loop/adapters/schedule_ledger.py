@@ -20,7 +20,7 @@ from pawl.job.v1 import schedules_pb2_grpc
 
 
 class ScheduleLedgerClient:
-    """A `ScheduleLedger` over a channel to job-store. It makes no retries."""
+    """pawl.job.v1.ScheduleLedgerService over a channel to job-store. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = schedules_pb2_grpc.ScheduleLedgerServiceStub(channel)

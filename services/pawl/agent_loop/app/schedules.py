@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
 from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
 from pawl.agent_loop.app.starting import NO_REQUEST, NOTE_BYTES_MAX, PASSING, Starting
-from pawl.agent_loop.app.starting_ports import ScheduleLedger
 from pawl.agent_loop.domain import checks
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
@@ -43,7 +43,7 @@ _log = logs.get_logger(__name__)
 class Schedules:
     """Keeps schedules, and fires those that are due. Documents are as the contract has them."""
 
-    def __init__(self, *, ledger: ScheduleLedger, starting: Starting, clock: Clock) -> None:
+    def __init__(self, *, ledger: ScheduleLedgerClient, starting: Starting, clock: Clock) -> None:
         self._ledger = ledger
         self._starting = starting
         self._clock = clock
