@@ -198,8 +198,9 @@ class AgentLoop:
         # They have a network of their own, so that seeds without them play as if there were none.
         network = Network(chance, history, f"schedules of {process.name}")
         draw = chance.stream("schedules", process.name)
+        self.times = ScheduleLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call))  # type: ignore[arg-type]  # as above
         self.schedules = AgentLoopSchedules(
-            ledger=ScheduleLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call)),  # type: ignore[arg-type]  # as above
+            ledger=self.times,
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
         )

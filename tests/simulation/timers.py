@@ -14,7 +14,6 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.app.public_values import ScheduledMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
@@ -99,33 +98,25 @@ class Timer:
             if before.HasField("end_time"):
                 definition.end_time.CopyFrom(before.end_time)
         self._definitions[name] = definition
-        scheduled = ScheduledMessage(
-            text=definition.text,
-            agent="",
-            labels=dict(definition.labels),
-            conversation_key=definition.conversation_key,
-        )
-        await self._ask(
-            "save", lambda schedules: schedules.save(self._caller, definition, scheduled, must_exist=must_exist)
-        )
+        await self._ask("save", lambda agent: agent.schedules.save(self._caller, definition, must_exist=must_exist))
 
     async def _update(self, name: str) -> None:
         await self._save(name, must_exist=True, same_times=self._draw.random() < 0.7)
 
     async def _pause(self, name: str) -> None:
-        await self._ask("pause", lambda schedules: schedules.pause(self._caller, name, "why not", paused=True))
+        await self._ask("pause", lambda agent: agent.times.pause(self._caller, name, "why not", paused=True))
 
     async def _resume(self, name: str) -> None:
-        await self._ask("resume", lambda schedules: schedules.pause(self._caller, name, paused=False))
+        await self._ask("resume", lambda agent: agent.times.pause(self._caller, name, paused=False))
 
     async def _trigger(self, name: str) -> None:
         self._count += 1
         request_id = RequestId(f"req_timer_{self._count}")
-        await self._ask("trigger", lambda schedules: schedules.trigger(self._caller, name, request_id))
+        await self._ask("trigger", lambda agent: agent.schedules.trigger(self._caller, name, request_id))
 
     async def _ask(self, what: str, work: Callable[[Any], Awaitable[Any]]) -> None:
         try:
-            await self._world.insist(self._network, self._draw, what, lambda agent: work(agent.schedules))
+            await self._world.insist(self._network, self._draw, what, work)
         except PawlError as error:
             self._world.history.tell(f"{what} of a schedule refused: {error.reason}")
 

@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from msgspec.structs import replace
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient, owner_message
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
 from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.app.starting import Starting
 from pawl.agent_loop.app.triggers import BODY_BYTES_MAX, Triggers
@@ -32,8 +30,14 @@ from pawl.errors import (
     PermissionDenied,
     TooLarge,
 )
-from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW, SCHEDULE_OVERLAP_QUEUE, ScheduleFire
+from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW, SCHEDULE_OVERLAP_QUEUE, ScheduleDefinition, ScheduleFire
 from pawl.event.v1.trigger_pb2 import MailboxSource, MailPosition, TriggerDefinition
+from pawl.job.v1.schedules_pb2 import (
+    ClaimSchedulesResponse,
+    DueSchedule,
+    FireScheduleResponse,
+    GetScheduleResponse,
+)
 from pawl.job.v1.triggers_pb2 import (
     CheckMailboxResponse,
     CheckWebhookResponse,
@@ -48,9 +52,8 @@ from tests.fakes.manual_clock import ManualClock
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 
-def due(text: str) -> DueSchedule:
-    message = ScheduledMessage(text=text, agent="", labels={}, conversation_key="")
-    return DueSchedule(caller=ANN, message=message, document=None)
+def due(text: str, caller: Principal = ANN) -> DueSchedule:
+    return DueSchedule(owner=owner_message(caller), definition=ScheduleDefinition(text=text))
 
 
 class ScheduleBook:
@@ -61,16 +64,16 @@ class ScheduleBook:
         self._wait_seconds = wait_seconds
         self.fired: list[tuple[str, str]] = []
 
-    async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+    async def claim(self, schedules_max: int) -> ClaimSchedulesResponse:
         batch = self._batches.pop(0) if self._batches else ()
         if isinstance(batch, PawlError):
             raise batch
-        return batch, self._wait_seconds if not self._batches else 0.0
+        return ClaimSchedulesResponse(schedules=batch, wait_seconds=0.0 if self._batches else self._wait_seconds)
 
-    async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
-        return None, due(name)
+    async def get(self, caller: Principal, name: str) -> GetScheduleResponse:
+        return GetScheduleResponse(due=due(name))
 
-    async def fire_schedule(
+    async def fire(
         self,
         one: DueSchedule,
         message: object,
@@ -79,10 +82,11 @@ class ScheduleBook:
         request_id: RequestId,
         backfill_time: datetime | None = None,
     ) -> Any:
-        if one.message.text == "away":
+        text = one.definition.text
+        if text == "away":
             raise DependencyUnavailable
-        self.fired.append((one.message.text, refusal))
-        return one if one.message.text != "stale" else None
+        self.fired.append((text, refusal))
+        return FireScheduleResponse(fire=None if text == "stale" else ScheduleFire())
 
 
 class Checks:
@@ -122,7 +126,7 @@ async def test_what_cannot_be_started_is_refused_with_its_reason(clock: ManualCl
 
 async def test_with_a_key_that_is_gone_from_its_file_nothing_is_started(clock: ManualClock) -> None:
     gone = Principal(store_id=ANN.store_id, user_id=ANN.user_id, credential_id=CredentialId("file-gone"))
-    ledger = ScheduleBook([replace(due("look"), caller=gone), due("see")])
+    ledger = ScheduleBook([due("look", gone), due("see")])
     await played(ledger, clock, 0.5)
     assert {text: refusal.partition(":")[0] for text, refusal in ledger.fired} == {
         "look": "PERMISSION_DENIED",
@@ -166,16 +170,16 @@ async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualC
         async def past_times(self, caller: Principal, name: str, begin: datetime, end: datetime) -> Sequence[datetime]:
             return times
 
-        async def fire_schedule(
+        async def fire(
             self, *_: object, request_id: RequestId, backfill_time: datetime | None = None, **__: object
         ) -> Any:
             self.requests.append((backfill_time, request_id))
-            return backfill_time
+            return FireScheduleResponse(fire=ScheduleFire())
 
     ledger = Past()
     schedules = firing_of(ledger, Checks({}), clock)
     for request_id in ("r", "r", "other", ""):
-        assert await schedules.backfill(ANN, "x", times[0], times[1], RequestId(request_id)) == times
+        assert len(await schedules.backfill(ANN, "x", times[0], times[1], RequestId(request_id))) == 2
     assert ledger.requests[:2] == ledger.requests[2:4]
     assert len(set(ledger.requests)) == 6
     assert ledger.requests[6:] == [(time, "") for time in times]

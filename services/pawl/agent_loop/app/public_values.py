@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
@@ -21,7 +20,6 @@ from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
 from pawl.agent_loop.domain.run import Job, OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
 from pawl.agent_loop.domain.tool import Tool
-from pawl.chassis.auth import Principal
 from pawl.chassis.ids import (
     DEFAULT_AGENT,
     CallId,
@@ -206,29 +204,6 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     new_conversation_id: ConversationId
     job: Job
     asked_sha256: bytes
-
-
-class ScheduledMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message with which the runs of a schedule begin, their agent and labels, and the key of one conversation."""
-
-    text: str
-    agent: str
-    labels: Mapping[str, str]
-    conversation_key: str
-
-
-class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that is to be fired: whose it is, what its runs are told, and the rest as the ledger has it.
-
-    `expected_time` is the due time, None of one that is fired by hand. An empty `time_zone` is UTC.
-    """
-
-    caller: Principal
-    message: ScheduledMessage
-    document: object
-    name: str = ""
-    time_zone: str = ""
-    expected_time: datetime | None = None
 
 
 class BroughtTools(msgspec.Struct, frozen=True, kw_only=True):

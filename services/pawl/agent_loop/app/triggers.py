@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from msgspec.structs import replace
-
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent_loop.adapters.schedule_ledger import caller_of
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
-from pawl.agent_loop.app.public_values import ScheduledMessage
 from pawl.agent_loop.app.starting import PASSING, TEXT_BYTES_MAX, Starting
 from pawl.agent_loop.domain import checks, outside
 from pawl.chassis import logs
@@ -60,7 +57,7 @@ class Triggers:
         """
         if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
             raise PermissionDenied(f"the password of a mailbox belongs to the store: this needs the role {Role.ADMIN}")
-        await self._starting.check(caller, _message(definition))
+        await self._starting.check(caller, definition)
         return await self._ledger.put(caller, definition, must_exist=must_exist)
 
     async def deliver_webhook(
@@ -127,10 +124,11 @@ class Triggers:
     async def _fire(
         self, due: DueTrigger, event: TriggerEvent, *, claimed: bool = False, mail: MailPosition | None = None
     ) -> FireTriggerResponse:
-        definition = due.definition
-        asked = replace(_message(definition), text=outside.put_into(definition.text, event.data))
-        if definition.conversation_pointer:  # Without one, an event that has waited fires as its trigger is now.
-            asked = replace(asked, conversation_key=event.conversation_key)
+        asked = TriggerDefinition()
+        asked.CopyFrom(due.definition)
+        asked.text = outside.put_into(asked.text, event.data)
+        if asked.conversation_pointer:  # Without one, an event that has waited fires as its trigger is now.
+            asked.conversation_key = event.conversation_key
         message, refusal = await self._starting.message(caller_of(due.owner), asked)
         return await self._ledger.fire(due, event, message, refusal=refusal, claimed=claimed, mail=mail)
 
@@ -150,16 +148,6 @@ class Triggers:
             lane = (outside.pointed_at(parsed, pointer) or "") if pointer else ""
         line = outside.line(told, data, bytes_max=_LINE_BYTES_MAX)
         return TriggerEvent(event_id=event_id, lane=lane, data=line, conversation_key=key)
-
-
-def _message(definition: TriggerDefinition) -> ScheduledMessage:
-    """Return the message of its runs, whose text is a template."""
-    return ScheduledMessage(
-        text=definition.text,
-        agent=definition.agent,
-        labels=dict(definition.labels),
-        conversation_key=definition.conversation_key,
-    )
 
 
 def _checked(headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
