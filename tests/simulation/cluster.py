@@ -12,7 +12,6 @@ from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.app.public_values import MailboxView, MailPlace
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.schedules import Schedules as AgentLoopSchedules
 from pawl.agent_loop.app.session_stream import SessionTimes
@@ -25,7 +24,7 @@ from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
 from pawl.chassis.lifecycle import Background
-from pawl.errors import MailboxUnreachable, TooLarge
+from pawl.errors import TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.app.ports import Limits as JobStoreLimits
 from pawl.job_store.app.schedules import Schedules
@@ -74,15 +73,6 @@ _TIMES = ClientTimes(
 _QUEUE_MAX = 3
 _STORE_QUEUE_MAX = 6
 _CRASHES_MAX = 3
-
-
-class NoMailboxes:
-    """See `starting_ports.MailboxReader`: there is none."""
-
-    async def read_mailbox(
-        self, caller: Principal, mailbox: object, place: MailPlace, *, mails_max: int, documents_prefix: str = ""
-    ) -> MailboxView:
-        raise MailboxUnreachable("there is no mailbox")
 
 
 class JobStore:
@@ -213,9 +203,9 @@ class AgentLoop:
             clock=clock,
         )
         network = Network(chance, history, f"triggers of {process.name}")
+        self.events = TriggerLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call))  # type: ignore[arg-type]  # as above
         self.triggers = AgentLoopTriggers(
-            ledger=TriggerLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call)),  # type: ignore[arg-type]  # as above
-            reader=NoMailboxes(),
+            ledger=self.events,
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
             ids=IdSource(VirtualClock(), chance.stream("event ids", process.name).getrandbits),

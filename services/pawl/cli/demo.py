@@ -56,7 +56,7 @@ async def _play(folder: Path, screen: Screen) -> int:
     started = time.monotonic()
     logs.configure(service="demo", instance_id="demo", level="error", log_format="auto")
     options = SuiteOptions(data=folder, replicas={"agent-loop": _REPLICAS})
-    screen.line(f"Starting PostgreSQL, NATS, a scripted model and the five services in {folder} ...")
+    screen.line(f"Starting PostgreSQL, NATS, a scripted model and the services in {folder} ...")
     async with asyncio.timeout(_SECONDS_MAX), Suite(options) as suite:
         target = AsyncClient(data=folder, environment={})
         screen.line(

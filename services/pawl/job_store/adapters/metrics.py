@@ -41,7 +41,6 @@ class PrometheusMeter:
         self._webhooks_refused = metrics.counter(
             "webhook_refusals_total", "Webhooks that could fire nothing, by reason.", ("reason",)
         )
-        self._mailboxes = metrics.counter("mailbox_failures_total", "Mailboxes of triggers that could not be read.")
         self._due_events = metrics.gauge(
             "due_events", "Events that need not wait any more and that nobody has claimed."
         )
@@ -75,9 +74,6 @@ class PrometheusMeter:
 
     def trigger_fired(self, outcome: str) -> None:
         self._events.labels(outcome).inc()
-
-    def mailbox_unreachable(self) -> None:
-        self._mailboxes.inc()
 
     def webhook_refused(self, error: PawlError) -> None:
         self._webhooks_refused.labels(error.reason).inc()

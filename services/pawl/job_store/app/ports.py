@@ -268,9 +268,6 @@ class Meter(Protocol):
     def trigger_fired(self, outcome: str) -> None:
         """An event was fired, or found to be a duplicate."""
 
-    def mailbox_unreachable(self) -> None:
-        """A mailbox could not be read."""
-
     def webhook_refused(self, error: PawlError) -> None:
         """A webhook was refused before it could fire anything."""
 
