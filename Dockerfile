@@ -1,4 +1,4 @@
-# One image for the five services; the command names the module to run.
+# One image for all services; the command names the module to run.
 #
 #   docker build -t pawl .
 #   docker run pawl pawl.job_store

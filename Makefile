@@ -37,7 +37,7 @@ help: ## List these targets
 demo: $(VENV)/.installed ## Start the suite and play one conversation through it, a crash included (under a minute)
 	@$(BIN)/pawl demo
 
-up: $(VENV)/.installed ## Start PostgreSQL, NATS and the five services on this machine, until Ctrl-C
+up: $(VENV)/.installed ## Start PostgreSQL, NATS and the services on this machine, until Ctrl-C
 	@$(BIN)/pawl up
 
 # Without bytecode, every process would compile what it imports again.

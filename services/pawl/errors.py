@@ -22,7 +22,7 @@ a reason that comes from a peer back into the same class.
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, SlowConsumer
       Unauthenticated: SessionExpired
       PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
-      Unavailable: DependencyUnavailable, SourceUnreachable, MailboxUnreachable, ShuttingDown
+      Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
       DeadlineExceeded
       Cancelled
       Internal
@@ -435,10 +435,6 @@ class DependencyUnavailable(Unavailable):
 
 class SourceUnreachable(Unavailable):
     """A source of tools does not answer, or not as it should. Look at the source, then try again."""
-
-
-class MailboxUnreachable(Unavailable):
-    """A mailbox does not answer, or not as it should, or refuses the password. Look at it, then try again."""
 
 
 class ShuttingDown(Unavailable):

@@ -8,20 +8,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.agent_ledger import AgentLedgerClient
+from pawl.agent_loop.adapters.agent_ledger import AgentLedger
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.job_store.app.agents import Agents, Save, SaveDraft
+from pawl.job_store.adapters.agents import PostgresAgents
+from pawl.job_store.adapters.usage import PostgresUsage
+from pawl.job_store.app.agents import Agents
 from pawl.job_store.app.reading import Page
-from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
+from pawl.job_store.domain.agents import AgentRow, AgentVersionRow, Save, SaveDraft
 from pawl.job_store.domain.usage import UsedOnDay
-from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
+from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, AgentServicer, daily_tokens_max
 from tests.simulation.job_store import Channel, answer
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class MemoryAgentRepository:
-    """An `AgentRepository`."""
+class MemoryAgentRepository(PostgresAgents):
+    """Agents in memory."""
 
     def __init__(self) -> None:
         self.agents: dict[tuple[StoreId, str], AgentRow] = {}
@@ -93,8 +95,8 @@ class MemoryAgentRepository:
         return self.drafts.get((store_id, user_id), {}).pop(name, None) is not None
 
 
-class MemoryUsage:
-    """A `UsageReads`: what a test has put there."""
+class MemoryUsage(PostgresUsage):
+    """What a test has put there."""
 
     def __init__(self) -> None:
         self.of_agents: dict[tuple[StoreId, str], list[UsedOnDay]] = {}
@@ -108,12 +110,15 @@ class MemoryUsage:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
 
 
-class MemoryAgents(AgentLedgerClient):
-    """An `AgentLedger` and an `AgentReader`."""
+class MemoryAgents(AgentLedger):
+    """Agents in memory."""
 
     def __init__(self) -> None:
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()
-        servicer: Any = AgentLedgerServicer(Agents(self.repository, self.usage, daily_tokens_max))
+        agents = Agents(self.repository, self.usage, daily_tokens_max)
+        self.forwarded = AgentServicer(agents)
+        """What answers the calls that are forwarded."""
+        servicer = AgentLedgerServicer(agents)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from pawl.chassis.auth import Principal, local_principal
 from pawl.chassis.credentials import KeyAuthenticator
-from pawl.chassis.roles import AGENT_LOOP, TOOL_REGISTRY
+from pawl.chassis.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
 
 
 class Anybody(KeyAuthenticator):
-    """Takes everybody for the user whom the metadata name, who may also do what agent-loop and tool-registry may."""
+    """Takes everybody for the user whom the metadata name, who may also do what other services may."""
 
     async def authenticate(
         self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
     ) -> Principal:
         principal = local_principal(metadata)
-        return replace(principal, rights=principal.rights | {AGENT_LOOP, TOOL_REGISTRY})
+        return replace(principal, rights=principal.rights | {AGENT_LOOP, MAILBOX, TOOL_REGISTRY})

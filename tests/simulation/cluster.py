@@ -8,11 +8,10 @@ from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.app.public_values import MailboxView, MailPlace
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.schedules import Schedules as AgentLoopSchedules
 from pawl.agent_loop.app.session_stream import SessionTimes
@@ -25,14 +24,14 @@ from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
 from pawl.chassis.lifecycle import Background
-from pawl.errors import MailboxUnreachable, TooLarge
+from pawl.errors import TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.app.ports import Limits as JobStoreLimits
 from pawl.job_store.app.schedules import Schedules
 from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
+from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
@@ -76,15 +75,6 @@ _STORE_QUEUE_MAX = 6
 _CRASHES_MAX = 3
 
 
-class NoMailboxes:
-    """See `starting_ports.MailboxReader`: there is none."""
-
-    async def read_mailbox(
-        self, caller: Principal, mailbox: object, place: MailPlace, *, mails_max: int, documents_prefix: str = ""
-    ) -> MailboxView:
-        raise MailboxUnreachable("there is no mailbox")
-
-
 class JobStore:
     """One process of job-store."""
 
@@ -106,7 +96,6 @@ class JobStore:
         self._bus = SimulatedBus(broker, process)
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         self._servicers: Sequence[object] = ()
-        self._schedules: ScheduleLedgerServicer | None = None
         self._triggers: TriggerLedgerServicer | None = None
         self._of_schedules = MemorySchedules(Database(tables, chance, history, f"schedules of {process.name}"))
         self._of_triggers = MemoryTriggers(Database(tables, chance, history, f"triggers of {process.name}"))
@@ -121,19 +110,19 @@ class JobStore:
             for name, loop in parts.loops.items():
                 background.start(name, loop)
             schedules = Schedules(self._of_schedules, parts.group_commit, Unmetered(), self._ids)
-            self._schedules = ScheduleLedgerServicer(schedules, self._limits)
             of_events = Triggers(
                 self._of_triggers, parts.group_commit, Unmetered(), self._ids, random_bytes=self._random_bytes
             )
             self._triggers = TriggerLedgerServicer(of_events, self._limits)
-            self._servicers = parts.servicers
+            starters = (ScheduleServicer(schedules), ScheduleLedgerServicer(schedules, self._limits))
+            self._servicers = (*parts.servicers, *starters)
             await asyncio.Event().wait()
 
     async def answer(self, method: str, request: Any, user: Principal | None) -> list[Any]:
         """Serve one request; returns all responses."""
         while not self._servicers:
             await asyncio.sleep(0.001)
-        return await answer((*self._servicers, self._schedules, self._triggers), method, request, user)
+        return await answer((*self._servicers, self._triggers), method, request, user)
 
 
 class Replicas:
@@ -167,8 +156,7 @@ class AgentLoop:
         history: History,
         people_wanted: int,
     ) -> None:
-        self.process = process
-        self.history = history
+        self.process, self.history = process, history
         draw = chance.stream("agent", process.name)
         clock, ids = VirtualClock(), IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         network = Network(chance, history, process.name)
@@ -207,15 +195,17 @@ class AgentLoop:
         # They have a network of their own, so that seeds without them play as if there were none.
         network = Network(chance, history, f"schedules of {process.name}")
         draw = chance.stream("schedules", process.name)
+        channel = Channel(Replicas(network, job_stores, draw.randrange).call)
+        self.forward_of_schedules = PublicLedger(channel).forward
         self.schedules = AgentLoopSchedules(
-            ledger=ScheduleLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call)),  # type: ignore[arg-type]  # as above
+            ledger=ScheduleLedger(channel),
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
         )
         network = Network(chance, history, f"triggers of {process.name}")
+        self.events = TriggerLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call))  # type: ignore[arg-type]  # as above
         self.triggers = AgentLoopTriggers(
-            ledger=TriggerLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call)),  # type: ignore[arg-type]  # as above
-            reader=NoMailboxes(),
+            ledger=self.events,
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
             ids=IdSource(VirtualClock(), chance.stream("event ids", process.name).getrandbits),

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from pawl.agent_loop.app.public_values import ScheduledMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
@@ -41,7 +40,7 @@ class Sender:
             await asyncio.sleep(2.5 * self._draw.random())
             await self._act()
         for name in self._triggers:
-            await self._ask("resume", lambda agent, name=name: agent.triggers.pause(self._caller, name, paused=False))  # type: ignore[misc]
+            await self._ask("resume", lambda agent, name=name: agent.events.pause(self._caller, name, paused=False))  # type: ignore[misc]
         for name, event_id in self._sent:
             await self._send(name, event_id)
         loop = asyncio.get_running_loop()
@@ -61,25 +60,17 @@ class Sender:
             overlap=schedule_pb2.ScheduleOverlap.ValueType(draw.randrange(1, 5)),
             webhook=trigger_pb2.WebhookSource(authentication=trigger_pb2.WEBHOOK_AUTHENTICATION_BEARER),
         )
-        message = ScheduledMessage(
-            text=definition.text,
-            agent="",
-            labels=dict(definition.labels),
-            conversation_key=definition.conversation_key,
-        )
-        made = await self._ask(
-            "save", lambda agent: agent.triggers.save(self._caller, definition, message, None, must_exist=False)
-        )
+        made = await self._ask("save", lambda agent: agent.triggers.save(self._caller, definition, must_exist=False))
         # The answer with the secret may be lost.
-        secret = await self._ask("rotate", lambda agent: agent.triggers.rotate(self._caller, name))
-        self._triggers[name] = made[0].trigger_id, secret
+        secret = await self._ask("rotate", lambda agent: agent.events.rotate(self._caller, name))
+        self._triggers[name] = made.trigger.trigger_id, secret
 
     async def _act(self) -> None:
         draw, name = self._draw, self._draw.choice(list(self._triggers))
         chance = draw.random()
         if chance < 0.1:
             paused = draw.random() < 0.5
-            await self._ask("pause", lambda agent: agent.triggers.pause(self._caller, name, "why", paused=paused))
+            await self._ask("pause", lambda agent: agent.events.pause(self._caller, name, "why", paused=paused))
         elif chance < 0.3 and self._sent:
             await self._send(*draw.choice(self._sent))
         else:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.app.public_values import ScheduledMessage
+from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.event.v1 import schedule_pb2
 from pawl.job_store.domain.schedules import Definition, FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow
+from tests.simulation.cluster import AgentLoop
 from tests.simulation.network import Network
 from tests.simulation.record import Record
 from tests.simulation.store import ScheduleChange
@@ -99,33 +101,31 @@ class Timer:
             if before.HasField("end_time"):
                 definition.end_time.CopyFrom(before.end_time)
         self._definitions[name] = definition
-        scheduled = ScheduledMessage(
-            text=definition.text,
-            agent="",
-            labels=dict(definition.labels),
-            conversation_key=definition.conversation_key,
-        )
-        await self._ask(
-            "save", lambda schedules: schedules.save(self._caller, definition, scheduled, must_exist=must_exist)
-        )
+        request = pb.UpdateScheduleRequest if must_exist else pb.CreateScheduleRequest
+        await self._forward("save", request(definition=definition))
 
     async def _update(self, name: str) -> None:
         await self._save(name, must_exist=True, same_times=self._draw.random() < 0.7)
 
     async def _pause(self, name: str) -> None:
-        await self._ask("pause", lambda schedules: schedules.pause(self._caller, name, "why not", paused=True))
+        await self._forward("pause", pb.PauseScheduleRequest(name=name, note="why not"))
 
     async def _resume(self, name: str) -> None:
-        await self._ask("resume", lambda schedules: schedules.pause(self._caller, name, paused=False))
+        await self._forward("resume", pb.ResumeScheduleRequest(name=name))
 
     async def _trigger(self, name: str) -> None:
         self._count += 1
         request_id = RequestId(f"req_timer_{self._count}")
-        await self._ask("trigger", lambda schedules: schedules.trigger(self._caller, name, request_id))
+        await self._ask("trigger", lambda agent: agent.schedules.trigger(self._caller, name, request_id))
 
-    async def _ask(self, what: str, work: Callable[[Any], Awaitable[Any]]) -> None:
+    async def _forward(self, what: str, request: Message) -> None:
+        method = f"/pawl.agent.v1.ScheduleService/{type(request).__name__.removesuffix('Request')}"
+        raw = request.SerializeToString()
+        await self._ask(what, lambda agent: agent.forward_of_schedules(self._caller, method, raw))
+
+    async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[object]]) -> None:
         try:
-            await self._world.insist(self._network, self._draw, what, lambda agent: work(agent.schedules))
+            await self._world.insist(self._network, self._draw, what, work)
         except PawlError as error:
             self._world.history.tell(f"{what} of a schedule refused: {error.reason}")
 

@@ -102,13 +102,9 @@ class MemoryTriggers:
         first = min((lane.claim_at for lane in self._lanes() if lane.claim_at is not None), default=None)
         return None if first is None else (first - self._database.now()).total_seconds()
 
-    async def claim_mailboxes(self, *, mailboxes_max: int, busy_stores: Sequence[StoreId]) -> Sequence[TriggerRow]:
+    async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
         """None has a mailbox here."""
         return ()
-
-    async def mailbox_wait_seconds(self, busy_stores: Sequence[StoreId]) -> float | None:
-        """None has a mailbox here."""
-        return None
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[TriggerRow]:
         await self._database.reach()

@@ -16,6 +16,7 @@ COMPOSE = (tree.ROOT / "docker-compose.yml").read_text()
 PARTS: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
 NETWORKS: dict[str, Any] = yaml.safe_load(COMPOSE)["networks"]
 SERVICES = frozenset({"agent-loop", "job-store", "tool-registry", "notifier"})
+CALLERS_ONLY = frozenset({"gateway", "mailbox"})
 OPEN_PORTS = frozenset({"gateway", "agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
 
 
@@ -39,7 +40,7 @@ def test_prometheus_asks_every_service_where_it_answers() -> None:
     )
     targets = re.findall(r'targets: \["([a-z-]+):(\d+)"\]', (tree.ROOT / "deploy/prometheus.yml").read_text())
     assert sorted(targets) == sorted(metrics)
-    assert len(targets) == len({name for name, _ in targets}) == 5
+    assert len(targets) == len({name for name, _ in targets}) == 6
 
 
 def test_no_password_of_the_containers_has_a_default() -> None:
@@ -61,11 +62,11 @@ def test_containers_meet_only_whom_they_need() -> None:
     assert {network: members(network) for network in inner} == {
         "database": {"postgres", "job-store", "tool-registry", "notifier"},
         "bus": {"nats", "job-store", "agent-loop", "notifier"},
-        "services": {"gateway", *SERVICES},
-        "metrics": {"prometheus", "gateway", *SERVICES},
+        "services": CALLERS_ONLY | SERVICES,
+        "metrics": {"prometheus"} | CALLERS_ONLY | SERVICES,
     }
     outer = [members(network) for network in NETWORKS if network not in inner]
-    assert sorted(map(sorted, outer)) == sorted([name] for name in OPEN_PORTS)
+    assert sorted(map(sorted, outer)) == sorted([name] for name in OPEN_PORTS | CALLERS_ONLY)
     assert {name for name, part in PARTS.items() if part.get("ports")} == OPEN_PORTS
 
 
@@ -89,7 +90,7 @@ def test_each_service_has_a_database_role_of_its_own_and_none_is_the_superuser()
 
 def test_each_container_gets_the_variables_that_its_service_reads() -> None:
     specs = {spec.name: spec for stage in STAGES for spec in stage}
-    for name in ("gateway", *SERVICES):
+    for name in CALLERS_ONLY | SERVICES:
         assert set(PARTS[name]["environment"]) <= (specs[name].reads or set()), name
 
 

@@ -23,7 +23,7 @@ STUBS = ("agent", "batch", "error", "event", "identity", "job", "notify", "tool"
 SERVICES = ("agent_loop", "gateway", "job_store", "notifier", "tool_registry")
 LAYERS = ("adapters", "app", "domain", "rpc")
 ADAPTERS = ("files", "http", "ledger", "mail", "mcp", "metrics", "postgres", "process", "python", "secret_file")
-USE_CASES = ("catalog", "execution", "mailboxes", "policy", "sources", "workers")
+USE_CASES = ("catalog", "execution", "policy", "sources", "workers")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cli",
         "client",
         "launcher",
+        "mailbox",
         "model_server",
         "tools",
         "worker",

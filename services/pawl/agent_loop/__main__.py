@@ -12,20 +12,18 @@ import grpc
 
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
-from pawl.agent_loop.adapters.agent_ledger import AgentLedgerClient
+from pawl.agent_loop.adapters.agent_ledger import AgentLedger
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.mailboxes import MailboxClient
 from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.breaker import Breaker
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.registry import RegistryClient
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
 from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.app.mailboxes import Mailboxes
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.app.starting import Starting
@@ -55,8 +53,9 @@ async def main(stop: asyncio.Event) -> None:
             "job_store", settings.job_store_address, message_bytes_max=LEDGER_MESSAGE_BYTES_MAX
         )
         # Without it there are still runs to read, to answer and to end.
-        channel = await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
-        registry = RegistryClient(channel)
+        registry = RegistryClient(
+            await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
+        )
         is_gone = gone(settings, service.clock, lambda: service.key_rows)
         worker = None
         if settings.drives_runs:
@@ -66,7 +65,7 @@ async def main(stop: asyncio.Event) -> None:
             live = BusEvents(bus)
             clients = ClientSide(
                 ledger=PublicLedger(job_store, worker.wake) if worker else PublicLedger(job_store),
-                agents=AgentLedgerClient(job_store),
+                agents=AgentLedger(job_store),
                 live=live,
                 checker=registry,
                 tools=registry,
@@ -80,17 +79,14 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start("looks", partial(clients.pending.follow, live))
             clients.add_to(server)
             starting = Starting(clients.messages, is_gone)
-            schedules = Schedules(ledger=ScheduleLedgerClient(job_store), starting=starting, clock=service.clock)
-            server.add(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
+            schedules = Schedules(ledger=ScheduleLedger(job_store), starting=starting, clock=service.clock)
+            schedule_servicer = ScheduleServicer(schedules, starting, clients.forward)
+            server.add_forwarding(add_ScheduleServiceServicer_to_server, schedule_servicer, clients.forward)
             service.background.start("schedules", schedules.fire_forever)
-            trigger_ledger, reader = TriggerLedgerClient(job_store), MailboxClient(channel)
-            triggers = Triggers(
-                ledger=trigger_ledger, reader=reader, starting=starting, clock=service.clock, ids=service.ids
-            )
-            server.add(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
+            events = TriggerLedgerClient(job_store)
+            triggers = Triggers(ledger=events, starting=starting, clock=service.clock, ids=service.ids)
+            server.add(add_TriggerServiceServicer_to_server, TriggerServicer(triggers, events))
             service.background.start("triggers", triggers.fire_forever)
-            mailboxes = Mailboxes(ledger=trigger_ledger, reader=reader, triggers=triggers, clock=service.clock)
-            service.background.start("mailboxes", mailboxes.read_forever)
         serving = service.serve(server, stop)
         await (_beside(serving, stop, worker.hand_over) if worker else serving)
 
@@ -115,7 +111,7 @@ async def _worker(
     )
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store),
-        agents=AgentLedgerClient(job_store),
+        agents=AgentLedger(job_store),
         registry=registry,
         model=Breaker(model, service.clock.monotonic),
         clock=service.clock,

@@ -12,6 +12,7 @@ from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
+from pawl.agent_loop.adapters.agent_ledger import AgentLedger
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.agents import Agents
@@ -21,7 +22,7 @@ from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.public_ports import AgentLedger, CallChecker, DocumentReader, LiveEvents, ToolFinder
+from pawl.agent_loop.app.public_ports import CallChecker, DocumentReader, LiveEvents, ToolFinder
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.session_stream import Parts, SessionTimes
@@ -124,7 +125,8 @@ class ClientSide:
         self._job_servicer = JobServicer(jobs)
         self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
-    async def _forward(self, method: str, request: bytes) -> bytes:
+    async def forward(self, method: str, request: bytes) -> bytes:
+        """Have job-store answer a request of the calling user as it came."""
         return await self._ledger.forward(require_user(), method, request)
 
     def add_to(self, server: RpcServer) -> None:
@@ -132,5 +134,6 @@ class ClientSide:
         server.add(add_AgentServiceServicer_to_server, self.servicer)
         server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)
         server.add(add_JobServiceServicer_to_server, self._job_servicer)
-        server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self._forward)
-        server.add(add_AgentRegistryServiceServicer_to_server, AgentRegistryServicer(self.agents))
+        server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
+        registry = AgentRegistryServicer(self.agents)
+        server.add_forwarding(add_AgentRegistryServiceServicer_to_server, registry, self.forward)

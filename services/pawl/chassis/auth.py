@@ -3,7 +3,7 @@
 The credential is metadata `authorization: Bearer <key>`, and nobody calls without
 one. Store, user and roles come from it and from nothing else, but for two that say for
 whom they call: the local key, to whose owner the whole suite belongs, and a delegate, which
-acts for users of its store. A service has a key of its own, and names store and user in its requests.
+acts for users of its store. A service has a key of its own, and names store and user in its requests or metadata.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROLES_NAMED_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """An authenticated caller. `store_id` and `user_id` are empty for a service, `store_id` for the deployment."""
+    """An authenticated caller. `store_id` is empty for the deployment, and for a service that names no store."""
 
     is_service: bool = False
     store_id: StoreId = StoreId("")
@@ -86,6 +86,18 @@ def service_principal(name: str) -> Principal:
     """Return the principal of one of Pawl's own services, by its name such as `agent-loop`."""
     right = f"service:{name}"
     return Principal(is_service=True, credential_id=CredentialId(right), rights=frozenset({right}))
+
+
+def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
+    """Return a service that acts for the store and user in the metadata, or for none without `pawl-store`.
+
+    Raises:
+        InvalidId: the named store or user cannot exist.
+    """
+    if "pawl-store" not in metadata:
+        return service
+    store_id, user_id = check_id(metadata["pawl-store"], "pawl-store"), metadata.get("pawl-user", "")
+    return replace(service, store_id=store_id, user_id=check_id(user_id, "pawl-user", optional=True))
 
 
 GATEWAY: Final = service_principal("gateway")

@@ -18,6 +18,7 @@ from pawl.chassis.auth import (
     Authenticator,
     Credential,
     Principal,
+    acting_for,
     bearer_key,
     local_principal,
     principal_of,
@@ -235,7 +236,7 @@ class KeyAuthenticator:
         if digest == self._local_digest:
             return local_principal(metadata)
         if service := self._services().get(digest):
-            return service
+            return acting_for(service, metadata)
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
         if self._rows is not None and (row := await self._rows.find(key, may_look=may_look)):

@@ -43,12 +43,13 @@ SERVICE: Final = "service:"
 AGENT_LOOP: Final = f"{SERVICE}agent-loop"
 TOOL_REGISTRY: Final = f"{SERVICE}tool-registry"
 NOTIFIER: Final = f"{SERVICE}notifier"
+MAILBOX: Final = f"{SERVICE}mailbox"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
 READERS: Final = _MEMBERS | {Role.VIEWER}
 """The roles of people: each of them reads, and some do more."""
 _MENDERS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
-ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER}
+ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}
 
 _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
@@ -79,13 +80,13 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         READERS: "GetTrigger ListTriggers",
         _MEMBERS: "CreateTrigger UpdateTrigger PauseTrigger ResumeTrigger DeleteTrigger RotateTriggerSecret",
         (Role.GATEWAY,): "DeliverWebhook",
+        (MAILBOX,): "DeliverMail",
     },
-    "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "Batch"},
+    "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
     "pawl.job.v1.AgentLedgerService": {
-        (AGENT_LOOP,): "PutAgent ListAgents ListAgentVersions DeleteAgent GetAgentUsage GetAgentQuota PutDraft GetDraft"
-        " ListDrafts DeleteDraft",
+        (AGENT_LOOP,): "PutAgent ListAgents GetAgentQuota PutDraft GetDraft ListDrafts",
         (AGENT_LOOP, TOOL_REGISTRY): "GetAgent",
     },
     "pawl.job.v1.ErasureService": {(TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure"},
@@ -98,11 +99,12 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     },
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.job.v1.ScheduleLedgerService": {
-        (AGENT_LOOP,): "PutSchedule GetSchedule ListSchedules PauseSchedule DeleteSchedule ClaimSchedules FireSchedule",
+        (AGENT_LOOP,): "GetDueSchedule ClaimSchedules FireSchedule",
     },
     "pawl.job.v1.TriggerLedgerService": {
         (AGENT_LOOP,): "PutTrigger GetTrigger ListTriggers PauseTrigger DeleteTrigger RotateTriggerSecret CheckWebhook"
-        " ClaimEvents ClaimMailboxes NoteMailbox FireTrigger",
+        " ClaimEvents CheckMailbox FireTrigger",
+        (MAILBOX,): "LeaseMailboxes ReportMailbox",
     },
     "pawl.notify.v1.ChannelService": {
         READERS: "GetChannel ListChannels ListDeliveries",
@@ -122,7 +124,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.tool.v1.CompletionService": {_MEMBERS | {Role.GATEWAY}: "CompleteCall"},
     "pawl.tool.v1.DocumentService": {
         READERS: "ListDocuments GetDocument",
-        _MEMBERS: "PutDocument DeleteDocument",
+        _MEMBERS | {MAILBOX}: "PutDocument",
+        _MEMBERS: "DeleteDocument",
     },
     "pawl.tool.v1.ExecutionService": {
         (
@@ -130,7 +133,6 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         ): "ResolveTools CheckOwnTools CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions RecordResults"
         " ExecuteTool CancelExecution",
     },
-    "pawl.tool.v1.MailboxService": {(AGENT_LOOP,): "ReadMailbox"},
     "pawl.tool.v1.MemoryService": {
         READERS: "ListMemories",
         _MEMBERS: "EraseMemories",

@@ -103,7 +103,7 @@ def up(
 ) -> None:
     """Start the suite on this machine.
 
-    PostgreSQL, NATS, the five services and, without OPENAI_API_KEY or
+    PostgreSQL, NATS, the services and, without OPENAI_API_KEY or
     OPENAI_BASE_URL, the scripted model; until Ctrl-C. Everything is kept
     in the folder of --data FOLDER or PAWL_DATA, by default .pawl.
     """

@@ -99,7 +99,7 @@ def demo(
 async def _play(folder: Path, screen: Transcript) -> int:
     started = time.monotonic()
     logs.configure(service="demo", instance_id="demo", level="error", log_format="auto")
-    screen.line(f"Starting PostgreSQL, NATS, a scripted model and the five services in {folder} ...")
+    screen.line(f"Starting PostgreSQL, NATS, a scripted model and the services in {folder} ...")
     options = SuiteOptions(data=folder, replicas={_AGENT: 2})
     async with (
         asyncio.timeout(_SECONDS_MAX),

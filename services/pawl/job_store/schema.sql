@@ -572,14 +572,14 @@ CREATE TABLE triggers (
     fires bytea NOT NULL,
     secret bytea NOT NULL,
     former_secrets bytea NOT NULL,  -- packed, with the time until which each is valid
-    -- Mailboxes: the next poll (null for webhooks and while paused), the last mail that was read, and since when and
-    -- why the mailbox is unreachable.
+    -- Mailboxes: the process that reads it and the end of its lease (null for webhooks and while paused), the last mail
+    -- that was delivered, and since when and why the mailbox is unreachable.
+    reader_id text NOT NULL DEFAULT '',
     claim_at timestamptz,
     uid_validity bigint NOT NULL DEFAULT 0,
     last_uid bigint NOT NULL DEFAULT 0,
     unreachable_time timestamptz,
     unreachable_reason text NOT NULL DEFAULT '',
-    unreachable_count integer NOT NULL DEFAULT 0,
     told_time timestamptz,
     -- Refused webhooks (bad or old signature): their number and the last one. Written once a minute at most.
     refused_count bigint NOT NULL DEFAULT 0,

@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import Clock
 from pawl.chassis.database import Database
@@ -21,7 +23,7 @@ from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_server
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
-from pawl.job_store.adapters.agents import PostgresAgentRepository
+from pawl.job_store.adapters.agents import PostgresAgents
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
 from pawl.job_store.adapters.conversations import PostgresConversations
@@ -48,17 +50,17 @@ from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import Limits, Ports
-from pawl.job_store.app.schedules import ScheduleRepository, Schedules
+from pawl.job_store.app.schedules import Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.app.triggers import TriggerRepository, Triggers
-from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
+from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, AgentServicer, daily_tokens_max
 from pawl.job_store.rpc.conversation_servicer import ConversationServicer
 from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
 from pawl.job_store.rpc.events import encode_event
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
 from pawl.job_store.rpc.messages import LOST, head_of, text_of, usage_of
 from pawl.job_store.rpc.operations import CANCEL
-from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
+from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.rpc.title_servicer import TitleServicer, said
 from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
@@ -74,7 +76,7 @@ class Upkeep:
     search: PostgresSearchIndex
     stats: PostgresLedgerStats
     periods: RetentionPeriods
-    schedules: ScheduleRepository
+    schedules: PostgresSchedules
     triggers: TriggerRepository
     erasures: PostgresErasures
     erasure_log: JetStreamErasures | None
@@ -118,11 +120,13 @@ class JobStore:
             server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(self.keys), service_only=True)
         if self.agents is not None:
             server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(self.agents), service_only=True)
+            server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(self.agents))
         if self.titles is not None:
             server.add(add_TitleServiceServicer_to_server, TitleServicer(self.titles), service_only=True)
         if self.erasing is not None:
             server.add(add_ErasureServiceServicer_to_server, ErasureServicer(self.erasing), service_only=True)
         if self.schedules is not None:
+            server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(self.schedules))
             servicer = ScheduleLedgerServicer(self.schedules, self.ledger.limits)
             server.add(add_ScheduleLedgerServiceServicer_to_server, servicer, service_only=True)
         if self.triggers is not None:
@@ -227,5 +231,5 @@ def on_postgres(
         ids=ids,
     )
     keys = Keys(PostgresKeyRepository(database), clock, ids)
-    agents = Agents(PostgresAgentRepository(database), PostgresUsage(database), daily_tokens_max)
+    agents = Agents(PostgresAgents(database), PostgresUsage(database), daily_tokens_max)
     return wire(ports, limits, upkeep, keys, agents, titles=PostgresTitles(database, said, agents.quota))

@@ -22,6 +22,8 @@ class ServiceSpec:
     """The variables that it reads, apart from those of the system; None for all of Pawl's."""
     runs_tools: bool = False
     """True if it runs Python tools, for which a user may name further variables."""
+    needs: str = ""
+    """The variable without which it is not started; empty for none."""
 
     @property
     def address_variable(self) -> str:
@@ -50,7 +52,7 @@ _PROXIES = frozenset(
 _READS = {
     "agent-loop": _NATS
     | _SERVICE_KEY
-    | _SERVICE_KEYS
+    | _INTERNAL
     | _PROXIES
     | {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
     | pawl_variables(
@@ -71,6 +73,8 @@ _READS = {
         "AGENT_LOOP_ADDRESS TOOL_REGISTRY_ADDRESS NOTIFIER_ADDRESS GATEWAY_HOSTS GATEWAY_ORIGINS GATEWAY_SEAL_KEY"
         " GATEWAY_WEBHOOK_KEYS_FILE GATEWAY_OIDC_FILE PUBLIC_URL"
     ),
+    "mailbox": _SERVICE_KEY
+    | pawl_variables("JOB_STORE_ADDRESS AGENT_LOOP_ADDRESS TOOL_REGISTRY_ADDRESS EGRESS_FILE MAILBOX_PASSWORDS_FILE"),
     "tool-registry": _DATABASE
     | _SERVICE_KEY
     | _INTERNAL
@@ -90,6 +94,7 @@ def service(name: str) -> ServiceSpec:
         role=package if name != "gateway" else "",
         reads=_EVERY | _READS[name],
         runs_tools=name == "tool-registry",
+        needs="PAWL_MAILBOX_PASSWORDS_FILE" if name == "mailbox" else "",
     )
 
 
@@ -97,6 +102,6 @@ STAGES: tuple[tuple[ServiceSpec, ...], ...] = (
     (service("job-store"),),
     (service("tool-registry"), service("notifier")),
     (service("agent-loop"),),
-    (service("gateway"),),
+    (service("gateway"), service("mailbox")),
 )
 """A stage starts when everything before it is ready, and knows the addresses of all that. Stopping goes backwards."""

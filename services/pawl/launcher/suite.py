@@ -56,7 +56,11 @@ class Suite:
     """
 
     def __init__(self, options: SuiteOptions) -> None:
-        self.options = options
+        stages = (
+            tuple(spec for spec in stage if not spec.needs or options.environment.get(spec.needs))
+            for stage in options.stages
+        )
+        self.options = dataclasses.replace(options, stages=tuple(stages))
         self.folder = DataFolder(options.data)
         self._processes: dict[str, Process] = {}
         self._nats: Nats | None = None

@@ -19,7 +19,6 @@ from pawl.chassis.settings import load
 from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.adapters.http.tools import HttpTools
 from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.adapters.mail.imap import ImapMailboxes
 from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs, read_programs_file
@@ -87,7 +86,6 @@ async def main(stop: asyncio.Event) -> None:
             secrets=secrets,
             helper=helpers,
             connectors={"mcp": mcp, "http": HttpTools(egress, helpers)},
-            mailboxes=await service.enter(ImapMailboxes(egress.locate)),
             misfit=mcp.misfit,
             observer=metrics,
             clock=service.clock,

@@ -14,7 +14,6 @@ from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.completion_pb2_grpc import add_CompletionServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
-from pawl.tool.v1.mailbox_pb2_grpc import add_MailboxServiceServicer_to_server
 from pawl.tool.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
@@ -43,7 +42,6 @@ from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.completions import Completing
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.mailboxes.mailboxes import Mailboxes, MailboxReader
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.result_cache import ResultCache
@@ -57,7 +55,6 @@ from pawl.tool_registry.rpc.audit_servicer import AuditServicer
 from pawl.tool_registry.rpc.completion_servicer import CompletionServicer
 from pawl.tool_registry.rpc.document_servicer import DocumentServicer
 from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
-from pawl.tool_registry.rpc.mailbox_servicer import MailboxServicer
 from pawl.tool_registry.rpc.memory_servicer import MemoryServicer
 from pawl.tool_registry.rpc.rule_servicer import RuleServicer
 from pawl.tool_registry.rpc.source_servicer import SourceServicer
@@ -78,7 +75,6 @@ class Ports:
     secrets: FileSecrets
     helper: Helper
     connectors: Mapping[str, Connector]
-    mailboxes: MailboxReader
     misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
     """Say for a store what is wrong with an answer to a question with a schema."""
     observer: RegistryMetrics
@@ -167,7 +163,6 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         connectors=ports.connectors,
         clock=clock,
     )
-    mailboxes = Mailboxes(ports.mailboxes, ports.secrets, ports.helper, documents, monotonic=clock.monotonic)
     checks = BatchCheck(admission, executor, audit)
 
     def add_to(server: RpcServer) -> None:
@@ -179,7 +174,6 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         server.add(add_CompletionServiceServicer_to_server, CompletionServicer(completing))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(documents))
         server.add(add_MemoryServiceServicer_to_server, MemoryServicer(PostgresMemoryRepository(database)))
-        server.add(add_MailboxServiceServicer_to_server, MailboxServicer(mailboxes), service_only=True)
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources, is_ones_own=limits.is_ones_own))
         server.add(add_WorkerServiceServicer_to_server, worker_servicer, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)

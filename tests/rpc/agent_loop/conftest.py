@@ -123,6 +123,8 @@ def client_side(
     agents: MemoryAgents | None = None,
 ) -> ClientSide:
     """Return what serves clients over this ledger, quick to look and to give signs of life."""
+    agents = agents or MemoryAgents()
+    ledger.servicers.append(agents.forwarded)
     quick = ClientTimes(
         sessions=times or SessionTimes(),
         heartbeat_seconds=0.05,
@@ -132,7 +134,7 @@ def client_side(
     return ClientSide(
         ledger=ledger,
         live=live,
-        agents=agents or MemoryAgents(),
+        agents=agents,
         documents=FakeChecker(),
         checker=checker or FakeChecker(),
         tools=checker or FakeChecker(),

@@ -124,6 +124,7 @@ class PlayedLedger(PublicLedger):
         ports = ports_on(self._database, _LIMITS, ids=self._ids, announcer=self._announcer)
         self._reads: Any = ports.reads
         self._job_store = wiring.wire(ports, _LIMITS)
+        self.servicers: list[object] = [*self._job_store.servicers]
 
     async def __aenter__(self) -> Self:
         await self._job_store.group_commit.__aenter__()
@@ -331,7 +332,7 @@ class PlayedLedger(PublicLedger):
             request.events_max = PAGE_EVENTS
         if self.down:
             raise DependencyUnavailable
-        return await answer(self._job_store.servicers, method, request, user)
+        return await answer(self.servicers, method, request, user)
 
     def _row(self, run_id: str) -> RunRow:
         return next(row for row in self._tables.runs.values() if row.run_id == run_id)

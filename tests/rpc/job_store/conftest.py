@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.chassis import rpc_limits
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
@@ -130,7 +129,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             await stack.enter_async_context(server)
             channel = await stack.enter_async_context(open_channel(address, message_bytes_max=32 * 1024 * 1024))
             stub: Any = LedgerServiceStub(channel)
-            stub.conversations = ConversationServiceStub(channel)
+            stub.channel = channel
             return Replica(
                 channel=channel,
                 stub=stub,

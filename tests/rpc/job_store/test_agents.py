@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis.ids import StoreId
+from pawl.chassis.auth import user_principal
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.status import from_rpc_error
 from pawl.event.v1 import agent_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import agents_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.usage import PostgresUsage
+from pawl.job_store.rpc.messages import used_on_day
 from tests.rpc.job_store.conftest import Replica, StartReplica
-from tests.rpc.job_store.user import User
+from tests.rpc.job_store.user import User, forwarded
 
 if TYPE_CHECKING:
     from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceAsyncStub
@@ -41,13 +43,18 @@ def put(name: str = "clerk", *tools: str, store: str = "acme", **fields: Any) ->
     )
 
 
+def ask(replica: Replica, method: str, *, store: str = "acme", user: str = "ann", **fields: Any) -> Any:
+    """Call a method of pawl.agent.v1.AgentRegistryService, as agent-loop forwards it."""
+    return forwarded(replica.channel, user_principal(StoreId(store), UserId(user), frozenset()), method, **fields)
+
+
 async def reason(call: Any) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call
     return from_rpc_error(refused.value).reason
 
 
-async def test_versions_are_kept_and_never_changed(agents: AgentLedgerServiceAsyncStub) -> None:
+async def test_versions_are_kept_and_never_changed(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
     options = run_pb2.RunOptions(instructions="Book it.", limits=run_pb2.RunLimits(rounds_max=3))
     first = await agents.PutAgent(put("clerk", "mail", "look", options=options))
     assert (first.created, first.agent.version, list(first.agent.tool_names)) == (True, 1, ["look", "mail"])
@@ -58,23 +65,16 @@ async def test_versions_are_kept_and_never_changed(agents: AgentLedgerServiceAsy
     read = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk", version=1))
     assert read.agent == first.agent
     assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))).agent == more.agent
-    listed = await agents.ListAgentVersions(pb.ListAgentVersionsRequest(store_id="acme", name="clerk", page_size=1))
+    listed = await ask(replica, "ListAgentVersions", name="clerk", page_size=1)
     assert [agent.version for agent in listed.agents] == [2]
-    assert [
-        agent.version
-        for agent in (
-            await agents.ListAgentVersions(
-                pb.ListAgentVersionsRequest(store_id="acme", name="clerk", page_token=listed.next_page_token)
-            )
-        ).agents
-    ] == [1]
+    rest = await ask(replica, "ListAgentVersions", name="clerk", page_token=listed.next_page_token)
+    assert [agent.version for agent in rest.agents] == [1]
 
 
-async def test_of_a_deleted_agent_the_versions_stay(agents: AgentLedgerServiceAsyncStub) -> None:
+async def test_of_a_deleted_agent_the_versions_stay(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
     first = (await agents.PutAgent(put())).agent
-    delete = pb.DeleteAgentRequest(store_id="acme", name="clerk", user_id="ann")
-    await agents.DeleteAgent(delete)
-    assert await reason(agents.DeleteAgent(delete)) == "AGENT_NOT_FOUND"
+    await ask(replica, "DeleteAgent", name="clerk")
+    assert await reason(ask(replica, "DeleteAgent", name="clerk")) == "AGENT_NOT_FOUND"
     assert await reason(agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))) == "AGENT_NOT_FOUND"
     default = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="default"))
     assert not default.HasField("agent"), "that most stores have none is no error, nor in the log"
@@ -85,15 +85,14 @@ async def test_of_a_deleted_agent_the_versions_stay(agents: AgentLedgerServiceAs
     assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))).agent.version == 2
 
 
-async def test_agents_are_listed_by_name_in_pages(agents: AgentLedgerServiceAsyncStub) -> None:
+async def test_agents_are_listed_by_name_in_pages(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
     for name in ("c", "a", "B", "b"):
         await agents.PutAgent(put(name))
     first = await agents.ListAgents(pb.ListAgentsRequest(store_id="acme", page_size=3))
     rest = await agents.ListAgents(pb.ListAgentsRequest(store_id="acme", page_token=first.next_page_token))
     assert [agent.definition.name for agent in (*first.agents, *rest.agents)] == ["B", "a", "b", "c"]
     assert await reason(agents.ListAgents(pb.ListAgentsRequest(store_id="x", page_token="x"))) == "INVALID_PAGE_TOKEN"
-    versions = pb.ListAgentVersionsRequest(store_id="acme", name="a", page_token="x")
-    assert await reason(agents.ListAgentVersions(versions)) == "INVALID_PAGE_TOKEN"
+    assert await reason(ask(replica, "ListAgentVersions", name="a", page_token="x")) == "INVALID_PAGE_TOKEN"
 
 
 async def test_two_that_are_saved_at_once_make_no_circle(start: StartReplica) -> None:
@@ -118,7 +117,9 @@ def draft(name: str = "clerk", *tools: str, user: str = "ann", **fields: Any) ->
     )
 
 
-async def test_a_draft_is_kept_once_beside_the_agent_of_its_name(agents: AgentLedgerServiceAsyncStub) -> None:
+async def test_a_draft_is_kept_once_beside_the_agent_of_its_name(
+    replica: Replica, agents: AgentLedgerServiceAsyncStub
+) -> None:
     published = (await agents.PutAgent(put("clerk", "look"))).agent
     wanted = pb.GetDraftRequest(store_id="acme", user_id="ann", name="clerk")
     assert (await agents.PutDraft(draft("clerk", "mail", validate_only=True))).created
@@ -131,19 +132,18 @@ async def test_a_draft_is_kept_once_beside_the_agent_of_its_name(agents: AgentLe
     assert (second.created, second.agent.version, list(second.agent.tool_names)) == (True, 2, ["mail", "pay"])
     assert (await agents.GetDraft(wanted)).agent == second.agent
     assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))).agent == published
-    delete = pb.DeleteDraftRequest(store_id="acme", user_id="ann", name="clerk")
-    await agents.DeleteDraft(delete)
-    assert await reason(agents.DeleteDraft(delete)) == "AGENT_NOT_FOUND"
+    await ask(replica, "DeleteDraft", name="clerk")
+    assert await reason(ask(replica, "DeleteDraft", name="clerk")) == "AGENT_NOT_FOUND"
     assert await reason(agents.GetDraft(wanted)) == "AGENT_NOT_FOUND"
 
 
-async def test_drafts_are_of_one_user_of_one_store(agents: AgentLedgerServiceAsyncStub) -> None:
+async def test_drafts_are_of_one_user_of_one_store(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
     for name in ("c", "a", "b"):
         await agents.PutDraft(draft(name))
     for store, user in (("acme", "bob"), ("elsewhere", "ann")):
         whose: Any = {"store_id": store, "user_id": user}
         assert await reason(agents.GetDraft(pb.GetDraftRequest(**whose, name="a"))) == "AGENT_NOT_FOUND"
-        assert await reason(agents.DeleteDraft(pb.DeleteDraftRequest(**whose, name="a"))) == "AGENT_NOT_FOUND"
+        assert await reason(ask(replica, "DeleteDraft", store=store, user=user, name="a")) == "AGENT_NOT_FOUND"
         assert not (await agents.ListDrafts(pb.ListDraftsRequest(**whose))).agents
     assert not (await agents.ListAgents(pb.ListAgentsRequest(store_id="acme"))).agents
     own: Any = {"store_id": "acme", "user_id": "ann"}
@@ -163,13 +163,9 @@ def budget(tokens: int) -> pb.PutAgentRequest:
 
 
 async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[agent_pb2.AgentUsage]:
-    return list(
-        (
-            await AgentLedgerServiceStub(replica.channel).GetAgentUsage(
-                pb.GetAgentUsageRequest(store_id="acme", name=name, days=days)
-            )
-        ).days
-    )
+    """What an agent has used, which need not exist."""
+    found = await PostgresUsage(replica.database).of_agent(StoreId("acme"), name, days=days)
+    return list(map(used_on_day, found))
 
 
 async def test_runs_and_tokens_of_all_users_are_counted_by_agent(replica: Replica) -> None:

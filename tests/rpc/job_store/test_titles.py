@@ -12,7 +12,7 @@ from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from tests.rpc.job_store.conftest import Replica, StartReplica
-from tests.rpc.job_store.test_agents import budget
+from tests.rpc.job_store.test_agents import budget, used
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_erasures import erase
 from tests.rpc.job_store.user import Owner, User
@@ -70,11 +70,7 @@ async def test_a_title_is_made_once_by_one_of_several(start: StartReplica) -> No
     await bring(two, task, '"Warmth in Oslo"', input_tokens=30, output_tokens=4, model_calls=1)
     found = await get(user, conversation_id=conversation_id)
     assert (found.title, found.has_own_title) == ("Warmth in Oslo", False)
-    (today,) = (
-        await AgentLedgerServiceStub(one.channel).GetAgentUsage(
-            agents_pb2.GetAgentUsageRequest(store_id="acme", name="clerk", days=1)
-        )
-    ).days
+    (today,) = await used(one, days=1)
     assert (today.runs, today.usage.input_tokens, today.usage.output_tokens) == (1, 30, 4)
     await answered(user, "And tomorrow?", conversation_id=conversation_id)
     await pass_time(one)

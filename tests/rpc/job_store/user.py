@@ -6,10 +6,13 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pawl.agent.v1 import conversation_pb2 as public
-from pawl.chassis.auth import for_user, user_principal
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from pawl.agent.v1 import agents_pb2, conversation_pb2, schedule_pb2, trigger_pb2
+from pawl.chassis.auth import Principal, for_user, user_principal
 from pawl.chassis.ids import StoreId, UserId
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.rpc_client import translated, translating
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
@@ -18,10 +21,29 @@ if TYPE_CHECKING:
 
 DIGEST = "ab" * 32
 _numbers = itertools.count(1)
+_FORWARDED = {
+    method.name: method
+    for file in (agents_pb2, conversation_pb2, schedule_pb2, trigger_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if method.name not in {"ImportConversation", "GetAgent", "ListAgents"}
+}
 
 
 def result(text: str = '"ok"', *, is_error: bool = False) -> call_pb2.CallResult:
     return call_pb2.CallResult(content_json=text.encode(), is_error=is_error)
+
+
+def forwarded(channel: grpc.aio.Channel, user: Principal, method: str, **fields: Any) -> Any:
+    """Call a method of pawl.agent.v1 as agent-loop does for a user."""
+    service = _FORWARDED[method]
+    asked, answer = (GetMessageClass(kind) for kind in (service.input_type, service.output_type))
+    call: Any = channel.unary_unary(
+        f"/{service.containing_service.full_name}/{method}",
+        request_serializer=asked.SerializeToString,
+        response_deserializer=answer.FromString,
+    )
+    return call(asked(**fields), metadata=for_user(user))
 
 
 class Translated:
@@ -51,11 +73,10 @@ class User:
         mine = {"store_id": self.store_id, "user_id": self.user_id} | {
             name: fields.pop(name) for name in ("store_id", "user_id") if name in fields
         }
-        if hasattr(public, f"{method}Request") and method != "ImportConversation":
+        if method in _FORWARDED:
+            channel: grpc.aio.Channel = self.stub.channel  # type: ignore[attr-defined]  # see conftest
             user = user_principal(StoreId(mine["store_id"]), UserId(mine["user_id"]), frozenset())
-            with translating():
-                call = getattr(self.stub.conversations, method)  # type: ignore[attr-defined]
-                return await call(getattr(public, f"{method}Request")(**fields), metadata=for_user(user))
+            return await translated(forwarded(channel, user, method, **fields))
         request = getattr(pb, f"{method}Request")
         values = {name: value for name, value in mine.items() if name in request.DESCRIPTOR.fields_by_name} | fields
         return await getattr(Translated(self.stub), method)(request(**values))

@@ -19,7 +19,6 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.credentials import ApiKey
 from pawl.chassis.database import Database
-from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
@@ -36,7 +35,6 @@ from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.adapters.mail.imap import ImapMailboxes
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
@@ -354,7 +352,6 @@ async def running(
             secrets=known_secrets,
             helper=(helpers := Helpers()),
             connectors=kinds,
-            mailboxes=ImapMailboxes(GuardedEgress({}).locate),
             misfit=mcp.misfit if isinstance(mcp, McpConnector) else _fits,
             observer=(observer := RegistryMetrics(metrics)),
             clock=clock,

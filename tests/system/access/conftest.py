@@ -64,8 +64,9 @@ class Walked:
         }
 
     def of_service(self, service: str) -> Metadata:
-        """Return the credential of one of the services."""
-        return bearer((self.suite.folder.path / "secrets" / service_key_file(service)).read_text().strip())
+        """Return the credential of one of the services, which may act for a user."""
+        key = (self.suite.folder.path / "secrets" / service_key_file(service)).read_text().strip()
+        return (*bearer(key), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
 
 def write_keys(path: Path, callers: Iterable[str]) -> None:
@@ -86,10 +87,14 @@ async def walked() -> AsyncIterator[Walked]:
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as name:
         folder, authority = Path(name), trustme.CA()
         write_keys(folder / "keys.json", ROLES_OF_CALLERS)
+        put(folder / "passwords.json", "{}")
         files = {spec.name: certificates.write(folder, spec.name, authority) for stage in STAGES for spec in stage}
         options = SuiteOptions(
             data=folder / "data",
-            environment={"PAWL_API_KEYS_FILE": str(folder / "keys.json")},
+            environment={
+                "PAWL_API_KEYS_FILE": str(folder / "keys.json"),
+                "PAWL_MAILBOX_PASSWORDS_FILE": str(folder / "passwords.json"),
+            },
             service_environment={name: its.environment for name, its in files.items()},
         )
         async with Suite(options) as suite, AsyncExitStack() as stack:
@@ -104,7 +109,7 @@ async def walked() -> AsyncIterator[Walked]:
                 suite=suite,
                 folder=folder,
                 people=people,
-                services={name: await channels("internal", files[name]) for name in LISTENERS},
+                services={name: await channels("internal", files[name]) for name in files},
                 methods={name: await served(channel, key("member")) for name, channel in people.items()},
             )
 

@@ -22,7 +22,9 @@ from tests.system.access.walk import OPEN, is_forwarded, methods, wrong
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-KNOW_SERVICES = ("tool-registry", "job-store")
+TAKE_BATCHES = ("tool-registry", "job-store")
+KNOW_SERVICES = (*TAKE_BATCHES, "agent-loop")
+SERVICES = (*LISTENERS, "mailbox")
 BAD = {
     "absent": (),
     "empty": (("authorization", ""),),
@@ -57,7 +59,7 @@ async def test_a_role_calls_what_the_table_says(walked: Walked) -> None:
 
 
 async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certificate(walked: Walked) -> None:
-    for service in LISTENERS:
+    for service in SERVICES:
         shown = walked.of_service(service)
         answers = await walked.answers(shown, walked.services[service])
         known = {at: answer for at, answer in answers.items() if at[0] in KNOW_SERVICES}
@@ -86,12 +88,12 @@ async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that
 
 
 async def test_a_batch_carries_what_the_table_says(walked: Walked) -> None:
-    for listener in KNOW_SERVICES:
+    for listener in TAKE_BATCHES:
         names = [
             name for name, many in walked.methods[listener].items() if not many and not CALLERS.get(name, ROLES) & ROLES
         ]
         calls = [batch_pb2.Call(id=n, method=name) for n, name in enumerate(names, 1)]
-        for service in ("agent-loop", "tool-registry", "notifier"):
+        for service in ("agent-loop", "tool-registry", "notifier", "mailbox"):
             stub: Any = batch_pb2_grpc.BatchServiceStub(walked.services[service][listener])
             stream = stub.Batch(metadata=walked.of_service(service), timeout=60.0)
             await stream.write(batch_pb2.BatchRequest(calls=calls))

@@ -28,7 +28,7 @@ async def test_a_mail_that_arrives_at_dovecot_starts_a_run() -> None:
     async with dovecot.dovecot() as port:
         await dovecot.add(port, mail("ann@example.com", "before"))
         with tempfile.TemporaryDirectory(prefix="pawl-mailbox-") as folder:
-            secrets = {"PAWL_TOOL_SECRETS_FILE": {"local": {"mail": dovecot.PASSWORD}}}
+            secrets = {"PAWL_MAILBOX_PASSWORDS_FILE": {"local": {"mail": dovecot.PASSWORD}}}
             async with running(Path(folder), reach=(port,), files=secrets) as world, world.client("local") as pawl:
                 source = MailboxSource(
                     host="127.0.0.1",
@@ -40,12 +40,15 @@ async def test_a_mail_that_arrives_at_dovecot_starts_a_run() -> None:
                     poll_seconds=15,
                 )
                 await pawl.create_trigger(TriggerDefinition(name="mails", text="what is 6 * 7?", mailbox=source))
+
+                async def is_read() -> bool:
+                    return bool(await world.database("SELECT FROM job_store.triggers WHERE uid_validity > 0"))
+
+                await until(is_read, patience_seconds=PATIENCE_SECONDS)
                 await dovecot.add(port, mail("ann@example.com", "one"), mail("bob@evil.example", "two"))
                 await dovecot.add(port, mail("ann@example.com", "three"))
 
                 async def all_have_fired() -> bool:
-                    # A look is due each 15 s; whoever tests it does not wait for that.
-                    await world.database("UPDATE job_store.triggers SET claim_at = now() WHERE claim_at IS NOT NULL")
                     return len((await pawl.get_trigger("mails")).fires) == 3
 
                 await until(all_have_fired, patience_seconds=PATIENCE_SECONDS)

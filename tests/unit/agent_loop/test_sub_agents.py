@@ -326,7 +326,7 @@ async def test_an_agent_that_may_not_be_given_tasks_is_an_error_for_the_model(na
     closed = clerk("closed", roles=("boss",))
     to = ("gone", "closed")
     await agents_of(world, c=clerk("c"), gone=clerk("gone"), closed=closed, a=clerk("a", to=to), b=clerk("b"))
-    await world.agents.delete_agent(ANN, "gone")
+    await world.agents.repository.delete(ANN.store_id, "gone", ANN.user_id, ANN.credential_id)
     pinned = None if named == "b" else PinnedAgent(name="a", version=1)
     key = world.ledger.submit("top", agent=pinned)
 
@@ -358,7 +358,7 @@ async def test_a_draft_gives_tasks_as_it_says_when_it_is_asked(*, is_there: bool
     await world.agents.put_draft(ANN, clerk("d", to=("b",)), (), validate_only=False)
     key = world.ledger.submit("top", agent=PinnedAgent(name="draft/d", version=1))
     if not is_there:
-        await world.agents.delete_draft(ANN, "d")
+        await world.agents.repository.delete_draft(ANN.store_id, ANN.user_id, "d")
     await finish(world, key)
     call = the_call(world, key)
     assert (call.state, bool(call.child_run_id)) == (CallState.SUCCEEDED if is_there else CallState.FAILED, is_there)

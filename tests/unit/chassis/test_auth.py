@@ -81,6 +81,8 @@ async def test_a_known_key_stays_known_and_anything_else_is_refused() -> None:
     for _ in range(3):
         assert (await caller("0123456789abcdef")).user_id == "ann"
         assert await caller("s" * 16) == service_principal("agent-loop")
+        acting = await caller("s" * 16, **{"pawl-store": "acme", "pawl-user": "ann"})
+        assert (acting.is_service, acting.store_id, acting.user_id) == (True, "acme", "ann")
         for user in ("bob", "eve"):
             assert (await caller("l" * 16, **{"pawl-user": user})).user_id == user
         for metadata in ({}, *({"authorization": header} for header in (*no_bearers, *unknown))):

@@ -292,7 +292,6 @@ def test_a_call_belongs_to_the_store_or_worker_that_it_names_within_what_it_is_a
         (execution_pb2.CheckCallsRequest(context=execution_pb2.CallContext(store_id="acme")), "acme"),
         (ledger_pb2.ClaimRunsRequest(worker_id="wrk_1"), "wrk_1"),
         (execution_pb2.CheckAnswerRequest(), ""),
-        (schedules_pb2.PutScheduleRequest(owner=acme), "acme"),
         (schedules_pb2.FireScheduleRequest(due=due, refusal="no agent"), "acme"),
         (schedules_pb2.FireScheduleRequest(message=message), "acme"),
         (ledger_pb2.StartJobRequest(message=message), "acme"),

@@ -157,7 +157,7 @@ def test_what_metadata_cannot_hold_is_refused() -> None:
 
 
 GIVES_RUN = "pawl.agent.v1.AgentService/GetRun"
-NOT_FOR_PEOPLE = {"ExecutionService", "WorkerService", "MailboxService", "LedgerService", "BatchService", "KeyService"}
+NOT_FOR_PEOPLE = {"ExecutionService", "WorkerService", "LedgerService", "BatchService", "KeyService"}
 
 
 def test_what_people_may_call_is_there_and_nothing_else() -> None:

@@ -341,7 +341,7 @@ def test_a_user_has_so_many_schedules_and_triggers_at_most() -> None:
     with pytest.raises(TooLarge):
         put(None, schedule, OWNER, SPRING, **made, count=SCHEDULES_MAX)  # type: ignore[arg-type]
     with pytest.raises(TooLarge):
-        triggers.put(None, trigger, OWNER, SPRING, **made, secret=b"", place=None, count=triggers.TRIGGERS_MAX)  # type: ignore[arg-type]
+        triggers.put(None, trigger, OWNER, SPRING, **made, secret=b"", count=triggers.TRIGGERS_MAX)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

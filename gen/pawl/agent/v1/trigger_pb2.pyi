@@ -474,3 +474,77 @@ class DeliverWebhookResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeliverWebhookResponse: _TypeAlias = DeliverWebhookResponse  # noqa: Y015
+
+@_typing.final
+class DeliverMailRequest(_message.Message):
+    """DeliverMailRequest is a mail."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRIGGER_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DATA_JSON_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    trigger_id: _builtins.str
+    """The trigger."""
+    generation: _builtins.int
+    """The generation of the trigger when it was leased."""
+    event_id: _builtins.str
+    """The id of the event: folder, UIDVALIDITY and UID."""
+    data_json: _builtins.bytes
+    """The mail as JSON: see TriggerDefinition.mailbox. Ignored with `skipped`."""
+    skipped: _builtins.str
+    """Why the mail does not count; empty if it fires the trigger."""
+    @_builtins.property
+    def position(self) -> _trigger_pb2.MailPosition:
+        """The position of the mail."""
+
+    def __init__(
+        self,
+        *,
+        trigger_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        event_id: _builtins.str = ...,
+        position: _trigger_pb2.MailPosition | None = ...,
+        data_json: _builtins.bytes = ...,
+        skipped: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_json", b"data_json", "event_id", b"event_id", "generation", b"generation", "position", b"position", "skipped", b"skipped", "trigger_id", b"trigger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliverMailRequest: _TypeAlias = DeliverMailRequest  # noqa: Y015
+
+@_typing.final
+class DeliverMailResponse(_message.Message):
+    """DeliverMailResponse is the result of a delivery."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRE_FIELD_NUMBER: _builtins.int
+    DUPLICATE_FIELD_NUMBER: _builtins.int
+    duplicate: _builtins.bool
+    """True if the mail was delivered before."""
+    @_builtins.property
+    def fire(self) -> _schedule_pb2.ScheduleFire:
+        """The fire. Absent for a duplicate, and if the trigger has changed or pauses: then
+        the mail is still to be delivered.
+        """
+
+    def __init__(
+        self,
+        *,
+        fire: _schedule_pb2.ScheduleFire | None = ...,
+        duplicate: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fire", b"fire"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "fire", b"fire"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliverMailResponse: _TypeAlias = DeliverMailResponse  # noqa: Y015

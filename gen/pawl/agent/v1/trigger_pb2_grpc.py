@@ -85,6 +85,11 @@ class TriggerServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverWebhookRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverWebhookResponse.FromString,
                 _registered_method=True)
+        self.DeliverMail = channel.unary_unary(
+                '/pawl.agent.v1.TriggerService/DeliverMail',
+                request_serializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverMailRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverMailResponse.FromString,
+                _registered_method=True)
 
 
 class TriggerServiceServicer(object):
@@ -99,12 +104,11 @@ class TriggerServiceServicer(object):
     def CreateTrigger(self, request, context):
         """Makes a trigger, and tells the secret of a webhook, once. The same definition
         again is the same trigger. A user has 100 at most. One with a mailbox needs the
-        role admin; the mailbox is looked at, and mails that come from now on fire it.
+        role admin. Mails that arrive after the first look at the mailbox fire it; that
+        look comes within seconds where `pawl mailbox` runs.
 
         Errors: TRIGGER_EXISTS (one of that name that does something else),
-        INVALID_FIELD (also: the deployment does not allow the host, or there is no such
-        secret), INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED,
-        MAILBOX_UNREACHABLE.
+        INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,8 +117,8 @@ class TriggerServiceServicer(object):
     def UpdateTrigger(self, request, context):
         """Changes what a trigger does; its secret and its id stay. What waits fires as the
         new definition says; another `conversation_pointer` or `concurrency_pointer` is
-        for events that come from now on, and of another mailbox such mails fire.
-        Idempotent.
+        for events that come from now on. Another mailbox is read like that of a new
+        trigger. Idempotent.
 
         Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
         """
@@ -201,6 +205,19 @@ class TriggerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeliverMail(self, request, context):
+        """Delivers a mail. The run and the new position are one transaction. Only
+        `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+
+        Idempotent by `event_id` and by position: a mail at or before the position of the
+        trigger is a duplicate.
+
+        Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TriggerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -248,6 +265,11 @@ def add_TriggerServiceServicer_to_server(servicer, server):
                     servicer.DeliverWebhook,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverWebhookRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverWebhookResponse.SerializeToString,
+            ),
+            'DeliverMail': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeliverMail,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverMailRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverMailResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -499,6 +521,33 @@ class TriggerService(object):
             '/pawl.agent.v1.TriggerService/DeliverWebhook',
             pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverWebhookRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverWebhookResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeliverMail(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.TriggerService/DeliverMail',
+            pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverMailRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_trigger__pb2.DeliverMailResponse.FromString,
             options,
             channel_credentials,
             insecure,

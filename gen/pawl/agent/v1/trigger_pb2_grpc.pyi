@@ -42,18 +42,17 @@ class TriggerServiceStub:
     CreateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]
     """Makes a trigger, and tells the secret of a webhook, once. The same definition
     again is the same trigger. A user has 100 at most. One with a mailbox needs the
-    role admin; the mailbox is looked at, and mails that come from now on fire it.
+    role admin. Mails that arrive after the first look at the mailbox fire it; that
+    look comes within seconds where `pawl mailbox` runs.
 
     Errors: TRIGGER_EXISTS (one of that name that does something else),
-    INVALID_FIELD (also: the deployment does not allow the host, or there is no such
-    secret), INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED,
-    MAILBOX_UNREACHABLE.
+    INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
     """
     UpdateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]
     """Changes what a trigger does; its secret and its id stay. What waits fires as the
     new definition says; another `conversation_pointer` or `concurrency_pointer` is
-    for events that come from now on, and of another mailbox such mails fire.
-    Idempotent.
+    for events that come from now on. Another mailbox is read like that of a new
+    trigger. Idempotent.
 
     Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
     """
@@ -108,6 +107,15 @@ class TriggerServiceStub:
     (`headers`), TOO_LARGE (`body`, 256 KiB; `headers`, 100 and 16 KiB),
     REQUEST_ID_REUSED (never: the same id is the same event).
     """
+    DeliverMail: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]
+    """Delivers a mail. The run and the new position are one transaction. Only
+    `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+
+    Idempotent by `event_id` and by position: a mail at or before the position of the
+    trigger is a duplicate.
+
+    Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
+    """
 
 @_typing.type_check_only
 class TriggerServiceAsyncStub(TriggerServiceStub):
@@ -123,18 +131,17 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     CreateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]  # type: ignore[assignment]
     """Makes a trigger, and tells the secret of a webhook, once. The same definition
     again is the same trigger. A user has 100 at most. One with a mailbox needs the
-    role admin; the mailbox is looked at, and mails that come from now on fire it.
+    role admin. Mails that arrive after the first look at the mailbox fire it; that
+    look comes within seconds where `pawl mailbox` runs.
 
     Errors: TRIGGER_EXISTS (one of that name that does something else),
-    INVALID_FIELD (also: the deployment does not allow the host, or there is no such
-    secret), INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED,
-    MAILBOX_UNREACHABLE.
+    INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
     """
     UpdateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]  # type: ignore[assignment]
     """Changes what a trigger does; its secret and its id stay. What waits fires as the
     new definition says; another `conversation_pointer` or `concurrency_pointer` is
-    for events that come from now on, and of another mailbox such mails fire.
-    Idempotent.
+    for events that come from now on. Another mailbox is read like that of a new
+    trigger. Idempotent.
 
     Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
     """
@@ -189,6 +196,15 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     (`headers`), TOO_LARGE (`body`, 256 KiB; `headers`, 100 and 16 KiB),
     REQUEST_ID_REUSED (never: the same id is the same event).
     """
+    DeliverMail: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]  # type: ignore[assignment]
+    """Delivers a mail. The run and the new position are one transaction. Only
+    `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+
+    Idempotent by `event_id` and by position: a mail at or before the position of the
+    trigger is a duplicate.
+
+    Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
+    """
 
 class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
     """TriggerService starts a run when something happens outside: each event that is
@@ -207,12 +223,11 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trigger_pb2.CreateTriggerResponse, _abc.Awaitable[_trigger_pb2.CreateTriggerResponse]]:
         """Makes a trigger, and tells the secret of a webhook, once. The same definition
         again is the same trigger. A user has 100 at most. One with a mailbox needs the
-        role admin; the mailbox is looked at, and mails that come from now on fire it.
+        role admin. Mails that arrive after the first look at the mailbox fire it; that
+        look comes within seconds where `pawl mailbox` runs.
 
         Errors: TRIGGER_EXISTS (one of that name that does something else),
-        INVALID_FIELD (also: the deployment does not allow the host, or there is no such
-        secret), INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED,
-        MAILBOX_UNREACHABLE.
+        INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
@@ -223,8 +238,8 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trigger_pb2.UpdateTriggerResponse, _abc.Awaitable[_trigger_pb2.UpdateTriggerResponse]]:
         """Changes what a trigger does; its secret and its id stay. What waits fires as the
         new definition says; another `conversation_pointer` or `concurrency_pointer` is
-        for events that come from now on, and of another mailbox such mails fire.
-        Idempotent.
+        for events that come from now on. Another mailbox is read like that of a new
+        trigger. Idempotent.
 
         Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
         """
@@ -320,6 +335,21 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED, INVALID_ID, INVALID_FIELD
         (`headers`), TOO_LARGE (`body`, 256 KiB; `headers`, 100 and 16 KiB),
         REQUEST_ID_REUSED (never: the same id is the same event).
+        """
+
+    @_abc_1.abstractmethod
+    def DeliverMail(
+        self,
+        request: _trigger_pb2.DeliverMailRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trigger_pb2.DeliverMailResponse, _abc.Awaitable[_trigger_pb2.DeliverMailResponse]]:
+        """Delivers a mail. The run and the new position are one transaction. Only
+        `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+
+        Idempotent by `event_id` and by position: a mail at or before the position of the
+        trigger is a duplicate.
+
+        Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
         """
 
 def add_TriggerServiceServicer_to_server(servicer: TriggerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

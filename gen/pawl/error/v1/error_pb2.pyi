@@ -268,10 +268,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE. A source of tools does not answer, or not as it should; the
     message says how.
     """
-    ERROR_REASON_MAILBOX_UNREACHABLE: _ErrorReason.ValueType  # 163
-    """UNAVAILABLE. A mailbox does not answer, or not as it should, or does not let in
-    who it was given; the message says how.
-    """
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 161
     """UNAVAILABLE. The process is shutting down; send again, another replica
     will answer.
@@ -516,10 +512,6 @@ was changed, or it is safe to send the same request id again.
 ERROR_REASON_SOURCE_UNREACHABLE: ErrorReason.ValueType  # 162
 """UNAVAILABLE. A source of tools does not answer, or not as it should; the
 message says how.
-"""
-ERROR_REASON_MAILBOX_UNREACHABLE: ErrorReason.ValueType  # 163
-"""UNAVAILABLE. A mailbox does not answer, or not as it should, or does not let in
-who it was given; the message says how.
 """
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 161
 """UNAVAILABLE. The process is shutting down; send again, another replica

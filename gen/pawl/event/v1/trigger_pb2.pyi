@@ -80,7 +80,7 @@ Global___WebhookSource: _TypeAlias = WebhookSource  # noqa: Y015
 @_typing.final
 class MailboxSource(_message.Message):
     """MailboxSource has a trigger fire when a mail comes into a mailbox, which is read
-    by IMAP and not changed. Its password is a secret of the store, so it is for admins.
+    by IMAP and not changed. Its password belongs to the store, so it is for admins.
 
     A mail of others fires nothing: at least one of `authserv_id` and `senders` says
     whose do, and with both a mail has to pass both. Automatic mails never count.
@@ -102,7 +102,7 @@ class MailboxSource(_message.Message):
     (PAWL_EGRESS_FILE). Required.
     """
     port: _builtins.int
-    """The port; 0 means 993, or 143 with `plaintext`."""
+    """The port; 0 means 993, or 143 with `plaintext`. Saving fills it in."""
     plaintext: _builtins.bool
     """True to speak without TLS, where the deployment has opened host and port as
     `private`; else with TLS from the beginning.
@@ -110,12 +110,12 @@ class MailboxSource(_message.Message):
     username: _builtins.str
     """Who logs in, at most 256 characters. Required."""
     password_secret: _builtins.str
-    """The name of the secret of the store that is the password
-    (PAWL_TOOL_SECRETS_FILE). Required.
+    """The name of the password among those of the store
+    (PAWL_MAILBOX_PASSWORDS_FILE). Required.
     """
     folder: _builtins.str
     """The folder, as the server names it (modified UTF-7), at most 256 characters;
-    INBOX if empty.
+    INBOX if empty. Saving fills it in.
     """
     poll_seconds: _builtins.int
     """It is read each so many seconds, from 15 to 3600; 0 means 60."""
@@ -302,7 +302,7 @@ class Trigger(_message.Message):
     """The note of whoever paused it, or why it paused itself."""
     self_paused: _builtins.bool
     """True if it has paused itself, after ten fires in a row that were refused or
-    whose runs failed, or after 20 tries to read its mailbox.
+    whose runs failed, or after 12 hours in which its mailbox could not be read.
     """
     failures: _builtins.int
     """So many fires in a row were refused, or their runs have failed, up to now."""
@@ -332,8 +332,8 @@ class Trigger(_message.Message):
 
     @_builtins.property
     def unreachable_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when its mailbox cannot be read; absent if it can. Such a trigger is paused
-        after 20 tries.
+        """Since when its mailbox cannot be read; absent if it can. After 12 hours the
+        trigger pauses itself.
         """
 
     @_builtins.property
@@ -364,3 +364,79 @@ class Trigger(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Trigger: _TypeAlias = Trigger  # noqa: Y015
+
+@_typing.final
+class MailPosition(_message.Message):
+    """MailPosition is a position in a folder, by the UIDs of IMAP (RFC 3501, 2.3.1.1)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UID_VALIDITY_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    uid_validity: _builtins.int
+    """UIDVALIDITY of the folder. 0 for a folder that was not read yet."""
+    uid: _builtins.int
+    """The UID of a mail, or of the last one that was delivered."""
+    def __init__(
+        self,
+        *,
+        uid_validity: _builtins.int = ...,
+        uid: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uid", b"uid", "uid_validity", b"uid_validity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MailPosition: _TypeAlias = MailPosition  # noqa: Y015
+
+@_typing.final
+class LeasedMailbox(_message.Message):
+    """LeasedMailbox is a mailbox that one process reads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    TRIGGER_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    MAILBOX_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """The store of the trigger."""
+    user_id: _builtins.str
+    """The user of the trigger, who owns documents made from attachments."""
+    trigger_id: _builtins.str
+    """The trigger."""
+    name: _builtins.str
+    """The name of the trigger."""
+    generation: _builtins.int
+    """The generation of the trigger: another one after each change."""
+    @_builtins.property
+    def mailbox(self) -> Global___MailboxSource:
+        """The mailbox."""
+
+    @_builtins.property
+    def position(self) -> Global___MailPosition:
+        """The last mail that was delivered."""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        trigger_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        mailbox: Global___MailboxSource | None = ...,
+        position: Global___MailPosition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mailbox", b"mailbox", "position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "mailbox", b"mailbox", "name", b"name", "position", b"position", "store_id", b"store_id", "trigger_id", b"trigger_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeasedMailbox: _TypeAlias = LeasedMailbox  # noqa: Y015

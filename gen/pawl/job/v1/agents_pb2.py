@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pawl.event.v1 import agent_pb2 as pawl_dot_event_dot_v1_dot_agent__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/agents.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/event/v1/agent.proto\"\xaa\x01\n\x0fPutAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"L\n\x11ListAgentsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"a\n\x18ListAgentVersionsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"a\n\x19ListAgentVersionsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\\\n\x12\x44\x65leteAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"\x15\n\x13\x44\x65leteAgentResponse\"D\n\x14GetAgentUsageRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ys\x18\x03 \x01(\r\"@\n\x15GetAgentUsageResponse\x12\'\n\x04\x64\x61ys\x18\x01 \x03(\x0b\x32\x19.pawl.event.v1.AgentUsage\"6\n\x14GetAgentQuotaRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"r\n\x15GetAgentQuotaResponse\x12\x12\n\ntokens_max\x18\x01 \x01(\x04\x12\x13\n\x0btokens_used\x18\x02 \x01(\x04\x12\x30\n\x0c\x64\x61y_end_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xaa\x01\n\x0fPutDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\">\n\x10GetDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"]\n\x11ListDraftsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"Z\n\x12ListDraftsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"E\n\x12\x44\x65leteDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x15\n\x13\x44\x65leteDraftResponse2\x8e\x07\n\x12\x41gentLedgerService\x12G\n\x08PutAgent\x12\x1c.pawl.job.v1.PutAgentRequest\x1a\x1d.pawl.job.v1.PutAgentResponse\x12G\n\x08GetAgent\x12\x1c.pawl.job.v1.GetAgentRequest\x1a\x1d.pawl.job.v1.GetAgentResponse\x12M\n\nListAgents\x12\x1e.pawl.job.v1.ListAgentsRequest\x1a\x1f.pawl.job.v1.ListAgentsResponse\x12\x62\n\x11ListAgentVersions\x12%.pawl.job.v1.ListAgentVersionsRequest\x1a&.pawl.job.v1.ListAgentVersionsResponse\x12P\n\x0b\x44\x65leteAgent\x12\x1f.pawl.job.v1.DeleteAgentRequest\x1a .pawl.job.v1.DeleteAgentResponse\x12V\n\rGetAgentUsage\x12!.pawl.job.v1.GetAgentUsageRequest\x1a\".pawl.job.v1.GetAgentUsageResponse\x12V\n\rGetAgentQuota\x12!.pawl.job.v1.GetAgentQuotaRequest\x1a\".pawl.job.v1.GetAgentQuotaResponse\x12G\n\x08PutDraft\x12\x1c.pawl.job.v1.PutDraftRequest\x1a\x1d.pawl.job.v1.PutDraftResponse\x12G\n\x08GetDraft\x12\x1c.pawl.job.v1.GetDraftRequest\x1a\x1d.pawl.job.v1.GetDraftResponse\x12M\n\nListDrafts\x12\x1e.pawl.job.v1.ListDraftsRequest\x1a\x1f.pawl.job.v1.ListDraftsResponse\x12P\n\x0b\x44\x65leteDraft\x12\x1f.pawl.job.v1.DeleteDraftRequest\x1a .pawl.job.v1.DeleteDraftResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/agents.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/event/v1/agent.proto\"\xaa\x01\n\x0fPutAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"L\n\x11ListAgentsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x14GetAgentQuotaRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"r\n\x15GetAgentQuotaResponse\x12\x12\n\ntokens_max\x18\x01 \x01(\x04\x12\x13\n\x0btokens_used\x18\x02 \x01(\x04\x12\x30\n\x0c\x64\x61y_end_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xaa\x01\n\x0fPutDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\">\n\x10GetDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"]\n\x11ListDraftsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"Z\n\x12ListDraftsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xae\x04\n\x12\x41gentLedgerService\x12G\n\x08PutAgent\x12\x1c.pawl.job.v1.PutAgentRequest\x1a\x1d.pawl.job.v1.PutAgentResponse\x12G\n\x08GetAgent\x12\x1c.pawl.job.v1.GetAgentRequest\x1a\x1d.pawl.job.v1.GetAgentResponse\x12M\n\nListAgents\x12\x1e.pawl.job.v1.ListAgentsRequest\x1a\x1f.pawl.job.v1.ListAgentsResponse\x12V\n\rGetAgentQuota\x12!.pawl.job.v1.GetAgentQuotaRequest\x1a\".pawl.job.v1.GetAgentQuotaResponse\x12G\n\x08PutDraft\x12\x1c.pawl.job.v1.PutDraftRequest\x1a\x1d.pawl.job.v1.PutDraftResponse\x12G\n\x08GetDraft\x12\x1c.pawl.job.v1.GetDraftRequest\x1a\x1d.pawl.job.v1.GetDraftResponse\x12M\n\nListDrafts\x12\x1e.pawl.job.v1.ListDraftsRequest\x1a\x1f.pawl.job.v1.ListDraftsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,38 +45,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTAGENTSREQUEST']._serialized_end=563
   _globals['_LISTAGENTSRESPONSE']._serialized_start=565
   _globals['_LISTAGENTSRESPONSE']._serialized_end=655
-  _globals['_LISTAGENTVERSIONSREQUEST']._serialized_start=657
-  _globals['_LISTAGENTVERSIONSREQUEST']._serialized_end=754
-  _globals['_LISTAGENTVERSIONSRESPONSE']._serialized_start=756
-  _globals['_LISTAGENTVERSIONSRESPONSE']._serialized_end=853
-  _globals['_DELETEAGENTREQUEST']._serialized_start=855
-  _globals['_DELETEAGENTREQUEST']._serialized_end=947
-  _globals['_DELETEAGENTRESPONSE']._serialized_start=949
-  _globals['_DELETEAGENTRESPONSE']._serialized_end=970
-  _globals['_GETAGENTUSAGEREQUEST']._serialized_start=972
-  _globals['_GETAGENTUSAGEREQUEST']._serialized_end=1040
-  _globals['_GETAGENTUSAGERESPONSE']._serialized_start=1042
-  _globals['_GETAGENTUSAGERESPONSE']._serialized_end=1106
-  _globals['_GETAGENTQUOTAREQUEST']._serialized_start=1108
-  _globals['_GETAGENTQUOTAREQUEST']._serialized_end=1162
-  _globals['_GETAGENTQUOTARESPONSE']._serialized_start=1164
-  _globals['_GETAGENTQUOTARESPONSE']._serialized_end=1278
-  _globals['_PUTDRAFTREQUEST']._serialized_start=1281
-  _globals['_PUTDRAFTREQUEST']._serialized_end=1451
-  _globals['_PUTDRAFTRESPONSE']._serialized_start=1453
-  _globals['_PUTDRAFTRESPONSE']._serialized_end=1532
-  _globals['_GETDRAFTREQUEST']._serialized_start=1534
-  _globals['_GETDRAFTREQUEST']._serialized_end=1600
-  _globals['_GETDRAFTRESPONSE']._serialized_start=1602
-  _globals['_GETDRAFTRESPONSE']._serialized_end=1664
-  _globals['_LISTDRAFTSREQUEST']._serialized_start=1666
-  _globals['_LISTDRAFTSREQUEST']._serialized_end=1759
-  _globals['_LISTDRAFTSRESPONSE']._serialized_start=1761
-  _globals['_LISTDRAFTSRESPONSE']._serialized_end=1851
-  _globals['_DELETEDRAFTREQUEST']._serialized_start=1853
-  _globals['_DELETEDRAFTREQUEST']._serialized_end=1922
-  _globals['_DELETEDRAFTRESPONSE']._serialized_start=1924
-  _globals['_DELETEDRAFTRESPONSE']._serialized_end=1945
-  _globals['_AGENTLEDGERSERVICE']._serialized_start=1948
-  _globals['_AGENTLEDGERSERVICE']._serialized_end=2858
+  _globals['_GETAGENTQUOTAREQUEST']._serialized_start=657
+  _globals['_GETAGENTQUOTAREQUEST']._serialized_end=711
+  _globals['_GETAGENTQUOTARESPONSE']._serialized_start=713
+  _globals['_GETAGENTQUOTARESPONSE']._serialized_end=827
+  _globals['_PUTDRAFTREQUEST']._serialized_start=830
+  _globals['_PUTDRAFTREQUEST']._serialized_end=1000
+  _globals['_PUTDRAFTRESPONSE']._serialized_start=1002
+  _globals['_PUTDRAFTRESPONSE']._serialized_end=1081
+  _globals['_GETDRAFTREQUEST']._serialized_start=1083
+  _globals['_GETDRAFTREQUEST']._serialized_end=1149
+  _globals['_GETDRAFTRESPONSE']._serialized_start=1151
+  _globals['_GETDRAFTRESPONSE']._serialized_end=1213
+  _globals['_LISTDRAFTSREQUEST']._serialized_start=1215
+  _globals['_LISTDRAFTSREQUEST']._serialized_end=1308
+  _globals['_LISTDRAFTSRESPONSE']._serialized_start=1310
+  _globals['_LISTDRAFTSRESPONSE']._serialized_end=1400
+  _globals['_AGENTLEDGERSERVICE']._serialized_start=1403
+  _globals['_AGENTLEDGERSERVICE']._serialized_end=1961
 # @@protoc_insertion_point(module_scope)

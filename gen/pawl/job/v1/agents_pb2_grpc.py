@@ -51,21 +51,6 @@ class AgentLedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
-        self.ListAgentVersions = channel.unary_unary(
-                '/pawl.job.v1.AgentLedgerService/ListAgentVersions',
-                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentVersionsRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentVersionsResponse.FromString,
-                _registered_method=True)
-        self.DeleteAgent = channel.unary_unary(
-                '/pawl.job.v1.AgentLedgerService/DeleteAgent',
-                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
-                _registered_method=True)
-        self.GetAgentUsage = channel.unary_unary(
-                '/pawl.job.v1.AgentLedgerService/GetAgentUsage',
-                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
-                _registered_method=True)
         self.GetAgentQuota = channel.unary_unary(
                 '/pawl.job.v1.AgentLedgerService/GetAgentQuota',
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaRequest.SerializeToString,
@@ -85,11 +70,6 @@ class AgentLedgerServiceStub(object):
                 '/pawl.job.v1.AgentLedgerService/ListDrafts',
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListDraftsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListDraftsResponse.FromString,
-                _registered_method=True)
-        self.DeleteDraft = channel.unary_unary(
-                '/pawl.job.v1.AgentLedgerService/DeleteDraft',
-                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteDraftRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteDraftResponse.FromString,
                 _registered_method=True)
 
 
@@ -125,34 +105,6 @@ class AgentLedgerServiceServicer(object):
         name; a page is also cut at about 1 MiB. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListAgentVersions(self, request, context):
-        """Lists the versions of an agent, the newest first; a page is also cut at
-        about 1 MiB. Read-only.
-
-        Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeleteAgent(self, request, context):
-        """Marks an agent as deleted.
-
-        Errors: AGENT_NOT_FOUND.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetAgentUsage(self, request, context):
-        """Reads what an agent has used. Read-only.
-
-        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,15 +149,6 @@ class AgentLedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DeleteDraft(self, request, context):
-        """Deletes a draft.
-
-        Errors: AGENT_NOT_FOUND.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_AgentLedgerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -223,21 +166,6 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
                     servicer.ListAgents,
                     request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsResponse.SerializeToString,
-            ),
-            'ListAgentVersions': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListAgentVersions,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentVersionsRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentVersionsResponse.SerializeToString,
-            ),
-            'DeleteAgent': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteAgent,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentResponse.SerializeToString,
-            ),
-            'GetAgentUsage': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetAgentUsage,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.SerializeToString,
             ),
             'GetAgentQuota': grpc.unary_unary_rpc_method_handler(
                     servicer.GetAgentQuota,
@@ -258,11 +186,6 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
                     servicer.ListDrafts,
                     request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListDraftsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListDraftsResponse.SerializeToString,
-            ),
-            'DeleteDraft': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteDraft,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteDraftRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteDraftResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -348,87 +271,6 @@ class AgentLedgerService(object):
             '/pawl.job.v1.AgentLedgerService/ListAgents',
             pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAgentVersions(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.AgentLedgerService/ListAgentVersions',
-            pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentVersionsRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentVersionsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteAgent(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.AgentLedgerService/DeleteAgent',
-            pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetAgentUsage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.AgentLedgerService/GetAgentUsage',
-            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -537,33 +379,6 @@ class AgentLedgerService(object):
             '/pawl.job.v1.AgentLedgerService/ListDrafts',
             pawl_dot_job_dot_v1_dot_agents__pb2.ListDraftsRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_agents__pb2.ListDraftsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteDraft(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.AgentLedgerService/DeleteDraft',
-            pawl_dot_job_dot_v1_dot_agents__pb2.DeleteDraftRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_agents__pb2.DeleteDraftResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,22 +55,6 @@ class AgentLedgerServiceStub:
 
     Errors: INVALID_PAGE_TOKEN.
     """
-    ListAgentVersions: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentVersionsRequest, _agents_pb2.ListAgentVersionsResponse]
-    """Lists the versions of an agent, the newest first; a page is also cut at
-    about 1 MiB. Read-only.
-
-    Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
-    """
-    DeleteAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]
-    """Marks an agent as deleted.
-
-    Errors: AGENT_NOT_FOUND.
-    """
-    GetAgentUsage: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]
-    """Reads what an agent has used. Read-only.
-
-    Errors: none of its own.
-    """
     GetAgentQuota: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]
     """Reads the budget of an agent that is not deleted, and what is used of it.
     Read-only.
@@ -93,11 +77,6 @@ class AgentLedgerServiceStub:
     Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
-    """
-    DeleteDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]
-    """Deletes a draft.
-
-    Errors: AGENT_NOT_FOUND.
     """
 
 @_typing.type_check_only
@@ -127,22 +106,6 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
 
     Errors: INVALID_PAGE_TOKEN.
     """
-    ListAgentVersions: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentVersionsRequest, _agents_pb2.ListAgentVersionsResponse]  # type: ignore[assignment]
-    """Lists the versions of an agent, the newest first; a page is also cut at
-    about 1 MiB. Read-only.
-
-    Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
-    """
-    DeleteAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]  # type: ignore[assignment]
-    """Marks an agent as deleted.
-
-    Errors: AGENT_NOT_FOUND.
-    """
-    GetAgentUsage: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]  # type: ignore[assignment]
-    """Reads what an agent has used. Read-only.
-
-    Errors: none of its own.
-    """
     GetAgentQuota: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]  # type: ignore[assignment]
     """Reads the budget of an agent that is not deleted, and what is used of it.
     Read-only.
@@ -165,11 +128,6 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
-    """
-    DeleteDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]  # type: ignore[assignment]
-    """Deletes a draft.
-
-    Errors: AGENT_NOT_FOUND.
     """
 
 class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -213,40 +171,6 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         name; a page is also cut at about 1 MiB. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
-        """
-
-    @_abc_1.abstractmethod
-    def ListAgentVersions(
-        self,
-        request: _agents_pb2.ListAgentVersionsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.ListAgentVersionsResponse, _abc.Awaitable[_agents_pb2.ListAgentVersionsResponse]]:
-        """Lists the versions of an agent, the newest first; a page is also cut at
-        about 1 MiB. Read-only.
-
-        Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
-        """
-
-    @_abc_1.abstractmethod
-    def DeleteAgent(
-        self,
-        request: _agents_pb2.DeleteAgentRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.DeleteAgentResponse, _abc.Awaitable[_agents_pb2.DeleteAgentResponse]]:
-        """Marks an agent as deleted.
-
-        Errors: AGENT_NOT_FOUND.
-        """
-
-    @_abc_1.abstractmethod
-    def GetAgentUsage(
-        self,
-        request: _agents_pb2.GetAgentUsageRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.GetAgentUsageResponse, _abc.Awaitable[_agents_pb2.GetAgentUsageResponse]]:
-        """Reads what an agent has used. Read-only.
-
-        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -294,17 +218,6 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
-        """
-
-    @_abc_1.abstractmethod
-    def DeleteDraft(
-        self,
-        request: _agents_pb2.DeleteDraftRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.DeleteDraftResponse, _abc.Awaitable[_agents_pb2.DeleteDraftResponse]]:
-        """Deletes a draft.
-
-        Errors: AGENT_NOT_FOUND.
         """
 
 def add_AgentLedgerServiceServicer_to_server(servicer: AgentLedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

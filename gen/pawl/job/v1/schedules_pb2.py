@@ -27,7 +27,7 @@ from pawl.event.v1 import schedule_pb2 as pawl_dot_event_dot_v1_dot_schedule__pb
 from pawl.job.v1 import ledger_pb2 as pawl_dot_job_dot_v1_dot_ledger__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/job/v1/schedules.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpawl/event/v1/schedule.proto\x1a\x18pawl/job/v1/ledger.proto\"\x87\x01\n\rScheduleOwner\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x12\n\nuser_roles\x18\x03 \x03(\t\x12\x15\n\rcredential_id\x18\x04 \x01(\t\x12\x18\n\x10\x64\x65legate_user_id\x18\x05 \x01(\t\x12\x0e\n\x06people\x18\x06 \x03(\t\"\x8a\x01\n\x12PutScheduleRequest\x12)\n\x05owner\x18\x01 \x01(\x0b\x32\x1a.pawl.job.v1.ScheduleOwner\x12\x35\n\ndefinition\x18\x02 \x01(\x0b\x32!.pawl.event.v1.ScheduleDefinition\x12\x12\n\nmust_exist\x18\x03 \x01(\x08\"@\n\x13PutScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"\xa3\x01\n\x12GetScheduleRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12.\n\nbegin_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x97\x01\n\x13GetScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\x12%\n\x03\x64ue\x18\x02 \x01(\x0b\x32\x18.pawl.job.v1.DueSchedule\x12.\n\npast_times\x18\x03 \x03(\x0b\x32\x1a.google.protobuf.Timestamp\"9\n\x14ListSchedulesRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\"C\n\x15ListSchedulesResponse\x12*\n\tschedules\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.Schedule\"m\n\x14PauseScheduleRequest\x12)\n\x05owner\x18\x01 \x01(\x0b\x32\x1a.pawl.job.v1.ScheduleOwner\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06paused\x18\x03 \x01(\x08\x12\x0c\n\x04note\x18\x04 \x01(\t\"B\n\x15PauseScheduleResponse\x12)\n\x08schedule\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.Schedule\"H\n\x15\x44\x65leteScheduleRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x18\n\x16\x44\x65leteScheduleResponse\".\n\x15\x43laimSchedulesRequest\x12\x15\n\rschedules_max\x18\x01 \x01(\r\"\x8f\x02\n\x0b\x44ueSchedule\x12)\n\x05owner\x18\x01 \x01(\x0b\x32\x1a.pawl.job.v1.ScheduleOwner\x12\x35\n\ndefinition\x18\x02 \x01(\x0b\x32!.pawl.event.v1.ScheduleDefinition\x12\x13\n\x0bschedule_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x31\n\rexpected_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tnext_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0blast_run_id\x18\x07 \x01(\t\"[\n\x16\x43laimSchedulesResponse\x12+\n\tschedules\x18\x01 \x03(\x0b\x32\x18.pawl.job.v1.DueSchedule\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"\xc8\x01\n\x13\x46ireScheduleRequest\x12%\n\x03\x64ue\x18\x01 \x01(\x0b\x32\x18.pawl.job.v1.DueSchedule\x12\x32\n\x07message\x18\x02 \x01(\x0b\x32!.pawl.job.v1.SubmitMessageRequest\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x31\n\rbackfill_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"A\n\x14\x46ireScheduleResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire2\xf6\x04\n\x15ScheduleLedgerService\x12P\n\x0bPutSchedule\x12\x1f.pawl.job.v1.PutScheduleRequest\x1a .pawl.job.v1.PutScheduleResponse\x12P\n\x0bGetSchedule\x12\x1f.pawl.job.v1.GetScheduleRequest\x1a .pawl.job.v1.GetScheduleResponse\x12V\n\rListSchedules\x12!.pawl.job.v1.ListSchedulesRequest\x1a\".pawl.job.v1.ListSchedulesResponse\x12V\n\rPauseSchedule\x12!.pawl.job.v1.PauseScheduleRequest\x1a\".pawl.job.v1.PauseScheduleResponse\x12Y\n\x0e\x44\x65leteSchedule\x12\".pawl.job.v1.DeleteScheduleRequest\x1a#.pawl.job.v1.DeleteScheduleResponse\x12Y\n\x0e\x43laimSchedules\x12\".pawl.job.v1.ClaimSchedulesRequest\x1a#.pawl.job.v1.ClaimSchedulesResponse\x12S\n\x0c\x46ireSchedule\x12 .pawl.job.v1.FireScheduleRequest\x1a!.pawl.job.v1.FireScheduleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/job/v1/schedules.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpawl/event/v1/schedule.proto\x1a\x18pawl/job/v1/ledger.proto\"\x87\x01\n\rScheduleOwner\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x12\n\nuser_roles\x18\x03 \x03(\t\x12\x15\n\rcredential_id\x18\x04 \x01(\t\x12\x18\n\x10\x64\x65legate_user_id\x18\x05 \x01(\t\x12\x0e\n\x06people\x18\x06 \x03(\t\"\xa6\x01\n\x15GetDueScheduleRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12.\n\nbegin_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"o\n\x16GetDueScheduleResponse\x12%\n\x03\x64ue\x18\x01 \x01(\x0b\x32\x18.pawl.job.v1.DueSchedule\x12.\n\npast_times\x18\x02 \x03(\x0b\x32\x1a.google.protobuf.Timestamp\".\n\x15\x43laimSchedulesRequest\x12\x15\n\rschedules_max\x18\x01 \x01(\r\"\x8f\x02\n\x0b\x44ueSchedule\x12)\n\x05owner\x18\x01 \x01(\x0b\x32\x1a.pawl.job.v1.ScheduleOwner\x12\x35\n\ndefinition\x18\x02 \x01(\x0b\x32!.pawl.event.v1.ScheduleDefinition\x12\x13\n\x0bschedule_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x31\n\rexpected_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tnext_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0blast_run_id\x18\x07 \x01(\t\"[\n\x16\x43laimSchedulesResponse\x12+\n\tschedules\x18\x01 \x03(\x0b\x32\x18.pawl.job.v1.DueSchedule\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"\xc8\x01\n\x13\x46ireScheduleRequest\x12%\n\x03\x64ue\x18\x01 \x01(\x0b\x32\x18.pawl.job.v1.DueSchedule\x12\x32\n\x07message\x18\x02 \x01(\x0b\x32!.pawl.job.v1.SubmitMessageRequest\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x31\n\rbackfill_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"A\n\x14\x46ireScheduleResponse\x12)\n\x04\x66ire\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire2\xa2\x02\n\x15ScheduleLedgerService\x12Y\n\x0eGetDueSchedule\x12\".pawl.job.v1.GetDueScheduleRequest\x1a#.pawl.job.v1.GetDueScheduleResponse\x12Y\n\x0e\x43laimSchedules\x12\".pawl.job.v1.ClaimSchedulesRequest\x1a#.pawl.job.v1.ClaimSchedulesResponse\x12S\n\x0c\x46ireSchedule\x12 .pawl.job.v1.FireScheduleRequest\x1a!.pawl.job.v1.FireScheduleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,36 +36,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCHEDULEOWNER']._serialized_start=134
   _globals['_SCHEDULEOWNER']._serialized_end=269
-  _globals['_PUTSCHEDULEREQUEST']._serialized_start=272
-  _globals['_PUTSCHEDULEREQUEST']._serialized_end=410
-  _globals['_PUTSCHEDULERESPONSE']._serialized_start=412
-  _globals['_PUTSCHEDULERESPONSE']._serialized_end=476
-  _globals['_GETSCHEDULEREQUEST']._serialized_start=479
-  _globals['_GETSCHEDULEREQUEST']._serialized_end=642
-  _globals['_GETSCHEDULERESPONSE']._serialized_start=645
-  _globals['_GETSCHEDULERESPONSE']._serialized_end=796
-  _globals['_LISTSCHEDULESREQUEST']._serialized_start=798
-  _globals['_LISTSCHEDULESREQUEST']._serialized_end=855
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_start=857
-  _globals['_LISTSCHEDULESRESPONSE']._serialized_end=924
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_start=926
-  _globals['_PAUSESCHEDULEREQUEST']._serialized_end=1035
-  _globals['_PAUSESCHEDULERESPONSE']._serialized_start=1037
-  _globals['_PAUSESCHEDULERESPONSE']._serialized_end=1103
-  _globals['_DELETESCHEDULEREQUEST']._serialized_start=1105
-  _globals['_DELETESCHEDULEREQUEST']._serialized_end=1177
-  _globals['_DELETESCHEDULERESPONSE']._serialized_start=1179
-  _globals['_DELETESCHEDULERESPONSE']._serialized_end=1203
-  _globals['_CLAIMSCHEDULESREQUEST']._serialized_start=1205
-  _globals['_CLAIMSCHEDULESREQUEST']._serialized_end=1251
-  _globals['_DUESCHEDULE']._serialized_start=1254
-  _globals['_DUESCHEDULE']._serialized_end=1525
-  _globals['_CLAIMSCHEDULESRESPONSE']._serialized_start=1527
-  _globals['_CLAIMSCHEDULESRESPONSE']._serialized_end=1618
-  _globals['_FIRESCHEDULEREQUEST']._serialized_start=1621
-  _globals['_FIRESCHEDULEREQUEST']._serialized_end=1821
-  _globals['_FIRESCHEDULERESPONSE']._serialized_start=1823
-  _globals['_FIRESCHEDULERESPONSE']._serialized_end=1888
-  _globals['_SCHEDULELEDGERSERVICE']._serialized_start=1891
-  _globals['_SCHEDULELEDGERSERVICE']._serialized_end=2521
+  _globals['_GETDUESCHEDULEREQUEST']._serialized_start=272
+  _globals['_GETDUESCHEDULEREQUEST']._serialized_end=438
+  _globals['_GETDUESCHEDULERESPONSE']._serialized_start=440
+  _globals['_GETDUESCHEDULERESPONSE']._serialized_end=551
+  _globals['_CLAIMSCHEDULESREQUEST']._serialized_start=553
+  _globals['_CLAIMSCHEDULESREQUEST']._serialized_end=599
+  _globals['_DUESCHEDULE']._serialized_start=602
+  _globals['_DUESCHEDULE']._serialized_end=873
+  _globals['_CLAIMSCHEDULESRESPONSE']._serialized_start=875
+  _globals['_CLAIMSCHEDULESRESPONSE']._serialized_end=966
+  _globals['_FIRESCHEDULEREQUEST']._serialized_start=969
+  _globals['_FIRESCHEDULEREQUEST']._serialized_end=1169
+  _globals['_FIRESCHEDULERESPONSE']._serialized_start=1171
+  _globals['_FIRESCHEDULERESPONSE']._serialized_end=1236
+  _globals['_SCHEDULELEDGERSERVICE']._serialized_start=1239
+  _globals['_SCHEDULELEDGERSERVICE']._serialized_end=1529
 # @@protoc_insertion_point(module_scope)

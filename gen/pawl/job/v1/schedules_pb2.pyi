@@ -70,66 +70,8 @@ class ScheduleOwner(_message.Message):
 Global___ScheduleOwner: _TypeAlias = ScheduleOwner  # noqa: Y015
 
 @_typing.final
-class PutScheduleRequest(_message.Message):
-    """PutScheduleRequest is a definition."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OWNER_FIELD_NUMBER: _builtins.int
-    DEFINITION_FIELD_NUMBER: _builtins.int
-    MUST_EXIST_FIELD_NUMBER: _builtins.int
-    must_exist: _builtins.bool
-    """True to change one, false to make one."""
-    @_builtins.property
-    def owner(self) -> Global___ScheduleOwner:
-        """Whose it is."""
-
-    @_builtins.property
-    def definition(self) -> _schedule_pb2.ScheduleDefinition:
-        """What it is."""
-
-    def __init__(
-        self,
-        *,
-        owner: Global___ScheduleOwner | None = ...,
-        definition: _schedule_pb2.ScheduleDefinition | None = ...,
-        must_exist: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "owner", b"owner"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "must_exist", b"must_exist", "owner", b"owner"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PutScheduleRequest: _TypeAlias = PutScheduleRequest  # noqa: Y015
-
-@_typing.final
-class PutScheduleResponse(_message.Message):
-    """PutScheduleResponse is the schedule."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SCHEDULE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def schedule(self) -> _schedule_pb2.Schedule:
-        """The schedule, without its fires."""
-
-    def __init__(
-        self,
-        *,
-        schedule: _schedule_pb2.Schedule | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PutScheduleResponse: _TypeAlias = PutScheduleResponse  # noqa: Y015
-
-@_typing.final
-class GetScheduleRequest(_message.Message):
-    """GetScheduleRequest names a schedule."""
+class GetDueScheduleRequest(_message.Message):
+    """GetDueScheduleRequest names a schedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -167,21 +109,16 @@ class GetScheduleRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetScheduleRequest: _TypeAlias = GetScheduleRequest  # noqa: Y015
+Global___GetDueScheduleRequest: _TypeAlias = GetDueScheduleRequest  # noqa: Y015
 
 @_typing.final
-class GetScheduleResponse(_message.Message):
-    """GetScheduleResponse is a schedule."""
+class GetDueScheduleResponse(_message.Message):
+    """GetDueScheduleResponse is a schedule that can be fired."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SCHEDULE_FIELD_NUMBER: _builtins.int
     DUE_FIELD_NUMBER: _builtins.int
     PAST_TIMES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def schedule(self) -> _schedule_pb2.Schedule:
-        """The schedule."""
-
     @_builtins.property
     def due(self) -> Global___DueSchedule:
         """What FireSchedule needs to fire it now."""
@@ -193,174 +130,16 @@ class GetScheduleResponse(_message.Message):
     def __init__(
         self,
         *,
-        schedule: _schedule_pb2.Schedule | None = ...,
         due: Global___DueSchedule | None = ...,
         past_times: _abc.Iterable[_timestamp_pb2.Timestamp] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "schedule", b"schedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "past_times", b"past_times", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "past_times", b"past_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetScheduleResponse: _TypeAlias = GetScheduleResponse  # noqa: Y015
-
-@_typing.final
-class ListSchedulesRequest(_message.Message):
-    """ListSchedulesRequest names a user."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """The store."""
-    user_id: _builtins.str
-    """The user."""
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListSchedulesRequest: _TypeAlias = ListSchedulesRequest  # noqa: Y015
-
-@_typing.final
-class ListSchedulesResponse(_message.Message):
-    """ListSchedulesResponse has the schedules of a user."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SCHEDULES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def schedules(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.Schedule]:
-        """The schedules by name, without their fires."""
-
-    def __init__(
-        self,
-        *,
-        schedules: _abc.Iterable[_schedule_pb2.Schedule] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedules", b"schedules"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListSchedulesResponse: _TypeAlias = ListSchedulesResponse  # noqa: Y015
-
-@_typing.final
-class PauseScheduleRequest(_message.Message):
-    """PauseScheduleRequest names a schedule."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OWNER_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    PAUSED_FIELD_NUMBER: _builtins.int
-    NOTE_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """The name."""
-    paused: _builtins.bool
-    """True to pause it, false to have it go on."""
-    note: _builtins.str
-    """Why it is paused."""
-    @_builtins.property
-    def owner(self) -> Global___ScheduleOwner:
-        """Whose it is; a schedule that goes on does so with this credential."""
-
-    def __init__(
-        self,
-        *,
-        owner: Global___ScheduleOwner | None = ...,
-        name: _builtins.str = ...,
-        paused: _builtins.bool = ...,
-        note: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "note", b"note", "owner", b"owner", "paused", b"paused"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PauseScheduleRequest: _TypeAlias = PauseScheduleRequest  # noqa: Y015
-
-@_typing.final
-class PauseScheduleResponse(_message.Message):
-    """PauseScheduleResponse is the schedule."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SCHEDULE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def schedule(self) -> _schedule_pb2.Schedule:
-        """The schedule, without its fires."""
-
-    def __init__(
-        self,
-        *,
-        schedule: _schedule_pb2.Schedule | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PauseScheduleResponse: _TypeAlias = PauseScheduleResponse  # noqa: Y015
-
-@_typing.final
-class DeleteScheduleRequest(_message.Message):
-    """DeleteScheduleRequest names a schedule."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """The store."""
-    user_id: _builtins.str
-    """The user."""
-    name: _builtins.str
-    """The name."""
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        name: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DeleteScheduleRequest: _TypeAlias = DeleteScheduleRequest  # noqa: Y015
-
-@_typing.final
-class DeleteScheduleResponse(_message.Message):
-    """DeleteScheduleResponse is empty."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DeleteScheduleResponse: _TypeAlias = DeleteScheduleResponse  # noqa: Y015
+Global___GetDueScheduleResponse: _TypeAlias = GetDueScheduleResponse  # noqa: Y015
 
 @_typing.final
 class ClaimSchedulesRequest(_message.Message):

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ScheduleLedgerServiceStub(object):
-    """ScheduleLedgerService keeps schedules and their fires. Only services may call
-    it: agent-loop, which knows what a run of a schedule is to be like.
+    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
+    Only agent-loop calls it: it works out what a run of a schedule is like.
 
     A due schedule is claimed for ten seconds by some replica of agent-loop, which
     works out the run and calls FireSchedule. That is one transaction: the fire
@@ -41,30 +41,10 @@ class ScheduleLedgerServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.PutSchedule = channel.unary_unary(
-                '/pawl.job.v1.ScheduleLedgerService/PutSchedule',
-                request_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PutScheduleRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PutScheduleResponse.FromString,
-                _registered_method=True)
-        self.GetSchedule = channel.unary_unary(
-                '/pawl.job.v1.ScheduleLedgerService/GetSchedule',
-                request_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetScheduleRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetScheduleResponse.FromString,
-                _registered_method=True)
-        self.ListSchedules = channel.unary_unary(
-                '/pawl.job.v1.ScheduleLedgerService/ListSchedules',
-                request_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.ListSchedulesRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.ListSchedulesResponse.FromString,
-                _registered_method=True)
-        self.PauseSchedule = channel.unary_unary(
-                '/pawl.job.v1.ScheduleLedgerService/PauseSchedule',
-                request_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PauseScheduleRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PauseScheduleResponse.FromString,
-                _registered_method=True)
-        self.DeleteSchedule = channel.unary_unary(
-                '/pawl.job.v1.ScheduleLedgerService/DeleteSchedule',
-                request_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.DeleteScheduleRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.DeleteScheduleResponse.FromString,
+        self.GetDueSchedule = channel.unary_unary(
+                '/pawl.job.v1.ScheduleLedgerService/GetDueSchedule',
+                request_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetDueScheduleRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetDueScheduleResponse.FromString,
                 _registered_method=True)
         self.ClaimSchedules = channel.unary_unary(
                 '/pawl.job.v1.ScheduleLedgerService/ClaimSchedules',
@@ -79,8 +59,8 @@ class ScheduleLedgerServiceStub(object):
 
 
 class ScheduleLedgerServiceServicer(object):
-    """ScheduleLedgerService keeps schedules and their fires. Only services may call
-    it: agent-loop, which knows what a run of a schedule is to be like.
+    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
+    Only agent-loop calls it: it works out what a run of a schedule is like.
 
     A due schedule is claimed for ten seconds by some replica of agent-loop, which
     works out the run and calls FireSchedule. That is one transaction: the fire
@@ -88,49 +68,12 @@ class ScheduleLedgerServiceServicer(object):
     any of that was done before.
     """
 
-    def PutSchedule(self, request, context):
-        """Makes a schedule, or changes one. Idempotent.
+    def GetDueSchedule(self, request, context):
+        """Reads what is needed to fire a schedule now, and its due times in a range of
+        the past. Read-only.
 
-        Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
-        INVALID_FIELD, TOO_LARGE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetSchedule(self, request, context):
-        """Reads a schedule with its fires, and its due times in a range of the past.
-        Read-only.
-
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
-        100 due times in the range).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListSchedules(self, request, context):
-        """Lists the schedules of a user, by name. Read-only.
-
-        Errors: none of its own.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PauseSchedule(self, request, context):
-        """Pauses a schedule, or resumes it. Idempotent.
-
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeleteSchedule(self, request, context):
-        """Deletes a schedule with its fires.
-
-        Errors: SCHEDULE_NOT_FOUND.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
+        (more than 100 due times in the range).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,30 +102,10 @@ class ScheduleLedgerServiceServicer(object):
 
 def add_ScheduleLedgerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'PutSchedule': grpc.unary_unary_rpc_method_handler(
-                    servicer.PutSchedule,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PutScheduleRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PutScheduleResponse.SerializeToString,
-            ),
-            'GetSchedule': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetSchedule,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetScheduleRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetScheduleResponse.SerializeToString,
-            ),
-            'ListSchedules': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListSchedules,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.ListSchedulesRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.ListSchedulesResponse.SerializeToString,
-            ),
-            'PauseSchedule': grpc.unary_unary_rpc_method_handler(
-                    servicer.PauseSchedule,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PauseScheduleRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.PauseScheduleResponse.SerializeToString,
-            ),
-            'DeleteSchedule': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteSchedule,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.DeleteScheduleRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.DeleteScheduleResponse.SerializeToString,
+            'GetDueSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDueSchedule,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetDueScheduleRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_schedules__pb2.GetDueScheduleResponse.SerializeToString,
             ),
             'ClaimSchedules': grpc.unary_unary_rpc_method_handler(
                     servicer.ClaimSchedules,
@@ -203,8 +126,8 @@ def add_ScheduleLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScheduleLedgerService(object):
-    """ScheduleLedgerService keeps schedules and their fires. Only services may call
-    it: agent-loop, which knows what a run of a schedule is to be like.
+    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
+    Only agent-loop calls it: it works out what a run of a schedule is like.
 
     A due schedule is claimed for ten seconds by some replica of agent-loop, which
     works out the run and calls FireSchedule. That is one transaction: the fire
@@ -213,7 +136,7 @@ class ScheduleLedgerService(object):
     """
 
     @staticmethod
-    def PutSchedule(request,
+    def GetDueSchedule(request,
             target,
             options=(),
             channel_credentials=None,
@@ -226,117 +149,9 @@ class ScheduleLedgerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pawl.job.v1.ScheduleLedgerService/PutSchedule',
-            pawl_dot_job_dot_v1_dot_schedules__pb2.PutScheduleRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_schedules__pb2.PutScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.ScheduleLedgerService/GetSchedule',
-            pawl_dot_job_dot_v1_dot_schedules__pb2.GetScheduleRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_schedules__pb2.GetScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListSchedules(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.ScheduleLedgerService/ListSchedules',
-            pawl_dot_job_dot_v1_dot_schedules__pb2.ListSchedulesRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_schedules__pb2.ListSchedulesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PauseSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.ScheduleLedgerService/PauseSchedule',
-            pawl_dot_job_dot_v1_dot_schedules__pb2.PauseScheduleRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_schedules__pb2.PauseScheduleResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteSchedule(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.ScheduleLedgerService/DeleteSchedule',
-            pawl_dot_job_dot_v1_dot_schedules__pb2.DeleteScheduleRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_schedules__pb2.DeleteScheduleResponse.FromString,
+            '/pawl.job.v1.ScheduleLedgerService/GetDueSchedule',
+            pawl_dot_job_dot_v1_dot_schedules__pb2.GetDueScheduleRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_schedules__pb2.GetDueScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ScheduleLedgerServiceStub:
-    """ScheduleLedgerService keeps schedules and their fires. Only services may call
-    it: agent-loop, which knows what a run of a schedule is to be like.
+    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
+    Only agent-loop calls it: it works out what a run of a schedule is like.
 
     A due schedule is claimed for ten seconds by some replica of agent-loop, which
     works out the run and calls FireSchedule. That is one transaction: the fire
@@ -40,33 +40,12 @@ class ScheduleLedgerServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ScheduleLedgerServiceAsyncStub: ...
-    PutSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.PutScheduleRequest, _schedules_pb2.PutScheduleResponse]
-    """Makes a schedule, or changes one. Idempotent.
+    GetDueSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]
+    """Reads what is needed to fire a schedule now, and its due times in a range of
+    the past. Read-only.
 
-    Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
-    INVALID_FIELD, TOO_LARGE.
-    """
-    GetSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.GetScheduleRequest, _schedules_pb2.GetScheduleResponse]
-    """Reads a schedule with its fires, and its due times in a range of the past.
-    Read-only.
-
-    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
-    100 due times in the range).
-    """
-    ListSchedules: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.ListSchedulesRequest, _schedules_pb2.ListSchedulesResponse]
-    """Lists the schedules of a user, by name. Read-only.
-
-    Errors: none of its own.
-    """
-    PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.PauseScheduleRequest, _schedules_pb2.PauseScheduleResponse]
-    """Pauses a schedule, or resumes it. Idempotent.
-
-    Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
-    """
-    DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.DeleteScheduleRequest, _schedules_pb2.DeleteScheduleResponse]
-    """Deletes a schedule with its fires.
-
-    Errors: SCHEDULE_NOT_FOUND.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
+    (more than 100 due times in the range).
     """
     ClaimSchedules: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]
     """Claims schedules that are due: for ten seconds no other caller gets them.
@@ -83,8 +62,8 @@ class ScheduleLedgerServiceStub:
 
 @_typing.type_check_only
 class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
-    """ScheduleLedgerService keeps schedules and their fires. Only services may call
-    it: agent-loop, which knows what a run of a schedule is to be like.
+    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
+    Only agent-loop calls it: it works out what a run of a schedule is like.
 
     A due schedule is claimed for ten seconds by some replica of agent-loop, which
     works out the run and calls FireSchedule. That is one transaction: the fire
@@ -93,33 +72,12 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    PutSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.PutScheduleRequest, _schedules_pb2.PutScheduleResponse]  # type: ignore[assignment]
-    """Makes a schedule, or changes one. Idempotent.
+    GetDueSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]  # type: ignore[assignment]
+    """Reads what is needed to fire a schedule now, and its due times in a range of
+    the past. Read-only.
 
-    Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
-    INVALID_FIELD, TOO_LARGE.
-    """
-    GetSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.GetScheduleRequest, _schedules_pb2.GetScheduleResponse]  # type: ignore[assignment]
-    """Reads a schedule with its fires, and its due times in a range of the past.
-    Read-only.
-
-    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
-    100 due times in the range).
-    """
-    ListSchedules: _aio.UnaryUnaryMultiCallable[_schedules_pb2.ListSchedulesRequest, _schedules_pb2.ListSchedulesResponse]  # type: ignore[assignment]
-    """Lists the schedules of a user, by name. Read-only.
-
-    Errors: none of its own.
-    """
-    PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.PauseScheduleRequest, _schedules_pb2.PauseScheduleResponse]  # type: ignore[assignment]
-    """Pauses a schedule, or resumes it. Idempotent.
-
-    Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
-    """
-    DeleteSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.DeleteScheduleRequest, _schedules_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
-    """Deletes a schedule with its fires.
-
-    Errors: SCHEDULE_NOT_FOUND.
+    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
+    (more than 100 due times in the range).
     """
     ClaimSchedules: _aio.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]  # type: ignore[assignment]
     """Claims schedules that are due: for ten seconds no other caller gets them.
@@ -135,8 +93,8 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     """
 
 class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ScheduleLedgerService keeps schedules and their fires. Only services may call
-    it: agent-loop, which knows what a run of a schedule is to be like.
+    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
+    Only agent-loop calls it: it works out what a run of a schedule is like.
 
     A due schedule is claimed for ten seconds by some replica of agent-loop, which
     works out the run and calls FireSchedule. That is one transaction: the fire
@@ -145,61 +103,16 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """
 
     @_abc_1.abstractmethod
-    def PutSchedule(
+    def GetDueSchedule(
         self,
-        request: _schedules_pb2.PutScheduleRequest,
+        request: _schedules_pb2.GetDueScheduleRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_schedules_pb2.PutScheduleResponse, _abc.Awaitable[_schedules_pb2.PutScheduleResponse]]:
-        """Makes a schedule, or changes one. Idempotent.
+    ) -> _typing.Union[_schedules_pb2.GetDueScheduleResponse, _abc.Awaitable[_schedules_pb2.GetDueScheduleResponse]]:
+        """Reads what is needed to fire a schedule now, and its due times in a range of
+        the past. Read-only.
 
-        Errors: SCHEDULE_EXISTS, SCHEDULE_NOT_FOUND (with `must_exist`), UNREADABLE,
-        INVALID_FIELD, TOO_LARGE.
-        """
-
-    @_abc_1.abstractmethod
-    def GetSchedule(
-        self,
-        request: _schedules_pb2.GetScheduleRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_schedules_pb2.GetScheduleResponse, _abc.Awaitable[_schedules_pb2.GetScheduleResponse]]:
-        """Reads a schedule with its fires, and its due times in a range of the past.
-        Read-only.
-
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE (more than
-        100 due times in the range).
-        """
-
-    @_abc_1.abstractmethod
-    def ListSchedules(
-        self,
-        request: _schedules_pb2.ListSchedulesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_schedules_pb2.ListSchedulesResponse, _abc.Awaitable[_schedules_pb2.ListSchedulesResponse]]:
-        """Lists the schedules of a user, by name. Read-only.
-
-        Errors: none of its own.
-        """
-
-    @_abc_1.abstractmethod
-    def PauseSchedule(
-        self,
-        request: _schedules_pb2.PauseScheduleRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_schedules_pb2.PauseScheduleResponse, _abc.Awaitable[_schedules_pb2.PauseScheduleResponse]]:
-        """Pauses a schedule, or resumes it. Idempotent.
-
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE.
-        """
-
-    @_abc_1.abstractmethod
-    def DeleteSchedule(
-        self,
-        request: _schedules_pb2.DeleteScheduleRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_schedules_pb2.DeleteScheduleResponse, _abc.Awaitable[_schedules_pb2.DeleteScheduleResponse]]:
-        """Deletes a schedule with its fires.
-
-        Errors: SCHEDULE_NOT_FOUND.
+        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
+        (more than 100 due times in the range).
         """
 
     @_abc_1.abstractmethod

@@ -31,7 +31,6 @@ class PutTriggerRequest(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     DEFINITION_FIELD_NUMBER: _builtins.int
     MUST_EXIST_FIELD_NUMBER: _builtins.int
-    PLACE_FIELD_NUMBER: _builtins.int
     must_exist: _builtins.bool
     """True to change one, false to make one."""
     @_builtins.property
@@ -42,181 +41,166 @@ class PutTriggerRequest(_message.Message):
     def definition(self) -> _trigger_pb2.TriggerDefinition:
         """What it is."""
 
-    @_builtins.property
-    def place(self) -> Global___MailPlace:
-        """Where its mailbox begins to be read, if it is a new one."""
-
     def __init__(
         self,
         *,
         owner: _schedules_pb2.ScheduleOwner | None = ...,
         definition: _trigger_pb2.TriggerDefinition | None = ...,
         must_exist: _builtins.bool = ...,
-        place: Global___MailPlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "owner", b"owner", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "must_exist", b"must_exist", "owner", b"owner", "place", b"place"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "must_exist", b"must_exist", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PutTriggerRequest: _TypeAlias = PutTriggerRequest  # noqa: Y015
 
 @_typing.final
-class MailPlace(_message.Message):
-    """MailPlace is a place in a mailbox, by the UIDs of IMAP."""
+class LeaseMailboxesRequest(_message.Message):
+    """LeaseMailboxesRequest names the process that reads mailboxes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    UID_VALIDITY_FIELD_NUMBER: _builtins.int
-    UID_FIELD_NUMBER: _builtins.int
-    uid_validity: _builtins.int
-    """UIDVALIDITY: others number other mails."""
-    uid: _builtins.int
-    """The UID of the last mail that was read, or of a mail."""
+    READER_ID_FIELD_NUMBER: _builtins.int
+    reader_id: _builtins.str
+    """The id of the process, another one for each start."""
     def __init__(
         self,
         *,
-        uid_validity: _builtins.int = ...,
-        uid: _builtins.int = ...,
+        reader_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["uid", b"uid", "uid_validity", b"uid_validity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reader_id", b"reader_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MailPlace: _TypeAlias = MailPlace  # noqa: Y015
+Global___LeaseMailboxesRequest: _TypeAlias = LeaseMailboxesRequest  # noqa: Y015
 
 @_typing.final
-class ClaimMailboxesRequest(_message.Message):
-    """ClaimMailboxesRequest asks for mailboxes that are to be read."""
+class LeaseMailboxesResponse(_message.Message):
+    """LeaseMailboxesResponse has the mailboxes of a process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MAILBOXES_MAX_FIELD_NUMBER: _builtins.int
-    BUSY_STORE_IDS_FIELD_NUMBER: _builtins.int
-    mailboxes_max: _builtins.int
-    """Most mailboxes, from 1 to 64."""
+    MAILBOXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def busy_store_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Stores of which none is wanted, as they have their share of the caller's places;
-        at most 64.
+    def mailboxes(self) -> _containers.RepeatedCompositeFieldContainer[_trigger_pb2.LeasedMailbox]:
+        """The mailboxes. One that is missing is no longer for this process to read."""
+
+    def __init__(
+        self,
+        *,
+        mailboxes: _abc.Iterable[_trigger_pb2.LeasedMailbox] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mailboxes", b"mailboxes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseMailboxesResponse: _TypeAlias = LeaseMailboxesResponse  # noqa: Y015
+
+@_typing.final
+class CheckMailboxRequest(_message.Message):
+    """CheckMailboxRequest names a trigger as it was leased."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    TRIGGER_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """The store."""
+    trigger_id: _builtins.str
+    """The trigger."""
+    generation: _builtins.int
+    """Its generation then."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        trigger_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "store_id", b"store_id", "trigger_id", b"trigger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckMailboxRequest: _TypeAlias = CheckMailboxRequest  # noqa: Y015
+
+@_typing.final
+class CheckMailboxResponse(_message.Message):
+    """CheckMailboxResponse has what FireTrigger needs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def due(self) -> Global___DueTrigger:
+        """The trigger; absent if it has changed or pauses."""
+
+    def __init__(
+        self,
+        *,
+        due: Global___DueTrigger | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckMailboxResponse: _TypeAlias = CheckMailboxResponse  # noqa: Y015
+
+@_typing.final
+class ReportMailboxRequest(_message.Message):
+    """ReportMailboxRequest is the result of a look."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    TRIGGER_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """The store."""
+    trigger_id: _builtins.str
+    """The trigger."""
+    generation: _builtins.int
+    """Its generation when it was leased."""
+    reason: _builtins.str
+    """Why the mailbox cannot be read; empty if it can. At most 300 characters are kept."""
+    @_builtins.property
+    def position(self) -> _trigger_pb2.MailPosition:
+        """Where to start reading, in a folder that was not read yet or has another
+        UIDVALIDITY now. Absent otherwise.
         """
 
     def __init__(
         self,
         *,
-        mailboxes_max: _builtins.int = ...,
-        busy_store_ids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_store_ids", b"busy_store_ids", "mailboxes_max", b"mailboxes_max"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClaimMailboxesRequest: _TypeAlias = ClaimMailboxesRequest  # noqa: Y015
-
-@_typing.final
-class DueMailbox(_message.Message):
-    """DueMailbox is a mailbox that is to be read."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DUE_FIELD_NUMBER: _builtins.int
-    PLACE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def due(self) -> Global___DueTrigger:
-        """The trigger."""
-
-    @_builtins.property
-    def place(self) -> Global___MailPlace:
-        """The last mail that was read."""
-
-    def __init__(
-        self,
-        *,
-        due: Global___DueTrigger | None = ...,
-        place: Global___MailPlace | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "place", b"place"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "place", b"place"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DueMailbox: _TypeAlias = DueMailbox  # noqa: Y015
-
-@_typing.final
-class ClaimMailboxesResponse(_message.Message):
-    """ClaimMailboxesResponse has mailboxes that are to be read."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MAILBOXES_FIELD_NUMBER: _builtins.int
-    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
-    wait_seconds: _builtins.float
-    """So many seconds later the next one is due, or should be asked for again."""
-    @_builtins.property
-    def mailboxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DueMailbox]:
-        """The mailboxes, one of each store at most."""
-
-    def __init__(
-        self,
-        *,
-        mailboxes: _abc.Iterable[Global___DueMailbox] | None = ...,
-        wait_seconds: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mailboxes", b"mailboxes", "wait_seconds", b"wait_seconds"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClaimMailboxesResponse: _TypeAlias = ClaimMailboxesResponse  # noqa: Y015
-
-@_typing.final
-class NoteMailboxRequest(_message.Message):
-    """NoteMailboxRequest says what became of a look into a mailbox."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DUE_FIELD_NUMBER: _builtins.int
-    PLACE_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    HAS_MORE_FIELD_NUMBER: _builtins.int
-    reason: _builtins.str
-    """Why it could not be read; empty if it could."""
-    has_more: _builtins.bool
-    """True if there is more to be read at once."""
-    @_builtins.property
-    def due(self) -> Global___DueTrigger:
-        """The trigger as it was claimed."""
-
-    @_builtins.property
-    def place(self) -> Global___MailPlace:
-        """Where to go on, where UIDs have become others; absent to leave it."""
-
-    def __init__(
-        self,
-        *,
-        due: Global___DueTrigger | None = ...,
-        place: Global___MailPlace | None = ...,
+        store_id: _builtins.str = ...,
+        trigger_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        position: _trigger_pb2.MailPosition | None = ...,
         reason: _builtins.str = ...,
-        has_more: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "place", b"place"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "has_more", b"has_more", "place", b"place", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "position", b"position", "reason", b"reason", "store_id", b"store_id", "trigger_id", b"trigger_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___NoteMailboxRequest: _TypeAlias = NoteMailboxRequest  # noqa: Y015
+Global___ReportMailboxRequest: _TypeAlias = ReportMailboxRequest  # noqa: Y015
 
 @_typing.final
-class NoteMailboxResponse(_message.Message):
-    """NoteMailboxResponse is empty."""
+class ReportMailboxResponse(_message.Message):
+    """ReportMailboxResponse is empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -229,7 +213,7 @@ class NoteMailboxResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___NoteMailboxResponse: _TypeAlias = NoteMailboxResponse  # noqa: Y015
+Global___ReportMailboxResponse: _TypeAlias = ReportMailboxResponse  # noqa: Y015
 
 @_typing.final
 class PutTriggerResponse(_message.Message):
@@ -794,8 +778,8 @@ class FireTriggerRequest(_message.Message):
         """The message of the run, with what it is to be like. Absent for a refusal."""
 
     @_builtins.property
-    def mail(self) -> Global___MailPlace:
-        """The mail that it is: nothing is done unless it comes after those that were read."""
+    def mail(self) -> _trigger_pb2.MailPosition:
+        """The position of the mail: it must be after that of the trigger."""
 
     def __init__(
         self,
@@ -805,7 +789,7 @@ class FireTriggerRequest(_message.Message):
         claimed: _builtins.bool = ...,
         message: _ledger_pb2.SubmitMessageRequest | None = ...,
         refusal: _builtins.str = ...,
-        mail: Global___MailPlace | None = ...,
+        mail: _trigger_pb2.MailPosition | None = ...,
         skipped: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "event", b"event", "mail", b"mail", "message", b"message"]  # noqa: Y015

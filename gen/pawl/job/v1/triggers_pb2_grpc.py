@@ -28,7 +28,7 @@ if _version_not_supported:
 class TriggerLedgerServiceStub(object):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like.
+    is to be like, and `pawl mailbox`, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -81,15 +81,20 @@ class TriggerLedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimEventsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimEventsResponse.FromString,
                 _registered_method=True)
-        self.ClaimMailboxes = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/ClaimMailboxes',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimMailboxesRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimMailboxesResponse.FromString,
+        self.LeaseMailboxes = channel.unary_unary(
+                '/pawl.job.v1.TriggerLedgerService/LeaseMailboxes',
+                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.LeaseMailboxesRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.LeaseMailboxesResponse.FromString,
                 _registered_method=True)
-        self.NoteMailbox = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/NoteMailbox',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.NoteMailboxRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.NoteMailboxResponse.FromString,
+        self.CheckMailbox = channel.unary_unary(
+                '/pawl.job.v1.TriggerLedgerService/CheckMailbox',
+                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.CheckMailboxRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.CheckMailboxResponse.FromString,
+                _registered_method=True)
+        self.ReportMailbox = channel.unary_unary(
+                '/pawl.job.v1.TriggerLedgerService/ReportMailbox',
+                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ReportMailboxRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ReportMailboxResponse.FromString,
                 _registered_method=True)
         self.FireTrigger = channel.unary_unary(
                 '/pawl.job.v1.TriggerLedgerService/FireTrigger',
@@ -101,7 +106,7 @@ class TriggerLedgerServiceStub(object):
 class TriggerLedgerServiceServicer(object):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like.
+    is to be like, and `pawl mailbox`, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -182,22 +187,31 @@ class TriggerLedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ClaimMailboxes(self, request, context):
-        """Claims triggers whose mailboxes are to be read, of each store the one that is
-        longest due: for a minute no other caller gets them. Whoever asks again gets
-        another one of each.
+    def LeaseMailboxes(self, request, context):
+        """Leases mailboxes to a process, which reads them until the lease ends after 60
+        seconds: call it again every few seconds to renew. Returns the mailboxes of all
+        stores that the process holds now, at most 200.
 
-        Errors: INVALID_FIELD (`mailboxes_max`).
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def NoteMailbox(self, request, context):
-        """Says that the mailbox of a trigger was read, or could not be, and sets when it is
-        read again. It does nothing if the trigger has changed since.
+    def CheckMailbox(self, request, context):
+        """Reads the trigger of a leased mailbox. Read-only.
 
-        Errors: none of its own.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportMailbox(self, request, context):
+        """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
+        pauses. Idempotent.
+
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,15 +270,20 @@ def add_TriggerLedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimEventsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimEventsResponse.SerializeToString,
             ),
-            'ClaimMailboxes': grpc.unary_unary_rpc_method_handler(
-                    servicer.ClaimMailboxes,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimMailboxesRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimMailboxesResponse.SerializeToString,
+            'LeaseMailboxes': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseMailboxes,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.LeaseMailboxesRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.LeaseMailboxesResponse.SerializeToString,
             ),
-            'NoteMailbox': grpc.unary_unary_rpc_method_handler(
-                    servicer.NoteMailbox,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.NoteMailboxRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.NoteMailboxResponse.SerializeToString,
+            'CheckMailbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckMailbox,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.CheckMailboxRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.CheckMailboxResponse.SerializeToString,
+            ),
+            'ReportMailbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportMailbox,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ReportMailboxRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ReportMailboxResponse.SerializeToString,
             ),
             'FireTrigger': grpc.unary_unary_rpc_method_handler(
                     servicer.FireTrigger,
@@ -282,7 +301,7 @@ def add_TriggerLedgerServiceServicer_to_server(servicer, server):
 class TriggerLedgerService(object):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like.
+    is to be like, and `pawl mailbox`, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -506,7 +525,7 @@ class TriggerLedgerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ClaimMailboxes(request,
+    def LeaseMailboxes(request,
             target,
             options=(),
             channel_credentials=None,
@@ -519,9 +538,9 @@ class TriggerLedgerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pawl.job.v1.TriggerLedgerService/ClaimMailboxes',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimMailboxesRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.ClaimMailboxesResponse.FromString,
+            '/pawl.job.v1.TriggerLedgerService/LeaseMailboxes',
+            pawl_dot_job_dot_v1_dot_triggers__pb2.LeaseMailboxesRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_triggers__pb2.LeaseMailboxesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -533,7 +552,7 @@ class TriggerLedgerService(object):
             _registered_method=True)
 
     @staticmethod
-    def NoteMailbox(request,
+    def CheckMailbox(request,
             target,
             options=(),
             channel_credentials=None,
@@ -546,9 +565,36 @@ class TriggerLedgerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pawl.job.v1.TriggerLedgerService/NoteMailbox',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.NoteMailboxRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.NoteMailboxResponse.FromString,
+            '/pawl.job.v1.TriggerLedgerService/CheckMailbox',
+            pawl_dot_job_dot_v1_dot_triggers__pb2.CheckMailboxRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_triggers__pb2.CheckMailboxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportMailbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.TriggerLedgerService/ReportMailbox',
+            pawl_dot_job_dot_v1_dot_triggers__pb2.ReportMailboxRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_triggers__pb2.ReportMailboxResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class TriggerLedgerServiceStub:
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like.
+    is to be like, and `pawl mailbox`, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -82,18 +82,23 @@ class TriggerLedgerServiceStub:
 
     Errors: INVALID_FIELD (`events_max`).
     """
-    ClaimMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ClaimMailboxesRequest, _triggers_pb2.ClaimMailboxesResponse]
-    """Claims triggers whose mailboxes are to be read, of each store the one that is
-    longest due: for a minute no other caller gets them. Whoever asks again gets
-    another one of each.
-
-    Errors: INVALID_FIELD (`mailboxes_max`).
-    """
-    NoteMailbox: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.NoteMailboxRequest, _triggers_pb2.NoteMailboxResponse]
-    """Says that the mailbox of a trigger was read, or could not be, and sets when it is
-    read again. It does nothing if the trigger has changed since.
+    LeaseMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]
+    """Leases mailboxes to a process, which reads them until the lease ends after 60
+    seconds: call it again every few seconds to renew. Returns the mailboxes of all
+    stores that the process holds now, at most 200.
 
     Errors: none of its own.
+    """
+    CheckMailbox: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.CheckMailboxRequest, _triggers_pb2.CheckMailboxResponse]
+    """Reads the trigger of a leased mailbox. Read-only.
+
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+    """
+    ReportMailbox: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ReportMailboxRequest, _triggers_pb2.ReportMailboxResponse]
+    """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
+    pauses. Idempotent.
+
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
     """
     FireTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]
     """Fires a trigger with an event, once: it does nothing if the trigger has changed
@@ -106,7 +111,7 @@ class TriggerLedgerServiceStub:
 class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like.
+    is to be like, and `pawl mailbox`, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -156,18 +161,23 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
 
     Errors: INVALID_FIELD (`events_max`).
     """
-    ClaimMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ClaimMailboxesRequest, _triggers_pb2.ClaimMailboxesResponse]  # type: ignore[assignment]
-    """Claims triggers whose mailboxes are to be read, of each store the one that is
-    longest due: for a minute no other caller gets them. Whoever asks again gets
-    another one of each.
-
-    Errors: INVALID_FIELD (`mailboxes_max`).
-    """
-    NoteMailbox: _aio.UnaryUnaryMultiCallable[_triggers_pb2.NoteMailboxRequest, _triggers_pb2.NoteMailboxResponse]  # type: ignore[assignment]
-    """Says that the mailbox of a trigger was read, or could not be, and sets when it is
-    read again. It does nothing if the trigger has changed since.
+    LeaseMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]  # type: ignore[assignment]
+    """Leases mailboxes to a process, which reads them until the lease ends after 60
+    seconds: call it again every few seconds to renew. Returns the mailboxes of all
+    stores that the process holds now, at most 200.
 
     Errors: none of its own.
+    """
+    CheckMailbox: _aio.UnaryUnaryMultiCallable[_triggers_pb2.CheckMailboxRequest, _triggers_pb2.CheckMailboxResponse]  # type: ignore[assignment]
+    """Reads the trigger of a leased mailbox. Read-only.
+
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+    """
+    ReportMailbox: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ReportMailboxRequest, _triggers_pb2.ReportMailboxResponse]  # type: ignore[assignment]
+    """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
+    pauses. Idempotent.
+
+    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
     """
     FireTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]  # type: ignore[assignment]
     """Fires a trigger with an event, once: it does nothing if the trigger has changed
@@ -179,7 +189,7 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
 class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like.
+    is to be like, and `pawl mailbox`, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -277,28 +287,39 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ClaimMailboxes(
+    def LeaseMailboxes(
         self,
-        request: _triggers_pb2.ClaimMailboxesRequest,
+        request: _triggers_pb2.LeaseMailboxesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.ClaimMailboxesResponse, _abc.Awaitable[_triggers_pb2.ClaimMailboxesResponse]]:
-        """Claims triggers whose mailboxes are to be read, of each store the one that is
-        longest due: for a minute no other caller gets them. Whoever asks again gets
-        another one of each.
+    ) -> _typing.Union[_triggers_pb2.LeaseMailboxesResponse, _abc.Awaitable[_triggers_pb2.LeaseMailboxesResponse]]:
+        """Leases mailboxes to a process, which reads them until the lease ends after 60
+        seconds: call it again every few seconds to renew. Returns the mailboxes of all
+        stores that the process holds now, at most 200.
 
-        Errors: INVALID_FIELD (`mailboxes_max`).
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
-    def NoteMailbox(
+    def CheckMailbox(
         self,
-        request: _triggers_pb2.NoteMailboxRequest,
+        request: _triggers_pb2.CheckMailboxRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.NoteMailboxResponse, _abc.Awaitable[_triggers_pb2.NoteMailboxResponse]]:
-        """Says that the mailbox of a trigger was read, or could not be, and sets when it is
-        read again. It does nothing if the trigger has changed since.
+    ) -> _typing.Union[_triggers_pb2.CheckMailboxResponse, _abc.Awaitable[_triggers_pb2.CheckMailboxResponse]]:
+        """Reads the trigger of a leased mailbox. Read-only.
 
-        Errors: none of its own.
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def ReportMailbox(
+        self,
+        request: _triggers_pb2.ReportMailboxRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_triggers_pb2.ReportMailboxResponse, _abc.Awaitable[_triggers_pb2.ReportMailboxResponse]]:
+        """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
+        pauses. Idempotent.
+
+        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
         """
 
     @_abc_1.abstractmethod

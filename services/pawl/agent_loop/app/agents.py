@@ -8,17 +8,18 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.public_ports import AgentLedger, OutputChecker, ToolFinder
+from pawl.agent_loop.adapters.agent_ledger import AgentLedger
+from pawl.agent_loop.app.public_ports import OutputChecker, ToolFinder
 from pawl.agent_loop.app.public_values import Page, PageAsked
 from pawl.agent_loop.domain import agents
-from pawl.agent_loop.domain.agents import DEFAULT, AgentDefinition, AgentUsage, AgentVersion
+from pawl.agent_loop.domain.agents import DEFAULT, AgentDefinition, AgentVersion
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import StoreId
 from pawl.chassis.labels import check_labels, has_all
-from pawl.errors import AgentNotFound, InvalidField
+from pawl.errors import AgentNotFound
 
 DEFAULT_SECONDS_MAX: Final = 5.0
 """So long a store's new `default` may not hold yet."""
@@ -153,33 +154,6 @@ class Agents:
         found = await self._ledger.list_drafts(caller.store_id, caller.user_id, page)
         return replace(found, items=tuple(agent for agent in found.items if has_all(agent.definition.labels, wanted)))
 
-    async def versions(self, caller: Principal, name: str, page: PageAsked) -> Page[AgentVersion]:
-        """Return versions of an agent, the newest first.
-
-        Raises:
-            AgentNotFound, InvalidPageToken
-        """
-        found = await self._ledger.list_agent_versions(caller.store_id, name, page)
-        if await self._is_hidden(caller, name):
-            raise AgentNotFound
-        items = tuple(agent for agent in found.items if agent.may_be_seen_with(caller.roles))
-        if not items and not page.page_token:
-            raise AgentNotFound
-        return replace(found, items=items)
-
-    async def usage(self, caller: Principal, name: str, days: int) -> tuple[AgentUsage, ...]:
-        """Return what an agent has used on each of the last days, 0 for so many as usual, the newest first.
-
-        Raises:
-            AgentNotFound: there never was such an agent.
-            InvalidField: nobody knows that many days.
-        """
-        if days > agents.USAGE_DAYS_MAX:
-            raise InvalidField(f"days: at most {agents.USAGE_DAYS_MAX}", field="days")
-        if name != DEFAULT:
-            await self.get(caller, name, 1)
-        return await self._ledger.agent_usage(caller.store_id, name, days or agents.USAGE_DAYS)
-
     async def of_run(self, caller: Principal, name: str) -> AgentVersion | None:
         """Return the newest version of the agent of a new run; None for the `default` of the deployment.
 
@@ -207,22 +181,3 @@ class Agents:
         with suppress(AgentNotFound):
             return await self._ledger.get_agent(caller.store_id, DEFAULT, 0)
         return None
-
-    async def delete(self, caller: Principal, name: str) -> None:
-        """Delete an agent; its versions stay.
-
-        Raises:
-            AgentNotFound
-        """
-        await self._ledger.delete_agent(caller, name)
-        self._of_stores.pop(caller.store_id, None)
-        _log.info("agent.deleted", store=caller.store_id, user=caller.user_id, agent=name)
-
-    async def delete_draft(self, caller: Principal, name: str) -> None:
-        """Delete a draft of the caller.
-
-        Raises:
-            AgentNotFound
-        """
-        await self._ledger.delete_draft(caller, name)
-        _log.info("agent.draft_deleted", store=caller.store_id, user=caller.user_id, agent=name)

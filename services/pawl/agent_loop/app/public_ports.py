@@ -9,11 +9,9 @@ from pawl.agent_loop.app.public_values import (
     CallView,
     EditVerdict,
     LoggedEvent,
-    Page,
-    PageAsked,
     RunView,
 )
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentUsage, AgentVersion, OfferedTool
+from pawl.agent_loop.domain.agents import OfferedTool
 from pawl.agent_loop.domain.call import Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
@@ -74,85 +72,6 @@ class CallChecker(OutputChecker, Protocol):
 
     async def count_tools(self, caller: Principal) -> int:
         """Return how many tools a run of `caller` would be offered now."""
-
-
-class AgentLedger(Protocol):
-    """The ledger's agents. Every method may raise DependencyUnavailable and then be called again."""
-
-    async def put_agent(
-        self, caller: Principal, definition: AgentDefinition, tool_names: tuple[str, ...], *, validate_only: bool
-    ) -> tuple[AgentVersion, bool]:
-        """Keep a new version, unless it is equal to the newest; return the newest, and whether it is new.
-
-        Raises:
-            AgentNotFound: it delegates to one that is not there.
-            AgentCycle, TooLarge
-        """
-        ...
-
-    async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Read a version; 0 for the newest of an agent that is not deleted.
-
-        Raises:
-            AgentNotFound
-        """
-        ...
-
-    async def list_agents(self, store_id: StoreId, page: PageAsked) -> Page[AgentVersion]:
-        """Read the newest versions of all that are not deleted, by name.
-
-        Raises:
-            InvalidPageToken
-        """
-        ...
-
-    async def list_agent_versions(self, store_id: StoreId, name: str, page: PageAsked) -> Page[AgentVersion]:
-        """Read the versions of an agent, the newest first.
-
-        Raises:
-            AgentNotFound, InvalidPageToken
-        """
-        ...
-
-    async def delete_agent(self, caller: Principal, name: str) -> None:
-        """Mark an agent as deleted.
-
-        Raises:
-            AgentNotFound
-        """
-
-    async def agent_usage(self, store_id: StoreId, name: str, days: int) -> tuple[AgentUsage, ...]:
-        """Read the use of an agent on the last days, the newest first."""
-        ...
-
-    async def put_draft(
-        self, caller: Principal, definition: AgentDefinition, tool_names: tuple[str, ...], *, validate_only: bool
-    ) -> tuple[AgentVersion, bool]:
-        """Keep a draft of the caller, unless it is equal to the one of its name; as `put_agent`."""
-        ...
-
-    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersion:
-        """Read a draft of a user.
-
-        Raises:
-            AgentNotFound
-        """
-        ...
-
-    async def list_drafts(self, store_id: StoreId, user_id: UserId, page: PageAsked) -> Page[AgentVersion]:
-        """Read the drafts of a user, by name.
-
-        Raises:
-            InvalidPageToken
-        """
-        ...
-
-    async def delete_draft(self, caller: Principal, name: str) -> None:
-        """Remove a draft of the caller.
-
-        Raises:
-            AgentNotFound
-        """
 
 
 class ToolFinder(Protocol):

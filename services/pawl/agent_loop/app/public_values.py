@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
@@ -21,7 +20,6 @@ from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
 from pawl.agent_loop.domain.run import Job, OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
 from pawl.agent_loop.domain.tool import Tool
-from pawl.chassis.auth import Principal
 from pawl.chassis.ids import (
     DEFAULT_AGENT,
     CallId,
@@ -199,105 +197,6 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     new_conversation_id: ConversationId
     job: Job
     asked_sha256: bytes
-
-
-class ScheduledMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message with which the runs of a schedule begin, their agent and labels, and the key of one conversation."""
-
-    text: str
-    agent: str
-    labels: Mapping[str, str]
-    conversation_key: str
-
-
-class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that is to be fired: whose it is, what its runs are told, and the rest as the ledger has it.
-
-    `expected_time` is the due time, None of one that is fired by hand. An empty `time_zone` is UTC.
-    """
-
-    caller: Principal
-    message: ScheduledMessage
-    document: object
-    name: str = ""
-    time_zone: str = ""
-    expected_time: datetime | None = None
-
-
-class Overlap(StrEnum):
-    """The conduct of a fire while the run of the one before goes on."""
-
-    SKIP = "SKIP"
-    QUEUE = "QUEUE"
-    ALLOW = "ALLOW"
-    CANCEL = "CANCEL"
-
-
-class DueTrigger(msgspec.Struct, frozen=True, kw_only=True):
-    """A trigger that is to be fired: whose it is, what its runs are told, how events go together, and the whole of it.
-
-    The text of the message is a template.
-    """
-
-    caller: Principal
-    message: ScheduledMessage
-    trigger_id: str
-    name: str
-    conversation_pointer: str
-    concurrency_pointer: str
-    debounce_seconds: int
-    overlap: Overlap
-    mailbox: object
-    """As the contract has it; None for none."""
-    folder_id: str
-    """The folder of the mailbox, by which its mails differ from those of others; empty without one."""
-    document: object
-
-
-class TriggerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event: those of a lane wait for each other. `data` is what its run is told of it."""
-
-    event_id: str
-    lane: str | None
-    data: bytes
-    conversation_key: str
-
-
-class MailPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A mail by its UID, or a place behind it."""
-
-    uid_validity: int
-    uid: int
-
-
-class DueMailbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A mailbox that is to be read after a place, and the trigger whose it is."""
-
-    trigger: DueTrigger
-    place: MailPlace
-
-
-class IncomingMail(msgspec.Struct, frozen=True, kw_only=True):
-    """A mail: its data as JSON, and why it fires nothing, if so."""
-
-    uid: int
-    refusal: str
-    data_json: bytes
-
-
-class MailboxView(msgspec.Struct, frozen=True, kw_only=True):
-    """The mails that were read, and the last one that is there, or was."""
-
-    place: MailPlace
-    mails: tuple[IncomingMail, ...] = ()
-    has_more: bool = False
-
-
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """The fire of an event, as the contract has it; None if the trigger has changed. `duplicate` if it came before."""
-
-    fire: object | None
-    duplicate: bool
 
 
 class BroughtTools(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, ScheduledMessage
+from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.chassis.auth import Principal
@@ -21,12 +21,16 @@ from pawl.errors import (
     Unavailable,
     Unimplemented,
 )
+from pawl.event.v1.schedule_pb2 import ScheduleDefinition
+from pawl.event.v1.trigger_pb2 import TriggerDefinition
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 NOTE_BYTES_MAX: Final = 1000
 PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 """The errors that say nothing about what is to be started."""
 NO_REQUEST: Final = RequestId("")
+
+Definition: TypeAlias = ScheduleDefinition | TriggerDefinition
 
 
 class Starting:
@@ -36,17 +40,17 @@ class Starting:
         self._messages = messages
         self._credential_is_gone = credential_is_gone
 
-    async def check(self, caller: Principal, scheduled: ScheduledMessage) -> None:
+    async def check(self, caller: Principal, definition: Definition) -> None:
         """Return if a run could be started so now.
 
         Raises:
             AgentNotFound, InvalidField, InvalidId, TooLarge: it could not.
         """
-        checks.text(scheduled.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
-        await self._message(caller, scheduled, NO_REQUEST)
+        checks.text(definition.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
+        await self._message(caller, definition, NO_REQUEST)
 
     async def message(
-        self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId = NO_REQUEST
+        self, caller: Principal, definition: Definition, request_id: RequestId = NO_REQUEST
     ) -> tuple[NewMessage | None, str]:
         """Return the message of a run, or why there can be none.
 
@@ -56,21 +60,21 @@ class Starting:
         try:
             if self._credential_is_gone(caller):
                 raise PermissionDenied("the API key with which it was saved or resumed last is gone or has lost a role")
-            return await self._message(caller, scheduled, request_id), ""
+            return await self._message(caller, definition, request_id), ""
         except PASSING:
             raise
         except PawlError as error:
             return None, f"{error.reason}: {error.message}"
 
-    async def _message(self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId) -> NewMessage:
+    async def _message(self, caller: Principal, definition: Definition, request_id: RequestId) -> NewMessage:
         message = UserMessage(
             conversation_id=ConversationId(""),
-            text=scheduled.text,
+            text=definition.text,
             options=AskedOptions(),
             policy=MessagePolicy.QUEUE,
-            conversation_key=scheduled.conversation_key,
-            agent=scheduled.agent,
-            labels=scheduled.labels,
+            conversation_key=definition.conversation_key,
+            agent=definition.agent,
+            labels=dict(definition.labels),
         )
         checked, refusal = await self._messages.checked(caller, request_id, message, must_exist=False)
         if refusal is not None:

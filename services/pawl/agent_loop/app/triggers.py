@@ -7,29 +7,24 @@ that its user starts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from msgspec.structs import replace
-
-from pawl.agent_loop.app.public_values import (
-    Delivery,
-    DueTrigger,
-    IncomingMail,
-    MailPlace,
-    Overlap,
-    ScheduledMessage,
-    TriggerEvent,
-)
-from pawl.agent_loop.app.starting import NOTE_BYTES_MAX, PASSING, TEXT_BYTES_MAX, Starting
-from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
+from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
+from pawl.agent_loop.adapters.schedule_ledger import caller_of
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
+from pawl.agent_loop.app.starting import PASSING, TEXT_BYTES_MAX, Starting
 from pawl.agent_loop.domain import checks, outside
-from pawl.chassis import logs, mailbox_place
+from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import IdSource, RequestId
-from pawl.errors import DependencyUnavailable, InvalidField, TooLarge, TriggerNotFound
+from pawl.chassis.ids import IdSource, RequestId, StoreId
+from pawl.chassis.roles import Role
+from pawl.errors import DependencyUnavailable, InvalidField, PermissionDenied, TooLarge, TriggerNotFound
+from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW
+from pawl.event.v1.trigger_pb2 import MailPosition, TriggerDefinition
+from pawl.job.v1.triggers_pb2 import DueTrigger, FireTriggerResponse, PutTriggerResponse, TriggerEvent
 
 BODY_BYTES_MAX: Final = 256 * 1024
 HEADERS_MAX: Final = 100
@@ -44,86 +39,30 @@ _log = logs.get_logger(__name__)
 
 
 class Triggers:
-    """Keeps triggers, and fires them. Documents are as the contract has them."""
+    """Saves triggers, and fires them."""
 
-    def __init__(
-        self, *, ledger: TriggerLedger, reader: MailboxReader, starting: Starting, clock: Clock, ids: IdSource
-    ) -> None:
+    def __init__(self, *, ledger: TriggerLedgerClient, starting: Starting, clock: Clock, ids: IdSource) -> None:
         self._ledger = ledger
-        self._reader = reader
         self._starting = starting
         self._clock = clock
         self._ids = ids
 
-    async def save(
-        self,
-        caller: Principal,
-        definition: object,
-        template: ScheduledMessage,
-        mailbox: object,
-        *,
-        must_exist: bool,
-    ) -> tuple[object, str]:
+    async def save(self, caller: Principal, definition: TriggerDefinition, *, must_exist: bool) -> PutTriggerResponse:
         """Make a trigger of the caller, or change one, if a run could be started so now; return a new secret, too.
 
-        A `mailbox` has to be there; None for none.
-
         Raises:
-            MailboxUnreachable: it does not answer as it should.
-            PermissionDenied: the caller is no admin, whose are the secrets of the store.
+            PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is no admin.
             AgentNotFound, InvalidField, InvalidId, TooLarge: no run could be.
             TriggerExists, TriggerNotFound
         """
-        place: MailPlace | None = None
-        if mailbox is not None:
-            mailbox_place.check_may_read(caller.rights)
-        await self._starting.check(caller, template)
-        if mailbox is not None:
-            start = MailPlace(uid_validity=0, uid=0)
-            place = (await self._reader.read_mailbox(caller, mailbox, start, mails_max=0)).place
-        return await self._ledger.put_trigger(caller, definition, place, must_exist=must_exist)
-
-    async def get(self, caller: Principal, name: str) -> object:
-        """Return a trigger of the caller.
-
-        Raises:
-            TriggerNotFound
-        """
-        return await self._ledger.get_trigger(caller, name)
-
-    async def list(self, caller: Principal) -> Sequence[object]:
-        """Return the triggers of the caller, by name."""
-        return await self._ledger.list_triggers(caller)
-
-    async def pause(self, caller: Principal, name: str, note: str = "", *, paused: bool) -> object:
-        """Pause a trigger of the caller, or have it go on.
-
-        Raises:
-            TriggerNotFound, InvalidField, TooLarge
-            PermissionDenied: a trigger with a mailbox goes on, and the caller is no admin.
-        """
-        checks.text(note, "note", bytes_max=NOTE_BYTES_MAX, may_be_empty=True)
-        return await self._ledger.pause_trigger(caller, name, note, paused=paused)
-
-    async def delete(self, caller: Principal, name: str) -> None:
-        """Remove a trigger of the caller.
-
-        Raises:
-            TriggerNotFound
-        """
-        await self._ledger.delete_trigger(caller, name)
-
-    async def rotate(self, caller: Principal, name: str) -> str:
-        """Give a trigger of the caller another secret, and return it.
-
-        Raises:
-            TriggerNotFound, InvalidField
-        """
-        return await self._ledger.rotate_trigger_secret(caller, name)
+        if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
+            raise PermissionDenied(f"the password of a mailbox belongs to the store: this needs the role {Role.ADMIN}")
+        await self._starting.check(caller, definition)
+        return await self._ledger.put(caller, definition, must_exist=must_exist)
 
     async def deliver_webhook(
         self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: RequestId
-    ) -> Delivery:
+    ) -> FireTriggerResponse:
         """Fire a trigger of the caller's store with a webhook, once.
 
         Raises:
@@ -134,30 +73,28 @@ class Triggers:
         data = outside.read_body(body)
         event_id = ""
         for _ in range(_TRIES_MAX):
-            due, webhook_id = await self._ledger.check_webhook(caller, trigger_id, headers, body)
-            event_id = event_id or webhook_id or request_id or self._ids.new("evt")
+            checked = await self._ledger.check_webhook(caller, trigger_id, headers, body)
+            event_id = event_id or checked.event_id or request_id or self._ids.new("evt")
             source = {"source": "webhook", "content_type": headers.get("content-type", "")[:200]}
-            event = self._event(due, event_id, source, data)
-            fired = await self._fire(due, event)
-            if fired.fire is not None:
+            fired = await self._fire(checked.due, self._event(checked.due, event_id, source, data))
+            if fired.HasField("fire"):
                 return fired
         raise DependencyUnavailable("the trigger changes at this moment: try again")
 
-    async def deliver_mail(self, due: DueTrigger, uid_validity: int, mail: IncomingMail) -> bool:
-        """Fire a trigger with a mail, unless that was done before; False if the trigger is not as it was.
+    async def deliver_mail(self, store_id: StoreId, mail: DeliverMailRequest) -> FireTriggerResponse:
+        """Fire a trigger with a mail, unless one at or after its position was delivered before.
 
         Raises:
             TriggerNotFound
         """
-        event_id = f"{due.folder_id}.{uid_validity}.{mail.uid}"
-        event = self._event(due, event_id, {"source": "mail"}, outside.read_body(mail.data_json))
-        place = MailPlace(uid_validity=uid_validity, uid=mail.uid)
-        if mail.refusal:
-            event = replace(event, lane=None, data=b"")
-            fired = await self._ledger.fire_trigger(due, event, None, mail=place, skipped=mail.refusal)
-        else:
-            fired = await self._fire(due, event, mail=place)
-        return fired.duplicate or fired.fire is not None
+        checked = await self._ledger.check_mailbox(store_id, mail.trigger_id, mail.generation)
+        if not checked.HasField("due"):
+            return FireTriggerResponse()
+        if mail.skipped:
+            event = TriggerEvent(event_id=mail.event_id)
+            return await self._ledger.fire(checked.due, event, None, mail=mail.position, skipped=mail.skipped)
+        event = self._event(checked.due, mail.event_id, {"source": "mail"}, outside.read_body(mail.data_json))
+        return await self._fire(checked.due, event, mail=mail.position)
 
     async def fire_forever(self) -> None:
         """Fire the events that have waited, as long as this process serves."""
@@ -169,43 +106,46 @@ class Triggers:
     async def _fire_waiting(self) -> float:
         """Fire events that have waited; return the seconds until there may be more."""
         try:
-            claimed, wait_seconds = await self._ledger.claim_events(_CLAIMED_MAX)
+            response = await self._ledger.claim_events(_CLAIMED_MAX)
         except PASSING:
             return _AWAY_SECONDS
-        await asyncio.gather(*(self._fire_surely(due, event) for due, event in claimed))
-        return wait_seconds
+        await asyncio.gather(*(self._fire_surely(each.due, each.event) for each in response.events))
+        return response.wait_seconds
 
     async def _fire_surely(self, due: DueTrigger, event: TriggerEvent) -> None:
         """Fire an event; if that fails now, it will be claimed again."""
         try:
             await self._fire(due, event, claimed=True)
         except (*PASSING, TriggerNotFound) as error:
-            _log.info("trigger.not_fired", store=due.caller.store_id, reason=error.reason)
+            _log.info("trigger.not_fired", store=due.owner.store_id, reason=error.reason)
         except Exception:  # noqa: BLE001  # one event keeps no other one from firing
-            _log.exception("trigger.not_fired", store=due.caller.store_id)
+            _log.exception("trigger.not_fired", store=due.owner.store_id)
 
     async def _fire(
-        self, due: DueTrigger, event: TriggerEvent, *, claimed: bool = False, mail: MailPlace | None = None
-    ) -> Delivery:
-        text = outside.put_into(due.message.text, event.data)
-        # One that has waited fires as its trigger is now.
-        key = event.conversation_key if due.conversation_pointer else due.message.conversation_key
-        asked = replace(due.message, text=text, conversation_key=key)
-        message, refusal = await self._starting.message(due.caller, asked)
-        return await self._ledger.fire_trigger(due, event, message, refusal=refusal, claimed=claimed, mail=mail)
+        self, due: DueTrigger, event: TriggerEvent, *, claimed: bool = False, mail: MailPosition | None = None
+    ) -> FireTriggerResponse:
+        asked = TriggerDefinition()
+        asked.CopyFrom(due.definition)
+        asked.text = outside.put_into(asked.text, event.data)
+        if asked.conversation_pointer:  # Without one, an event that has waited fires as its trigger is now.
+            asked.conversation_key = event.conversation_key
+        message, refusal = await self._starting.message(caller_of(due.owner), asked)
+        return await self._ledger.fire(due, event, message, refusal=refusal, claimed=claimed, mail=mail)
 
     def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:
+        definition = due.definition
         time = datetime.fromtimestamp(int(self._clock.now()), UTC)
-        told = {**source, "trigger": due.name, "event_id": event_id, "receive_time": time.isoformat()}
+        told = {**source, "trigger": definition.name, "event_id": event_id, "receive_time": time.isoformat()}
         parsed = data.get("data")
-        key = due.message.conversation_key
-        if due.conversation_pointer:
-            pointed = outside.pointed_at(parsed, due.conversation_pointer)
+        key = definition.conversation_key
+        if definition.conversation_pointer:
+            pointed = outside.pointed_at(parsed, definition.conversation_pointer)
             # Of this trigger alone: no event gets into another conversation of its user.
             key = f"trigger:{due.trigger_id}:{pointed}" if pointed else ""
         lane: str | None = None
-        if due.debounce_seconds or due.overlap is not Overlap.ALLOW:
-            lane = (outside.pointed_at(parsed, due.concurrency_pointer) or "") if due.concurrency_pointer else ""
+        if definition.debounce_seconds or definition.overlap != SCHEDULE_OVERLAP_ALLOW:
+            pointer = definition.concurrency_pointer
+            lane = (outside.pointed_at(parsed, pointer) or "") if pointer else ""
         line = outside.line(told, data, bytes_max=_LINE_BYTES_MAX)
         return TriggerEvent(event_id=event_id, lane=lane, data=line, conversation_key=key)
 

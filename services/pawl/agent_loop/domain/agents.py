@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.limits import NONE_IS_ZERO, TOKENS_MAX, Limits
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, TOOL_NAMES_MAX, AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import RunOptions, ToolChoice, Usage
+from pawl.agent_loop.domain.run import RunOptions, ToolChoice
 from pawl.chassis.ids import DEFAULT_AGENT, DRAFT, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.roles import Role
@@ -31,8 +31,6 @@ DESCRIPTION_CHARACTERS_MAX: Final = 2000
 PROMPTS_MAX: Final = 10
 PROMPT_CHARACTERS_MAX: Final = 1000
 URL_CHARACTERS_MAX: Final = 2000
-USAGE_DAYS: Final = 30
-USAGE_DAYS_MAX: Final = 400
 
 
 class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,15 +110,6 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a user with these roles may look at it: who may use it, and who makes it."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
-
-
-class AgentUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of an agent on a day, like 2026-01-31."""
-
-    day: str
-    runs: int
-    users: int
-    usage: Usage
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):

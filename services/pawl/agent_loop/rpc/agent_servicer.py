@@ -1,27 +1,25 @@
-"""pawl.agent.v1.AgentRegistryService: translates, nothing else."""
+"""pawl.agent.v1.AgentRegistryService: what needs tools and defaults. Its other methods are forwarded to job-store."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from pawl.agent.v1 import agents_pb2 as pb
-from pawl.agent.v1 import agents_pb2_grpc
 from pawl.agent_loop.app.agents import Agents
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentUsage, AgentVersion
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import require_decider, require_user
-from pawl.chassis.ids import check_agent_name, check_id
+from pawl.chassis.ids import check_agent_name
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import AgentNotFound
 from pawl.event.v1 import agent_pb2
 
 _DEFINITION: Final = convert.WIRE.struct(AgentDefinition, agent_pb2.AgentDefinition, field="definition")
 _VERSION: Final = convert.WIRE.struct(AgentVersion, agent_pb2.AgentVersion)
-_USAGE: Final = convert.WIRE.struct(AgentUsage, agent_pb2.AgentUsage)
 _VERSION_MAX: Final = 2**31 - 1
 
 
-class AgentRegistryServicer(agents_pb2_grpc.AgentRegistryServiceServicer):
+class AgentRegistryServicer:
     """Serves those who make agents, and those who look at them."""
 
     def __init__(self, agents: Agents) -> None:
@@ -46,30 +44,9 @@ class AgentRegistryServicer(agents_pb2_grpc.AgentRegistryServiceServicer):
         page = await listing(require_user(), convert.page(request), request.labels)
         return pb.ListAgentsResponse(agents=map(_VERSION.write, page.items), next_page_token=page.next_page_token)
 
-    async def ListAgentVersions(
-        self, request: pb.ListAgentVersionsRequest, context: Context
-    ) -> pb.ListAgentVersionsResponse:
-        name = check_id(request.name, "name")
-        page = await self._agents.versions(require_user(), name, convert.page(request))
-        return pb.ListAgentVersionsResponse(
-            agents=map(_VERSION.write, page.items), next_page_token=page.next_page_token
-        )
-
-    async def DeleteAgent(self, request: pb.DeleteAgentRequest, context: Context) -> pb.DeleteAgentResponse:
-        await self._agents.delete(require_decider(), check_id(request.name, "name"))
-        return pb.DeleteAgentResponse()
-
-    async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
-        days = await self._agents.usage(require_user(), check_id(request.name, "name"), request.days)
-        return pb.GetAgentUsageResponse(days=map(_USAGE.write, days))
-
     async def UpdateDraft(self, request: pb.UpdateDraftRequest, context: Context) -> pb.UpdateDraftResponse:
         definition = _DEFINITION.read(request.definition)
         saved = await self._agents.update_draft(require_user(), definition, validate_only=request.validate_only)
         return pb.UpdateDraftResponse(
             agent=_VERSION.write(saved.agent), created=saved.created, unmatched=saved.unmatched
         )
-
-    async def DeleteDraft(self, request: pb.DeleteDraftRequest, context: Context) -> pb.DeleteDraftResponse:
-        await self._agents.delete_draft(require_user(), check_id(request.name, "name"))
-        return pb.DeleteDraftResponse()

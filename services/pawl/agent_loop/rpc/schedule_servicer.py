@@ -1,68 +1,48 @@
-"""pawl.agent.v1.ScheduleService: requests to use cases, what they return to responses."""
+"""pawl.agent.v1.ScheduleService: what needs agents. Its other methods are forwarded to job-store."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Literal, cast
+from typing import Final, Literal
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
-from pawl.agent.v1 import schedule_pb2_grpc
-from pawl.agent_loop.app.public_values import ScheduledMessage
 from pawl.agent_loop.app.schedules import Schedules
+from pawl.agent_loop.app.starting import Starting
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
 from pawl.chassis.rpc_kinds import Context
+from pawl.chassis.rpc_server import Forward
 from pawl.errors import InvalidField
-from pawl.event.v1 import schedule_pb2
+
+_SERVICE: Final = "/pawl.agent.v1.ScheduleService"
 
 
-class ScheduleServicer(schedule_pb2_grpc.ScheduleServiceServicer):
+class ScheduleServicer:
     """Serves users. Store and user come from their credential alone."""
 
-    def __init__(self, schedules: Schedules) -> None:
+    def __init__(self, schedules: Schedules, starting: Starting, forward: Forward) -> None:
         self._schedules = schedules
+        self._starting = starting
+        self._forward = forward
 
     async def CreateSchedule(self, request: pb.CreateScheduleRequest, context: Context) -> pb.CreateScheduleResponse:
-        return pb.CreateScheduleResponse(schedule=await self._save(request.definition, must_exist=False))
+        await self._starting.check(require_user(), request.definition)
+        response = await self._forward(f"{_SERVICE}/CreateSchedule", request.SerializeToString())
+        return pb.CreateScheduleResponse.FromString(response)
 
     async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, context: Context) -> pb.UpdateScheduleResponse:
-        return pb.UpdateScheduleResponse(schedule=await self._save(request.definition, must_exist=True))
-
-    async def _save(self, definition: schedule_pb2.ScheduleDefinition, *, must_exist: bool) -> schedule_pb2.Schedule:
-        check_id(definition.name, "definition.name")
-        scheduled = ScheduledMessage(
-            text=definition.text,
-            agent=definition.agent,
-            labels=definition.labels,
-            conversation_key=definition.conversation_key,
-        )
-        saved = await self._schedules.save(require_user(), definition, scheduled, must_exist=must_exist)
-        return _schedule(saved)
-
-    async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:
-        found = await self._schedules.get(require_user(), check_id(request.name, "name"))
-        return pb.GetScheduleResponse(schedule=_schedule(found))
-
-    async def ListSchedules(self, request: pb.ListSchedulesRequest, context: Context) -> pb.ListSchedulesResponse:
-        return pb.ListSchedulesResponse(schedules=map(_schedule, await self._schedules.list(require_user())))
-
-    async def PauseSchedule(self, request: pb.PauseScheduleRequest, context: Context) -> pb.PauseScheduleResponse:
-        name = check_id(request.name, "name")
-        paused = await self._schedules.pause(require_user(), name, request.note, paused=True)
-        return pb.PauseScheduleResponse(schedule=_schedule(paused))
-
-    async def ResumeSchedule(self, request: pb.ResumeScheduleRequest, context: Context) -> pb.ResumeScheduleResponse:
-        resumed = await self._schedules.pause(require_user(), check_id(request.name, "name"), paused=False)
-        return pb.ResumeScheduleResponse(schedule=_schedule(resumed))
+        await self._starting.check(require_user(), request.definition)
+        response = await self._forward(f"{_SERVICE}/UpdateSchedule", request.SerializeToString())
+        return pb.UpdateScheduleResponse.FromString(response)
 
     async def TriggerSchedule(self, request: pb.TriggerScheduleRequest, context: Context) -> pb.TriggerScheduleResponse:
         name = check_id(request.name, "name")
         fire = await self._schedules.trigger(require_user(), name, convert.request_id(request))
-        return pb.TriggerScheduleResponse(fire=cast("schedule_pb2.ScheduleFire", fire))
+        return pb.TriggerScheduleResponse(fire=fire)
 
     async def BackfillSchedule(
         self, request: pb.BackfillScheduleRequest, context: Context
@@ -70,11 +50,7 @@ class ScheduleServicer(schedule_pb2_grpc.ScheduleServiceServicer):
         name, request_id = check_id(request.name, "name"), convert.request_id(request)
         begin, end = (_moment(request, field) for field in ("begin_time", "end_time"))
         fires = await self._schedules.backfill(require_user(), name, begin, end, request_id)
-        return pb.BackfillScheduleResponse(fires=(cast("schedule_pb2.ScheduleFire", fire) for fire in fires))
-
-    async def DeleteSchedule(self, request: pb.DeleteScheduleRequest, context: Context) -> pb.DeleteScheduleResponse:
-        await self._schedules.delete(require_user(), check_id(request.name, "name"))
-        return pb.DeleteScheduleResponse()
+        return pb.BackfillScheduleResponse(fires=fires)
 
 
 def _moment(request: pb.BackfillScheduleRequest, field: Literal["begin_time", "end_time"]) -> datetime:
@@ -83,7 +59,3 @@ def _moment(request: pb.BackfillScheduleRequest, field: Literal["begin_time", "e
         if request.HasField(field):
             return time.ToDatetime(tzinfo=UTC)
     raise InvalidField(f"{field} is required, and from the year 1 to 9999", field=field)
-
-
-def _schedule(document: object) -> schedule_pb2.Schedule:
-    return cast("schedule_pb2.Schedule", document)

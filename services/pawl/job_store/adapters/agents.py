@@ -10,9 +10,8 @@ from asyncpg import Record
 from pawl.chassis.database import Connection, Database, affected
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.job_store.adapters import paging
-from pawl.job_store.app.agents import Save, SaveDraft
 from pawl.job_store.app.reading import Page
-from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
+from pawl.job_store.domain.agents import AgentRow, AgentVersionRow, Save, SaveDraft
 from pawl.job_store.domain.states import RunState, WaitKind
 
 # The statements are made from constants of this module only.
@@ -97,8 +96,8 @@ _LIST_DRAFTS: Final = paging.statement(
 _values: Final = attrgetter(*_COLUMNS.split(", "))
 
 
-class PostgresAgentRepository:
-    """See `agents.AgentRepository`."""
+class PostgresAgents:
+    """Versions of agents, and drafts. Changes in a store come one after the other."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -106,6 +105,11 @@ class PostgresAgentRepository:
     async def put(
         self, store_id: StoreId, name: str, delegates_to: tuple[str, ...], save: Save, *, validate_only: bool
     ) -> tuple[AgentVersionRow, bool]:
+        """Keep what `save` returns, if that is new; return it, and whether it is. `validate_only` keeps nothing.
+
+        Raises:
+            PawlError: what `save` raises.
+        """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
             now = await connection.fetchval("SELECT clock_timestamp()")
@@ -121,18 +125,22 @@ class PostgresAgentRepository:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
+        """Return a version; 0 is the newest of an agent that is not deleted."""
         if version:
             return await _version(self._database, store_id, name, version)
         row = await self._database.fetchrow(_LIVE, store_id, name)
         return None if row is None else _read(row)
 
     async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
+        """Return the newest versions of agents that are not deleted, by name, from the one after `after` on."""
         return await paging.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
+        """Return versions of an agent, the newest first, from the one before `before` on."""
         return await paging.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
 
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
+        """Mark an agent as deleted; return whether there was one that was not."""
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
             is_deleted = bool(affected(await connection.execute(_DELETE, store_id, name, user_id, credential_id)))
@@ -142,6 +150,7 @@ class PostgresAgentRepository:
     async def put_draft(
         self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool
     ) -> tuple[AgentVersionRow, bool]:
+        """Keep the draft that `save` returns, if that is new; as `put`."""
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
             now = await connection.fetchval("SELECT clock_timestamp()")
@@ -154,15 +163,18 @@ class PostgresAgentRepository:
         return kept, True
 
     async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersionRow | None:
+        """Return a draft."""
         row = await self._database.fetchrow(_DRAFT, store_id, user_id, name)
         return None if row is None else _read(row)
 
     async def list_drafts(
         self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
     ) -> Page[AgentVersionRow]:
+        """Return the drafts of a user, by name, from the one after `after` on."""
         return await paging.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), _read, rows_max=rows_max)
 
     async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
+        """Remove a draft; return whether there was one."""
         return bool(affected(await self._database.execute(_DELETE_DRAFT, store_id, user_id, name)))
 
 

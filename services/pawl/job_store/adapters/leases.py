@@ -88,7 +88,7 @@ _BRING_SCHEDULES_FORWARD: Final = """
 UPDATE job_store.schedules SET claim_at = CASE WHEN waiting_time IS NULL THEN due_time ELSE now() END
 WHERE claim_at > now() AND claim_at IS DISTINCT FROM due_time
 """
-# So are events that wait, and mailboxes.
+# So are events that wait, and leases of mailboxes.
 _BRING_EVENTS_FORWARD: Final = (
     "UPDATE job_store.trigger_lanes SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
     "UPDATE job_store.triggers SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",

@@ -41,7 +41,6 @@ class PrometheusMeter:
         self.webhooks_refused = metrics.counter(
             "webhook_refusals_total", "Webhooks that could fire nothing, by reason.", ("reason",)
         )
-        self.mailboxes = metrics.counter("mailbox_failures_total", "Mailboxes of triggers that could not be read.")
         self._due_events = metrics.gauge(
             "due_events", "Events that need not wait any more and that nobody has claimed."
         )

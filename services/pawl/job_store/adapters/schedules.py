@@ -13,8 +13,7 @@ from pawl.chassis.database import Database
 from pawl.chassis.rows import read_each
 from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.starters import PostgresStarters
-from pawl.job_store.app.schedules import ClaimedSchedule
-from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS, ScheduleRow
+from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS, ClaimedSchedule, ScheduleRow
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -40,17 +39,19 @@ _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::fl
 
 
 class PostgresSchedules(PostgresStarters[ScheduleRow]):
-    """See `schedules.ScheduleRepository`."""
+    """The rows of schedules, and the claims of those that are due."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, tables.SCHEDULES, tables.schedule)
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
+        """Claim schedules that are due, or whose waiting fire need not wait any more, the longest due first."""
         lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
         records = await self._database.fetch(_CLAIM, schedules_max, lease, look)
         return read_each("schedule", records, _claimed, itemgetter("schedule_id"))
 
     async def wait_seconds(self) -> float | None:
+        """Return after how many seconds the next schedule can be claimed; None if there is none."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 

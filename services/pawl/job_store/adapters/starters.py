@@ -55,6 +55,12 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         name: str,
         change: Callable[[StarterT | None, int, datetime], StarterT],
     ) -> StarterT:
+        """Keep what `change` returns. Changes of a user's rows come one after the other.
+
+        Raises:
+            PawlError: what `change` raises.
+            Unreadable: the row cannot be read.
+        """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id, user_id, self._columns.table)
             record = await connection.fetchrow(f"{self._get} FOR UPDATE", store_id, user_id, name)
@@ -71,6 +77,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime] | None:
+        """Return a row, the states of the runs of its fires that still exist, and the time."""
         record = await self._database.fetchrow(self._get, store_id, user_id, name)
         if record is None:
             return None
@@ -92,8 +99,10 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return found[0]
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[StarterT]:
+        """Return the rows of a user, by name."""
         records = await self._database.fetch(self._list, store_id, user_id)
         return read_each(self._columns.table, records, self._read, itemgetter("name"))
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
+        """Remove a row; return whether it existed."""
         return bool(affected(await self._database.execute(self._delete, store_id, user_id, name)))

@@ -345,7 +345,6 @@ TRIGGERS: Final[Columns[TriggerRow]] = Columns(
         *_same("bytea", "secret"),
         *_same("timestamptz", "claim_at", "unreachable_time", "refused_time"),
         *_same("bigint", "uid_validity", "last_uid", "refused_count"),
-        *_same("integer", "unreachable_count"),
         *_same("text", "unreachable_reason", "refused_reason"),
         Column("former_secrets", "bytea", lambda row: _pack(row.former_secrets)),
     ],

@@ -16,7 +16,7 @@ from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.starters import PostgresStarters
 from pawl.job_store.app.triggers import ClaimedEvent
 from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS
-from pawl.job_store.domain.triggers import TriggerKey, TriggerRow
+from pawl.job_store.domain.triggers import LEASED_MAX, MAILBOX_LEASE_TIME, TriggerKey, TriggerRow
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -56,25 +56,22 @@ USING (store_id, trigger_id)
 _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.trigger_lanes"
 
 
-# The one of each store that is longest due. Whoever is about to claim the same leaves it out.
-_CLAIM_MAILBOXES: Final = f"""
-WITH first AS MATERIALIZED (
-    SELECT DISTINCT ON (store_id) store_id, trigger_id FROM job_store.triggers
-    WHERE claim_at <= now() AND store_id <> ALL($3::text[]) ORDER BY store_id, claim_at
-), due AS MATERIALIZED (
-    SELECT t.store_id, t.trigger_id FROM job_store.triggers AS t JOIN first USING (store_id, trigger_id)
-    WHERE t.claim_at <= now() ORDER BY t.claim_at LIMIT $1 FOR UPDATE OF t SKIP LOCKED
+# A lease is renewed once half of it has passed. Locked in key order first, so that nobody deadlocks.
+_LEASE_MAILBOXES: Final = f"""
+WITH due AS MATERIALIZED (
+    SELECT store_id, trigger_id FROM job_store.triggers
+    WHERE claim_at <= now() OR (reader_id = $1 AND claim_at <= now() + $2::interval / 2)
+    ORDER BY store_id, trigger_id LIMIT $3 FOR UPDATE
+), leased AS (
+    UPDATE job_store.triggers AS t SET reader_id = $1, claim_at = now() + $2::interval
+    FROM due WHERE t.store_id = due.store_id AND t.trigger_id = due.trigger_id
+    RETURNING t.*
 )
-UPDATE job_store.triggers SET claim_at = now() + $2::interval
-WHERE (store_id, trigger_id) IN (SELECT store_id, trigger_id FROM due)
-RETURNING {tables.TRIGGERS.names}
+SELECT {tables.TRIGGERS.names} FROM leased
+UNION ALL
+(SELECT {tables.TRIGGERS.names} FROM job_store.triggers
+WHERE reader_id = $1 AND claim_at > now() + $2::interval / 2 LIMIT $3)
 """
-_MAILBOX_WAIT: Final = """
-SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.triggers
-WHERE store_id <> ALL($1::text[])
-"""
-_READING: Final = timedelta(seconds=60)
-"""The time for which a mailbox that is being read is kept from others."""
 
 
 class PostgresTriggers(PostgresStarters[TriggerRow]):
@@ -108,12 +105,8 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 
-    async def claim_mailboxes(self, *, mailboxes_max: int, busy_stores: Sequence[StoreId]) -> Sequence[TriggerRow]:
-        return _read(await self._database.fetch(_CLAIM_MAILBOXES, mailboxes_max, _READING, busy_stores))
-
-    async def mailbox_wait_seconds(self, busy_stores: Sequence[StoreId]) -> float | None:
-        seconds: float | None = await self._database.fetchval(_MAILBOX_WAIT, busy_stores)
-        return seconds
+    async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
+        return _read(await self._database.fetch(_LEASE_MAILBOXES, reader_id, MAILBOX_LEASE_TIME, LEASED_MAX))
 
 
 def _read(records: Sequence[Record]) -> Sequence[TriggerRow]:

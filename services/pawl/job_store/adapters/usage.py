@@ -57,12 +57,14 @@ def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
 
 
 class PostgresUsage(DatabaseAdapter):
-    """See `agents.UsageReads`."""
+    """What was used."""
 
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
+        """Return the use of an agent on each of the last days on which there was any, the newest first."""
         return [_read(record) for record in await self._database.fetch(_OF_AGENT, store_id, name, days)]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
+        """Return the tokens that an agent has used today, and when the day ends."""
         record = (await self._database.fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
 

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.errors import InvalidField, ScheduleNotFound
 from pawl.job_store.adapters.metrics import PrometheusMeter
+from pawl.job_store.adapters.schedules import PostgresSchedules
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.domain import schedules, timing
 from pawl.job_store.domain.fire import Fire
-from pawl.job_store.domain.schedules import Definition, FireRow, Owner, ScheduleRow
+from pawl.job_store.domain.schedules import ClaimedSchedule, Definition, FireRow, Owner, ScheduleRow
 from pawl.job_store.domain.states import RunState
 
 WAIT_SECONDS_MAX: Final = 1.0
 """Claims are repeated so often, for what came meanwhile."""
 HELD_SECONDS: Final = 0.05
 """The pause before what is due and held by another transaction, mostly another claim, is asked for again."""
-
-Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
-"""A schedule as it becomes, from how it is, how many schedules its user has, and the time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedSchedule:
-    """A schedule that is due, as it was claimed at the time `now`, and whether the run of its last fire goes on."""
-
-    row: ScheduleRow
-    now: datetime
-    is_busy: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,39 +45,11 @@ class ScheduleView:
     run_states: Mapping[RunId, RunState]
 
 
-class ScheduleRepository(Protocol):
-    """Keeps schedules."""
-
-    async def change(self, store_id: StoreId, user_id: UserId, name: str, change: Change) -> ScheduleRow:
-        """Keep what `change` returns. Changes of the schedules of a user come one after the other.
-
-        Raises:
-            PawlError: what `change` raises.
-        """
-
-    async def get(
-        self, store_id: StoreId, user_id: UserId, name: str
-    ) -> tuple[ScheduleRow, Mapping[RunId, RunState], datetime] | None:
-        """Return a schedule, the states of the runs of its fires that are still there, and the time."""
-
-    async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[ScheduleRow]:
-        """Return the schedules of a user, by name."""
-
-    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
-        """Remove a schedule; whether there was one."""
-
-    async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
-        """Claim schedules that are due, or whose waiting fire need not wait any more, the longest due first."""
-
-    async def wait_seconds(self) -> float | None:
-        """Return after how many seconds the next schedule can be claimed; None if there is none."""
-
-
 class Schedules:
     """The use cases of schedules in the ledger."""
 
     def __init__(
-        self, repository: ScheduleRepository, group_commit: GroupCommit, meter: PrometheusMeter, ids: IdSource
+        self, repository: PostgresSchedules, group_commit: GroupCommit, meter: PrometheusMeter, ids: IdSource
     ) -> None:
         self._repository = repository
         self._group_commit = group_commit

@@ -22,7 +22,7 @@ from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.triggers import (
     REFUSALS_TIME,
     LaneRow,
-    MailPlace,
+    MailPosition,
     TriggerDefinition,
     TriggerKey,
     TriggerRow,
@@ -75,11 +75,8 @@ class TriggerRepository(Protocol):
     async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
         """Count deliveries that were refused up to now, the last one for that reason."""
 
-    async def claim_mailboxes(self, *, mailboxes_max: int, busy_stores: Sequence[StoreId]) -> Sequence[TriggerRow]:
-        """Claim a trigger of each store whose mailbox is to be read, the longest due, and none of these stores."""
-
-    async def mailbox_wait_seconds(self, busy_stores: Sequence[StoreId]) -> float | None:
-        """Return after how many seconds the next mailbox of others can be claimed; None if there is none."""
+    async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
+        """Lease mailboxes to a process, and renew its leases; return the triggers of all that it holds."""
 
 
 class Triggers:
@@ -102,19 +99,17 @@ class Triggers:
         self._refusals: dict[TriggerKey, tuple[int, str]] = {}
         self._adding: set[TriggerKey] = set()
         self.list = repository.list
+        self.lease_mailboxes = repository.lease_mailboxes
 
-    async def put(
-        self, owner: Owner, asked: TriggerDefinition, place: MailPlace | None = None, *, must_exist: bool
-    ) -> tuple[TriggerRow, str]:
+    async def put(self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool) -> tuple[TriggerRow, str]:
         """Make a trigger, or change one; return the secret of a new one with a webhook, too. Idempotent.
-
-        A mailbox that it has not read yet is read from `place` on.
 
         Raises:
             InvalidField: it cannot be like that.
             TriggerExists, TriggerNotFound, TooLarge: see `triggers.put`.
         """
         triggers.check(asked)
+        asked = triggers.filled_in(asked)
         new_id, secret = self._ids.new("trg"), self._random_bytes(SECRET_BYTES)
         row = await self._repository.change(
             owner.store_id,
@@ -127,7 +122,6 @@ class Triggers:
                 now,
                 new_id=new_id,
                 secret=secret if asked.webhook is not None else b"",
-                place=place,
                 count=count,
                 must_exist=must_exist,
             ),
@@ -248,35 +242,37 @@ class Triggers:
             return claimed, 0.0
         return claimed, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
-    async def claim_mailboxes(
-        self, mailboxes_max: int, busy_stores: Sequence[StoreId]
-    ) -> tuple[Sequence[TriggerRow], float]:
-        """Claim a trigger of each store whose mailbox is to be read, of none of the busy ones.
+    async def leased(self, key: TriggerKey, generation: int) -> TriggerRow | None:
+        """Return the trigger of a leased mailbox; None if it has changed since, or pauses.
 
-        Return them, and after how many seconds there may be more.
+        Raises:
+            TriggerNotFound
         """
-        claimed = await self._repository.claim_mailboxes(mailboxes_max=mailboxes_max, busy_stores=busy_stores)
-        if len(claimed) == mailboxes_max:
-            return claimed, 0.0
-        return claimed, pause_seconds(await self._repository.mailbox_wait_seconds(busy_stores), len(claimed))
-
-    async def note_mailbox(
-        self, trigger: TriggerKey, generation: int, place: MailPlace | None, reason: str, *, has_more: bool
-    ) -> None:
-        """Set when a mailbox is read next that was read, or could not be for a reason, if the trigger is as it was."""
-        found = await self._repository.of_id(trigger.store_id, trigger.trigger_id)
+        found = await self._repository.of_id(key.store_id, key.trigger_id)
         if found is None:
+            raise TriggerNotFound
+        row = found[0]
+        is_same = row.generation == generation and row.pause_time is None and row.definition.mailbox is not None
+        return row if is_same else None
+
+    async def report_mailbox(
+        self, key: TriggerKey, generation: int, position: MailPosition | None, reason: str
+    ) -> None:
+        """Keep the result of a look at a mailbox, if its trigger is as it was leased.
+
+        Raises:
+            TriggerNotFound
+        """
+        leased = await self.leased(key, generation)
+        if leased is None:
             return
 
         def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:
-            if row is None or (row.key, row.generation) != (trigger, generation):
+            if row is None or row.key != key:
                 raise TriggerNotFound
-            return triggers.noted(row, place, reason, now, has_more=has_more)
+            return triggers.reported(row, position, reason, now) if row.generation == generation else row
 
-        with suppress(TriggerNotFound):
-            await self._repository.change(trigger.store_id, found[0].user_id, found[0].name, change)
-        if reason:
-            self._meter.mailboxes.inc()
+        await self._repository.change(key.store_id, leased.user_id, leased.name, change)
 
     async def fire(self, deliver: Deliver, size_bytes: int) -> Delivered:
         """Fire a trigger with an event, once.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -42,6 +42,13 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     delegates_to: tuple[str, ...] = ()
     is_deleted: bool = False
+
+
+Save: TypeAlias = Callable[[Mapping[str, AgentRow], AgentVersionRow | None, datetime], AgentVersionRow]
+"""The newest version of an agent, from all agents of its store by name, its newest version so far, and the time."""
+
+SaveDraft: TypeAlias = Callable[[Mapping[str, AgentRow], Mapping[str, AgentVersionRow], datetime], AgentVersionRow]
+"""A draft of a user, from all agents of its store by name, all drafts of the user by name, and the time."""
 
 
 def saved(

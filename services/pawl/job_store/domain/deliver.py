@@ -21,7 +21,7 @@ from pawl.job_store.domain.triggers import (
     EventRow,
     LaneKey,
     LaneRow,
-    MailPlace,
+    MailPosition,
     TriggerKey,
     TriggerRow,
 )
@@ -53,7 +53,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
     submit: Submit | None
     refusal: str
     claimed: bool = False
-    mail: MailPlace | None = None
+    mail: MailPosition | None = None
     skipped: str = ""
 
     @property

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, StoreId, UserId
-from pawl.errors import ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.errors import InvalidField, ScheduleExists, ScheduleNotFound, TooLarge
 from pawl.job_store.domain import timing
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.timing import Timing
@@ -24,10 +25,13 @@ FIRES_MAX: Final = 20
 NEXT_TIMES: Final = 10
 FAILURES_MAX: Final = 10
 """After so many failures in a row a schedule pauses itself."""
+NOTE_BYTES_MAX: Final = 1000
 CLAIM_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 1.0
 """A fire that waits for the run before it is looked after so often."""
 
+# Tab, line feed and carriage return are text.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _FAILED: Final = frozenset({RunState.FAILED, RunState.EXPIRED})
 
 
@@ -141,6 +145,18 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
         return tuple(islice(timing.due_times(self.definition, self.schedule_id, begin), NEXT_TIMES))
 
 
+Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
+"""A schedule as it becomes, from how it is, how many schedules its user has, and the time."""
+
+
+class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that is due, as it was claimed at the time `now`, and whether the run of its last fire goes on."""
+
+    row: ScheduleRow
+    now: datetime
+    is_busy: bool
+
+
 def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
     """Return a schedule with a new definition, or credential, waiting for nothing any more.
 
@@ -214,6 +230,20 @@ def put(
     fields: dict[str, Any] = asdict(owner)
     made = ScheduleRow(**fields, schedule_id=new_id, name=asked.name, definition=asked, create_time=now)
     return _due_anew(made, now)
+
+
+def check_note(note: str) -> str:
+    """Return a note about a pause: text of at most 1000 bytes.
+
+    Raises:
+        TooLarge: it is longer.
+        InvalidField: it has control characters.
+    """
+    if len(note.encode()) > NOTE_BYTES_MAX:
+        raise TooLarge(f"note may have at most {NOTE_BYTES_MAX} bytes", field="note")
+    if _CONTROL.search(note):
+        raise InvalidField("note has a control character", field="note")
+    return note
 
 
 def judge(

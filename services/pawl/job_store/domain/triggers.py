@@ -11,10 +11,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict, replace
 
-from pawl.chassis import mailbox_place
 from pawl.chassis.ids import ConversationId, RunId, StoreId
-from pawl.chassis.mailbox_place import MailboxPlace
-from pawl.errors import InvalidField, TooLarge, TriggerExists, TriggerNotFound
+from pawl.chassis.roles import Role
+from pawl.errors import InvalidField, PermissionDenied, TooLarge, TriggerExists, TriggerNotFound
 from pawl.job_store.domain import schedules
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, Owner, StarterRow
 
@@ -30,11 +29,13 @@ EVENTS_SECONDS: Final = 3 * 86400.0
 FORMER_SECRETS_MAX: Final = 4
 FORMER_SECRET_TIME: Final = timedelta(days=1)
 """The time for which a secret that was replaced still counts."""
-POLL_SECONDS: Final = 60
 POLL_SECONDS_RANGE: Final = range(15, 3601)
-POLL_TIME_MAX: Final = timedelta(hours=1)
-UNREACHABLE_MAX: Final = 20
-"""After so many tries in a row a trigger pauses whose mailbox cannot be read."""
+MAILBOX_LEASE_TIME: Final = timedelta(seconds=60)
+"""The time for which one process reads a mailbox unless it renews its lease."""
+LEASED_MAX: Final = 200
+"""Most mailboxes of one process."""
+UNREACHABLE_TIME: Final = timedelta(hours=12)
+"""A trigger whose mailbox could not be read for so long pauses itself."""
 REFUSALS_TIME: Final = timedelta(minutes=1)
 """The time between two writes of deliveries that were refused."""
 REASON_CHARACTERS_MAX: Final = 300
@@ -56,8 +57,8 @@ class TriggerKey(msgspec.Struct, frozen=True, order=True, gc=False):
     trigger_id: str
 
 
-class MailPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A mail by its UID, or a place behind it."""
+class MailPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A position in a folder, by the UIDs of IMAP."""
 
     uid_validity: int
     uid: int
@@ -93,7 +94,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Mails as events. 0 is what goes without saying."""
+    """Mails as events. 0 and empty stand for the defaults."""
 
     host: str
     port: int = 0
@@ -106,9 +107,9 @@ class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
     senders: tuple[str, ...] = ()
 
     @property
-    def poll_time(self) -> timedelta:
-        """The time between two looks."""
-        return timedelta(seconds=self.poll_seconds or POLL_SECONDS)
+    def place(self) -> tuple[object, ...]:
+        """The folder whose mails have positions of their own."""
+        return self.host, self.port, self.plaintext, self.username, self.folder
 
 
 class TriggerDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,14 +144,12 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
     former_secrets: tuple[FormerSecret, ...] = ()
     """The newest first."""
     claim_at: datetime | None = None
-    """The time from which its mailbox may be read."""
+    """The end of the lease of its mailbox; None for webhooks and while it pauses."""
     uid_validity: int = 0
     last_uid: int = 0
-    """The last mail that was read."""
+    """The last mail that was delivered."""
     unreachable_time: datetime | None = None
     unreachable_reason: str = ""
-    unreachable_count: int = 0
-    """Tries in a row in which its mailbox could not be read."""
     refused_count: int = 0
     """Webhooks without a good signature or key."""
     refused_time: datetime | None = None
@@ -281,6 +280,16 @@ def _check_pointer(pointer: str, field: str) -> None:
         raise InvalidField(f"{field} is no JSON pointer such as /order/id", field=field)
 
 
+def filled_in(asked: TriggerDefinition) -> TriggerDefinition:
+    """Return a definition with the defaults of its mailbox. INBOX has no case (RFC 9051, 5.1)."""
+    mailbox = asked.mailbox
+    if mailbox is None:
+        return asked
+    folder = mailbox.folder if mailbox.folder.upper() not in {"", "INBOX"} else "INBOX"
+    port = mailbox.port or (143 if mailbox.plaintext else 993)
+    return replace(asked, mailbox=replace(mailbox, host=mailbox.host.lower(), port=port, folder=folder))
+
+
 def put(
     row: TriggerRow | None,
     asked: TriggerDefinition,
@@ -289,13 +298,10 @@ def put(
     *,
     new_id: str,
     secret: bytes,
-    place: MailPlace | None,
     count: int,
     must_exist: bool,
 ) -> TriggerRow:
     """Return a trigger as it is once `asked` is saved, made with id and secret if there is none; `count` the user has.
-
-    `place` is where a mailbox begins to be read that it has not read yet.
 
     Raises:
         TriggerNotFound: there is none, and it must exist.
@@ -312,7 +318,7 @@ def put(
         made = TriggerRow(
             **fields, trigger_id=new_id, name=asked.name, definition=asked, create_time=now, secret=secret
         )
-        return _reading(made, place, now)
+        return _readable(made, now)
     if not must_exist:
         if asked != row.definition:
             raise TriggerExists
@@ -323,39 +329,32 @@ def put(
     changed = saved(row, asked, owner)
     if changed is row or asked.mailbox is None:
         return changed
-    is_same = old is not None and MailboxPlace.of(old) == MailboxPlace.of(asked.mailbox)
-    return _reading(changed, None if is_same else place, now)
+    if old is not None and old.place != asked.mailbox.place:
+        changed = replace(changed, uid_validity=0, last_uid=0)
+    return _readable(changed, now)
 
 
-def _reading(row: TriggerRow, place: MailPlace | None, now: datetime) -> TriggerRow:
-    """Return a trigger whose mailbox is read from now on, after that place."""
+def _readable(row: TriggerRow, now: datetime) -> TriggerRow:
+    """Return a trigger whose mailbox any process may lease."""
     if row.definition.mailbox is None:
         return row
-    if place is not None:
-        row = replace(row, uid_validity=place.uid_validity, last_uid=place.uid)
-    row = replace(row, unreachable_time=None, unreachable_reason="", unreachable_count=0)
-    return replace(row, claim_at=None if row.pause_time is not None else now)
+    claim_at = None if row.pause_time is not None else now
+    return replace(row, claim_at=claim_at, unreachable_time=None, unreachable_reason="")
 
 
-def noted(row: TriggerRow, place: MailPlace | None, reason: str, now: datetime, *, has_more: bool) -> TriggerRow:
-    """Return a trigger whose mailbox was read, or could not be for a reason, and is read again some time."""
-    mailbox = row.definition.mailbox
-    if mailbox is None or row.pause_time is not None:
+def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
+    """Return a trigger whose mailbox can be read, from `position` on if its UIDs are new, or cannot for a reason."""
+    if row.pause_time is not None:
         return row
     if not reason:
-        following = now if has_more else now + mailbox.poll_time
-        return replace(_reading(row, place, now), claim_at=following)
-    count = row.unreachable_count + 1
-    row = replace(
-        row,
-        unreachable_time=row.unreachable_time or now,
-        unreachable_reason=reason[:REASON_CHARACTERS_MAX],
-        unreachable_count=count,
-        claim_at=now + min(mailbox.poll_time * 2 ** min(count, 10), POLL_TIME_MAX),
-    )
-    if count < UNREACHABLE_MAX:
+        if position is not None and position.uid_validity != row.uid_validity:
+            row = replace(row, uid_validity=position.uid_validity, last_uid=position.uid)
+        return replace(row, unreachable_time=None, unreachable_reason="")
+    reason, since = reason[:REASON_CHARACTERS_MAX], row.unreachable_time or now
+    row = replace(row, unreachable_time=since, unreachable_reason=reason)
+    if now - since < UNREACHABLE_TIME:
         return row
-    note = f"its mailbox could not be read {count} times: {reason}"[:REASON_CHARACTERS_MAX]
+    note = f"its mailbox could not be read for 12 hours: {reason}"[:REASON_CHARACTERS_MAX]
     return paused(row, note, now, by_itself=True)
 
 
@@ -377,11 +376,11 @@ def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
     Raises:
         PermissionDenied: it has a mailbox, and the owner is no admin any more.
     """
-    if row.definition.mailbox is not None:
-        mailbox_place.check_may_read(owner.user_roles)
+    if row.definition.mailbox is not None and Role.ADMIN not in owner.user_roles:
+        raise PermissionDenied(f"the password of a mailbox belongs to the store: this needs the role {Role.ADMIN}")
     if row.pause_time is None:
         return saved(row, row.definition, owner)
-    return _reading(schedules.going_on(row, owner), None, now)
+    return _readable(schedules.going_on(row, owner), now)
 
 
 def rotated(row: TriggerRow, secret: bytes, now: datetime) -> TriggerRow:

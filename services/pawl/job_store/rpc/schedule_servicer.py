@@ -1,22 +1,33 @@
-"""pawl.job.v1.ScheduleLedgerService: translates, nothing else."""
+"""pawl.agent.v1.ScheduleService, as agent-loop forwards it, and pawl.job.v1.ScheduleLedgerService."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
+from pawl.agent.v1 import schedule_pb2 as pb
+from pawl.chassis.auth import require_user
 from pawl.chassis.ids import RunId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField
 from pawl.event.v1 import schedule_pb2
-from pawl.job.v1 import schedules_pb2 as pb
+from pawl.job.v1 import schedules_pb2 as ledger
 from pawl.job.v1 import schedules_pb2_grpc
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.schedules import DueSchedule, Schedules
 from pawl.job_store.domain.fire import Fire
-from pawl.job_store.domain.schedules import Definition, FireRow, Overlap, Owner, ScheduleKey, ScheduleRow, owner_of
+from pawl.job_store.domain.schedules import (
+    Definition,
+    FireRow,
+    Overlap,
+    Owner,
+    ScheduleKey,
+    ScheduleRow,
+    check_note,
+    owner_of,
+)
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.timing import cron_text
 from pawl.job_store.rpc import operations
@@ -30,55 +41,80 @@ _WIRE: Final = Translator(
     defaults={Overlap: Overlap.SKIP},
 )
 _DEFINITION: Final = _WIRE.struct(Definition, schedule_pb2.ScheduleDefinition, field="definition")
-OWNER: Final = _WIRE.struct(Owner, pb.ScheduleOwner)
+OWNER: Final = _WIRE.struct(Owner, ledger.ScheduleOwner)
+
+
+class ScheduleServicer:
+    """Serves the schedules of the user for whom agent-loop calls; it has checked what their runs would be like."""
+
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules = schedules
+
+    async def CreateSchedule(self, request: pb.CreateScheduleRequest, context: Context) -> pb.CreateScheduleResponse:
+        row = await self._schedules.put(owner_of_user(), _definition(request.definition), must_exist=False)
+        return pb.CreateScheduleResponse(schedule=_message(row))
+
+    async def UpdateSchedule(self, request: pb.UpdateScheduleRequest, context: Context) -> pb.UpdateScheduleResponse:
+        row = await self._schedules.put(owner_of_user(), _definition(request.definition), must_exist=True)
+        return pb.UpdateScheduleResponse(schedule=_message(row))
+
+    async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:
+        user = require_user()
+        view = await self._schedules.get(user.store_id, user.user_id, check_id(request.name, "name"))
+        schedule = _message(view.row)
+        schedule.next_times.extend(map(timestamp, view.next_times))
+        schedule.fires.extend(fire_message(fire, view.run_states) for fire in view.row.fires)
+        return pb.GetScheduleResponse(schedule=schedule)
+
+    async def ListSchedules(self, request: pb.ListSchedulesRequest, context: Context) -> pb.ListSchedulesResponse:
+        user = require_user()
+        return pb.ListSchedulesResponse(
+            schedules=map(_message, await self._schedules.list(user.store_id, user.user_id))
+        )
+
+    async def PauseSchedule(self, request: pb.PauseScheduleRequest, context: Context) -> pb.PauseScheduleResponse:
+        name, note = check_id(request.name, "name"), check_note(request.note)
+        row = await self._schedules.pause(owner_of_user(), name, note, paused=True)
+        return pb.PauseScheduleResponse(schedule=_message(row))
+
+    async def ResumeSchedule(self, request: pb.ResumeScheduleRequest, context: Context) -> pb.ResumeScheduleResponse:
+        row = await self._schedules.pause(owner_of_user(), check_id(request.name, "name"), "", paused=False)
+        return pb.ResumeScheduleResponse(schedule=_message(row))
+
+    async def DeleteSchedule(self, request: pb.DeleteScheduleRequest, context: Context) -> pb.DeleteScheduleResponse:
+        user = require_user()
+        await self._schedules.delete(user.store_id, user.user_id, check_id(request.name, "name"))
+        return pb.DeleteScheduleResponse()
 
 
 class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
-    """Serves schedules."""
+    """Serves the agent-loops that fire schedules."""
 
     def __init__(self, schedules: Schedules, limits: Limits) -> None:
         self._schedules = schedules
         self._limits = limits
 
-    async def PutSchedule(self, request: pb.PutScheduleRequest, context: Context) -> pb.PutScheduleResponse:
-        asked = _definition(request.definition)
-        row = await self._schedules.put(owner_of_message(request.owner), asked, must_exist=request.must_exist)
-        return pb.PutScheduleResponse(schedule=_message(row))
-
-    async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:
+    async def GetDueSchedule(
+        self, request: ledger.GetDueScheduleRequest, context: Context
+    ) -> ledger.GetDueScheduleResponse:
         past = None
         if request.HasField("begin_time") or request.HasField("end_time"):
             past = moment(request.begin_time, "begin_time"), moment(request.end_time, "end_time")
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
         view = await self._schedules.get(store_id, user_id, check_id(request.name, "name"), past)
-        schedule = _message(view.row)
-        schedule.next_times.extend(map(timestamp, view.next_times))
-        schedule.fires.extend(fire_message(fire, view.run_states) for fire in view.row.fires)
-        past_times = map(timestamp, view.past_times)
-        return pb.GetScheduleResponse(schedule=schedule, due=_due(DueSchedule(row=view.row)), past_times=past_times)
-
-    async def ListSchedules(self, request: pb.ListSchedulesRequest, context: Context) -> pb.ListSchedulesResponse:
-        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
-        return pb.ListSchedulesResponse(schedules=map(_message, await self._schedules.list(store_id, user_id)))
-
-    async def PauseSchedule(self, request: pb.PauseScheduleRequest, context: Context) -> pb.PauseScheduleResponse:
-        name, note = check_id(request.name, "name"), request.note
-        row = await self._schedules.pause(owner_of_message(request.owner), name, note, paused=request.paused)
-        return pb.PauseScheduleResponse(schedule=_message(row))
-
-    async def DeleteSchedule(self, request: pb.DeleteScheduleRequest, context: Context) -> pb.DeleteScheduleResponse:
-        await self._schedules.delete(
-            check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), check_id(request.name, "name")
+        return ledger.GetDueScheduleResponse(
+            due=_due(DueSchedule(row=view.row)), past_times=map(timestamp, view.past_times)
         )
-        return pb.DeleteScheduleResponse()
 
-    async def ClaimSchedules(self, request: pb.ClaimSchedulesRequest, context: Context) -> pb.ClaimSchedulesResponse:
+    async def ClaimSchedules(
+        self, request: ledger.ClaimSchedulesRequest, context: Context
+    ) -> ledger.ClaimSchedulesResponse:
         if not 1 <= request.schedules_max <= CLAIMED_MAX:
             raise InvalidField(f"schedules_max is from 1 to {CLAIMED_MAX}", field="schedules_max")
         due, wait_seconds = await self._schedules.claim(request.schedules_max)
-        return pb.ClaimSchedulesResponse(schedules=map(_due, due), wait_seconds=wait_seconds)
+        return ledger.ClaimSchedulesResponse(schedules=map(_due, due), wait_seconds=wait_seconds)
 
-    async def FireSchedule(self, request: pb.FireScheduleRequest, context: Context) -> pb.FireScheduleResponse:
+    async def FireSchedule(self, request: ledger.FireScheduleRequest, context: Context) -> ledger.FireScheduleResponse:
         due = request.due
         store_id = check_id(due.owner.store_id, "store_id")
         fired = await self._schedules.fire(
@@ -95,7 +131,7 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
             ),
             request.ByteSize(),
         )
-        return pb.FireScheduleResponse(fire=None if fired is None else FIRE.write(fired))
+        return ledger.FireScheduleResponse(fire=None if fired is None else FIRE.write(fired))
 
 
 def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
@@ -107,12 +143,17 @@ def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
     return definition
 
 
-def owner_of_message(message: pb.ScheduleOwner) -> Owner:
-    """Return an owner, checked."""
-    owner = OWNER.read(message)
-    check_id(owner.store_id, "owner.store_id")
-    check_id(owner.user_id, "owner.user_id")
-    return owner
+def owner_of_user() -> Owner:
+    """Return the user for whom agent-loop calls, with the credential that the user has shown."""
+    user = require_user()
+    return Owner(
+        store_id=user.store_id,
+        user_id=user.user_id,
+        user_roles=tuple(sorted(user.roles)),
+        credential_id=user.credential_id,
+        delegate_user_id=user.delegate_user_id,
+        people=tuple(sorted(user.people)),
+    )
 
 
 def _message(row: ScheduleRow) -> schedule_pb2.Schedule:
@@ -137,9 +178,9 @@ def fire_message(fire: FireRow, states: Mapping[RunId, RunState]) -> schedule_pb
     return message
 
 
-def _due(due: DueSchedule) -> pb.DueSchedule:
+def _due(due: DueSchedule) -> ledger.DueSchedule:
     row = due.row
-    return pb.DueSchedule(
+    return ledger.DueSchedule(
         owner=OWNER.write(owner_of(row)),
         definition=_DEFINITION.write(row.definition),
         schedule_id=row.schedule_id,

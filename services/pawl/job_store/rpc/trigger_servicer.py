@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from pawl.chassis.ids import RunId, StoreId, check_id
+from pawl.chassis.ids import RunId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Translator
@@ -14,15 +14,16 @@ from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
+from pawl.job.v1.schedules_pb2 import ScheduleOwner
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain.deliver import Deliver
-from pawl.job_store.domain.schedules import Overlap, owner_of
+from pawl.job_store.domain.schedules import Overlap, Owner, owner_of
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.triggers import (
     DATA_BYTES_MAX,
     Authentication,
-    MailPlace,
+    MailPosition,
     TriggerDefinition,
     TriggerKey,
     TriggerRow,
@@ -30,7 +31,7 @@ from pawl.job_store.domain.triggers import (
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import timestamp
-from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message, owner_of_message
+from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message
 
 CLAIMED_MAX: Final = 64
 _LANE_CHARACTERS_MAX: Final = 64
@@ -42,7 +43,7 @@ _WIRE: Final = Translator(
 )
 _DEFINITION: Final = _WIRE.struct(TriggerDefinition, trigger_pb2.TriggerDefinition, field="definition")
 
-_PLACE: Final = _WIRE.struct(MailPlace, pb.MailPlace)
+_POSITION: Final = _WIRE.struct(MailPosition, trigger_pb2.MailPosition)
 
 
 class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
@@ -54,9 +55,7 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
 
     async def PutTrigger(self, request: pb.PutTriggerRequest, context: Context) -> pb.PutTriggerResponse:
         asked = _definition(request.definition)
-        place = _PLACE.read(request.place) if request.HasField("place") else None
-        owner = owner_of_message(request.owner)
-        row, secret = await self._triggers.put(owner, asked, place, must_exist=request.must_exist)
+        row, secret = await self._triggers.put(_owner(request.owner), asked, must_exist=request.must_exist)
         return pb.PutTriggerResponse(trigger=_message(row), secret=secret)
 
     async def GetTrigger(self, request: pb.GetTriggerRequest, context: Context) -> pb.GetTriggerResponse:
@@ -71,7 +70,7 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
 
     async def PauseTrigger(self, request: pb.PauseTriggerRequest, context: Context) -> pb.PauseTriggerResponse:
         name, note = check_id(request.name, "name"), request.note
-        row = await self._triggers.pause(owner_of_message(request.owner), name, note, paused=request.paused)
+        row = await self._triggers.pause(_owner(request.owner), name, note, paused=request.paused)
         return pb.PauseTriggerResponse(trigger=_message(row))
 
     async def DeleteTrigger(self, request: pb.DeleteTriggerRequest, context: Context) -> pb.DeleteTriggerResponse:
@@ -111,29 +110,19 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
         ]
         return pb.ClaimEventsResponse(events=events, wait_seconds=wait_seconds)
 
-    async def ClaimMailboxes(self, request: pb.ClaimMailboxesRequest, context: Context) -> pb.ClaimMailboxesResponse:
-        if not 1 <= request.mailboxes_max <= CLAIMED_MAX:
-            raise InvalidField(f"mailboxes_max is from 1 to {CLAIMED_MAX}", field="mailboxes_max")
-        if len(request.busy_store_ids) > CLAIMED_MAX:
-            raise InvalidField(f"at most {CLAIMED_MAX} stores are busy", field="busy_store_ids")
-        busy_stores = [StoreId(check_id(each, "busy_store_ids")) for each in request.busy_store_ids]
-        claimed, wait_seconds = await self._triggers.claim_mailboxes(request.mailboxes_max, busy_stores)
-        mailboxes = [
-            pb.DueMailbox(due=_due(row), place=pb.MailPlace(uid_validity=row.uid_validity, uid=row.last_uid))
-            for row in claimed
-        ]
-        return pb.ClaimMailboxesResponse(mailboxes=mailboxes, wait_seconds=wait_seconds)
+    async def LeaseMailboxes(self, request: pb.LeaseMailboxesRequest, context: Context) -> pb.LeaseMailboxesResponse:
+        leased = await self._triggers.lease_mailboxes(check_id(request.reader_id, "reader_id"))
+        return pb.LeaseMailboxesResponse(mailboxes=map(_leased, leased))
 
-    async def NoteMailbox(self, request: pb.NoteMailboxRequest, context: Context) -> pb.NoteMailboxResponse:
-        due = request.due
-        await self._triggers.note_mailbox(
-            TriggerKey(check_id(due.owner.store_id, "store_id"), check_id(due.trigger_id, "trigger_id")),
-            due.generation,
-            _PLACE.read(request.place) if request.HasField("place") else None,
-            request.reason,
-            has_more=request.has_more,
-        )
-        return pb.NoteMailboxResponse()
+    async def CheckMailbox(self, request: pb.CheckMailboxRequest, context: Context) -> pb.CheckMailboxResponse:
+        row = await self._triggers.leased(_key(request.store_id, request.trigger_id), request.generation)
+        return pb.CheckMailboxResponse(due=None if row is None else _due(row))
+
+    async def ReportMailbox(self, request: pb.ReportMailboxRequest, context: Context) -> pb.ReportMailboxResponse:
+        position = _POSITION.read(request.position) if request.HasField("position") else None
+        key = _key(request.store_id, request.trigger_id)
+        await self._triggers.report_mailbox(key, request.generation, position, request.reason)
+        return pb.ReportMailboxResponse()
 
     async def FireTrigger(self, request: pb.FireTriggerRequest, context: Context) -> pb.FireTriggerResponse:
         due, event = request.due, request.event
@@ -143,10 +132,9 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
             raise InvalidField(f"lane has at most {_LANE_CHARACTERS_MAX} characters", field="event.lane")
         if len(event.data) > DATA_BYTES_MAX:
             raise TooLarge(f"an event has at most {DATA_BYTES_MAX} bytes", field="event.data")
-        store_id = check_id(due.owner.store_id, "store_id")
         fired = await self._triggers.fire(
             Deliver(
-                trigger=TriggerKey(store_id, check_id(due.trigger_id, "trigger_id")),
+                trigger=_key(due.owner.store_id, due.trigger_id),
                 generation=due.generation,
                 event_id=event.event_id,
                 lane=event.lane if event.HasField("lane") else None,
@@ -155,13 +143,24 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
                 submit=operations.submit(request.message, self._limits) if request.HasField("message") else None,
                 refusal=request.refusal,
                 claimed=request.claimed,
-                mail=_PLACE.read(request.mail) if request.HasField("mail") else None,
+                mail=_POSITION.read(request.mail) if request.HasField("mail") else None,
                 skipped=request.skipped,
             ),
             request.ByteSize(),
         )
         fire = None if fired.fire is None else FIRE.write(fired.fire)
         return pb.FireTriggerResponse(fire=fire, duplicate=fired.duplicate)
+
+
+def _owner(message: ScheduleOwner) -> Owner:
+    owner = OWNER.read(message)
+    check_id(owner.store_id, "owner.store_id")
+    check_id(owner.user_id, "owner.user_id")
+    return owner
+
+
+def _key(store_id: str, trigger_id: str) -> TriggerKey:
+    return TriggerKey(check_id(store_id, "store_id"), check_id(trigger_id, "trigger_id"))
 
 
 def _definition(message: trigger_pb2.TriggerDefinition) -> TriggerDefinition:
@@ -195,4 +194,16 @@ def _due(row: TriggerRow) -> pb.DueTrigger:
         definition=_DEFINITION.write(row.definition),
         trigger_id=row.trigger_id,
         generation=row.generation,
+    )
+
+
+def _leased(row: TriggerRow) -> trigger_pb2.LeasedMailbox:
+    return trigger_pb2.LeasedMailbox(
+        store_id=row.store_id,
+        user_id=row.user_id,
+        trigger_id=row.trigger_id,
+        name=row.name,
+        generation=row.generation,
+        mailbox=_DEFINITION.write(row.definition).mailbox,
+        position=trigger_pb2.MailPosition(uid_validity=row.uid_validity, uid=row.last_uid),
     )

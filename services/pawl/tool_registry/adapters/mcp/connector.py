@@ -12,8 +12,6 @@ from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.ports import Helper
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
-from pawl.tool_registry.app.execution.ports import Secrets
 from pawl.tool_registry.domain.definition import ToolVersion
 from pawl.tool_registry.domain.source import Discovery, Source
 from pawl.tool_registry.sdk.context import ToolContext

@@ -1,0 +1,1 @@
+"""`pawl mailbox`: reads mailboxes over IMAP and delivers their mails to triggers (docs/triggers.md, "Mailboxes")."""

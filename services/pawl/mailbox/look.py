@@ -1,0 +1,154 @@
+"""Looks at one mailbox over IMAP (RFC 3501) and changes nothing there: `python -m pawl.mailbox.look`.
+
+Each look is a process of its own, which `mailboxes` ends when its time is over: no server and no mail can take more
+processor time or memory than its limits. It imports the standard library and the parser only.
+"""
+
+from __future__ import annotations
+
+import imaplib
+import json
+import re
+import resource
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pawl.mailbox.mail import read_mail
+
+MAIL_BYTES_MAX: Final = 1024 * 1024
+MAILS_MAX: Final = 10
+CPU_SECONDS: Final = 5
+"""Processor time for a mail, and for all that comes before the first one."""
+MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
+_SILENT_SECONDS: Final = 10.0
+_UIDS_END: Final = 2**32
+_UID: Final = re.compile(rb"\bUID ([0-9]{1,10})\b")
+_SIZE: Final = re.compile(rb"\bRFC822\.SIZE ([0-9]{1,12})\b")
+_GONE: Final = re.compile(rb"\[(?:EXPUNGEISSUED|NONEXISTENT)\]", re.IGNORECASE)
+"""RFC 5530. After another refusal the mail may be there the next time."""
+
+
+class Unreadable(Exception):
+    """A mailbox that cannot be read. The text says why and repeats nothing that the server said."""
+
+
+class _Session(imaplib.IMAP4):
+    """A connection to the first of some addresses that takes one."""
+
+    def __init__(self, host: str, port: int, addresses: list[str], *, plaintext: bool) -> None:
+        self._addresses = addresses
+        self._plaintext = plaintext
+        super().__init__(host, port, _SILENT_SECONDS)
+
+    def _create_socket(self, timeout: float | None) -> socket.socket:
+        error: OSError = ConnectionError()
+        for address in self._addresses:
+            try:
+                connection = socket.create_connection((address, self.port), timeout)
+            except OSError as refused:
+                error = refused
+                continue
+            return (
+                connection
+                if self._plaintext
+                else ssl.create_default_context().wrap_socket(connection, server_hostname=self.host)
+            )
+        raise error
+
+
+def look(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the UIDs of a folder, and if its UIDVALIDITY is that of the position, the first mails after it.
+
+    Each mail is yielded twice, without `data` before it is parsed: that one is to blame if the process ends then.
+
+    Raises:
+        Unreadable: the server refuses something.
+        OSError, IMAP4.error, ValueError, IndexError: it is unavailable or breaks the protocol.
+    """
+    session = _Session(asked["host"], asked["port"], asked["addresses"], plaintext=asked["plaintext"])
+    try:
+        _log_in(session, asked["username"], asked["password"])
+        if session.select(f'"{asked["folder"]}"', readonly=True)[0] != "OK":
+            raise Unreadable(f"has no folder {asked['folder']}")
+        validity, next_uid = (int(session.response(name)[1][-1] or 0) for name in ("UIDVALIDITY", "UIDNEXT"))
+        if not (0 < validity < _UIDS_END and 0 < next_uid < _UIDS_END):
+            raise ValueError
+        yield {"uid_validity": validity, "last_uid": next_uid - 1}
+        uids = _uids(session, asked["uid"]) if validity == asked["uid_validity"] else []
+        for uid in uids[:MAILS_MAX]:
+            fetched = _fetch(session, uid)
+            if fetched is not None:
+                yield {"uid": uid}
+                _limit_cpu()
+                yield {"uid": uid, "data": read_mail(*fetched, **asked["counts"])}
+        yield {"has_more": len(uids) > MAILS_MAX}
+    finally:
+        session.shutdown()
+
+
+def _log_in(session: _Session, username: str, password: str) -> None:
+    try:
+        if "AUTH=PLAIN" in session.capabilities:
+            session.authenticate("PLAIN", lambda _: f"\0{username}\0{password}".encode())
+        else:  # imaplib quotes passwords only.
+            session.login('"' + username.replace("\\", r"\\").replace('"', r"\"") + '"', password)
+    except imaplib.IMAP4.abort:
+        raise
+    except imaplib.IMAP4.error:
+        raise Unreadable("does not let the user in with this password") from None
+
+
+def _uids(session: _Session, after: int) -> list[int]:
+    status, lines = session.uid("SEARCH", f"UID {after + 1}:*")
+    if status != "OK":
+        raise Unreadable("cannot be searched")
+    listed = {int(uid) for line in lines if isinstance(line, bytes) for uid in re.findall(rb"[0-9]{1,10}", line)}
+    # The last mail belongs to every range that ends with `*`.
+    return sorted(uid for uid in listed if after < uid < _UIDS_END)
+
+
+def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
+    """Return a mail, or its beginning and True; None if it is gone."""
+    status, answer = session.uid("FETCH", str(uid), f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)")
+    if status != "OK" and not _GONE.match(answer[-1]):
+        raise Unreadable(f"does not give the mail {uid}")
+    for item in answer:
+        if isinstance(item, tuple) and (found := _UID.search(item[0])) and int(found[1]) == uid:
+            size, content = _SIZE.search(item[0]), item[1][:MAIL_BYTES_MAX]
+            return content, size is None or int(size[1]) > len(content)
+    return None
+
+
+def _limit_cpu() -> None:
+    end = int(time.process_time()) + CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    """Look at the mailbox that standard input describes; write what `look` yields, a line each, to standard output."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    _limit_cpu()
+    error = ""
+    try:
+        for line in look(json.load(sys.stdin)):
+            print(json.dumps(line), flush=True)  # noqa: T201  # for the process that started it
+    except Unreadable as refused:
+        error = str(refused)
+    except ssl.SSLError as failed:
+        error = f"speaks no TLS that can be trusted: {failed.reason or 'no TLS'}"
+    except TimeoutError:
+        error = "did not answer in time"
+    except OSError as failed:
+        error = f"cannot be connected to: {failed.strerror or 'it ended'}"
+    except (imaplib.IMAP4.error, ValueError, IndexError, MemoryError):
+        error = "does not answer as an IMAP server should"
+    if error:
+        print(json.dumps({"error": error}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

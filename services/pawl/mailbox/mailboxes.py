@@ -1,0 +1,276 @@
+"""Reads the mailboxes that this process leases, and delivers each mail to its trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import grpc
+from prometheus_client import Counter
+
+from pawl.agent.v1 import trigger_pb2_grpc
+from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
+from pawl.chassis import logs
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import EgressRefused
+from pawl.chassis.ids import StoreId
+from pawl.chassis.rpc_client import translated
+from pawl.chassis.shares import Places
+from pawl.chassis.tasks import end
+from pawl.errors import DependencyUnavailable, InvalidField, PawlError, TooLarge, TriggerPaused
+from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
+from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
+from pawl.mailbox.look import Unreadable
+from pawl.tool.v1 import document_pb2, document_pb2_grpc
+
+LEASE_SECONDS: Final = 5.0
+"""The time between two calls of LeaseMailboxes."""
+LOOKS_MAX: Final = 16
+"""Looks at the same time, of which a store has its share."""
+LOOK_SECONDS: Final = 60.0
+_LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+_POLL_SECONDS: Final = 60
+_BACKOFF_SECONDS_MAX: Final = 3600
+_SETTINGS: Final = ("PAWL_", "OPENAI_")
+
+_log = logs.get_logger(__name__)
+
+
+class Mailboxes:
+    """The mailboxes of one process. A slow server delays mailboxes of its own store only."""
+
+    def __init__(
+        self,
+        job_store: grpc.aio.Channel,
+        agent_loop: grpc.aio.Channel,
+        tool_registry: grpc.aio.Channel,
+        *,
+        key: Callable[[], str],
+        passwords: Callable[[], Mapping[str, Mapping[str, str]]],
+        egress: GuardedEgress,
+        reader_id: str,
+        failures: Counter,
+    ) -> None:
+        self._ledger = triggers_pb2_grpc.TriggerLedgerServiceStub(job_store)
+        self._triggers = trigger_pb2_grpc.TriggerServiceStub(agent_loop)
+        self._documents = document_pb2_grpc.DocumentServiceStub(tool_registry)
+        self._key = key
+        self._passwords = passwords
+        self._egress = egress
+        self._reader_id = reader_id
+        self._failures = failures
+        self._places = Places(LOOKS_MAX)
+        self._readers: dict[tuple[str, str, int], asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Lease mailboxes and read them until cancelled.
+
+        Raises:
+            PawlError: leases cannot be renewed now. No mailbox is read then.
+        """
+        try:
+            while True:
+                await self._lease()
+                await asyncio.sleep(LEASE_SECONDS)
+        finally:
+            await end(self._readers.values())
+            self._readers.clear()
+
+    async def _lease(self) -> None:
+        request = triggers_pb2.LeaseMailboxesRequest(reader_id=self._reader_id)
+        response = await translated(self._ledger.LeaseMailboxes(request))
+        leased = {(each.store_id, each.trigger_id, each.generation): each for each in response.mailboxes}
+        await end(self._readers.pop(key) for key in self._readers.keys() - leased.keys())
+        for key, mailbox in leased.items():
+            if key not in self._readers or self._readers[key].done():
+                self._readers[key] = asyncio.create_task(self._read(mailbox), name="mailbox")
+
+    async def _read(self, mailbox: LeasedMailbox) -> None:
+        """Read one mailbox until its trigger changes. After any other problem the next lease starts again."""
+        try:
+            await self._read_forever(mailbox)
+        except PawlError as error:
+            _log.info("mailbox.interrupted", store=mailbox.store_id, reason=error.reason)
+        except Exception:  # noqa: BLE001  # one mailbox stops no other
+            _log.exception("mailbox.interrupted", store=mailbox.store_id)
+
+    async def _read_forever(self, mailbox: LeasedMailbox) -> None:
+        failures, is_reported = 0, False
+        while True:
+            has_more = False
+            try:
+                has_more = await self._look(mailbox)
+            except Unreadable as error:
+                _log.warning("mailbox.unreadable", store=mailbox.store_id, reason=str(error))
+                self._failures.inc()
+                failures += 1
+                await self._report(mailbox, reason=str(error))
+            else:
+                if failures or not is_reported:
+                    await self._report(mailbox)
+                failures, is_reported = 0, True
+            seconds = (mailbox.mailbox.poll_seconds or _POLL_SECONDS) * 2 ** min(failures, 10)
+            await asyncio.sleep(0 if has_more else min(seconds, _BACKOFF_SECONDS_MAX))
+
+    async def _look(self, mailbox: LeasedMailbox) -> bool:
+        """Deliver the next mails; return whether there are more.
+
+        Raises:
+            Unreadable: the mailbox cannot be read, not even one mail.
+            PawlError: a mail cannot be delivered now.
+        """
+        lines = await self._lines(mailbox.store_id, await self._asked(mailbox))
+        start, error, has_more = MailPosition(), "", False
+        start.CopyFrom(mailbox.position)
+        for line in lines:
+            if "uid_validity" in line and line["uid_validity"] != mailbox.position.uid_validity:
+                mailbox.position.CopyFrom(MailPosition(uid_validity=line["uid_validity"], uid=line["last_uid"]))
+                await self._report(mailbox, mailbox.position)
+            elif "data" in line:
+                await self._deliver(mailbox, line["uid"], line["data"])
+            error, has_more = line.get("error", ""), line.get("has_more", False)
+        if error and start == mailbox.position:
+            raise Unreadable(f"{mailbox.mailbox.host}:{mailbox.mailbox.port} {error}")
+        return has_more or bool(error)
+
+    async def _asked(self, mailbox: LeasedMailbox) -> dict[str, Any]:
+        """Return what a look needs.
+
+        Raises:
+            Unreadable: there is no password, or the deployment does not allow the host.
+        """
+        source, store_id = mailbox.mailbox, StoreId(mailbox.store_id)
+        password = self._passwords().get(store_id, {}).get(source.password_secret, "")
+        if not (password and password.isprintable()):
+            name = source.password_secret
+            raise Unreadable(f"the store has no usable password {name!r} (PAWL_MAILBOX_PASSWORDS_FILE)")
+        host = f"[{source.host}]" if ":" in source.host else source.host
+        scheme = "http" if source.plaintext else "https"
+        try:
+            target, addresses = await self._egress.locate(store_id, f"{scheme}://{host}:{source.port}/")
+        except EgressRefused as refused:
+            raise Unreadable(f"the deployment does not allow it (PAWL_EGRESS_FILE): {refused}") from None
+        return {
+            "host": target.host,
+            "port": target.port,
+            "addresses": list(map(str, addresses)),
+            "plaintext": source.plaintext,
+            "username": source.username,
+            "password": password,
+            "folder": source.folder,
+            "uid_validity": mailbox.position.uid_validity,
+            "uid": mailbox.position.uid,
+            "counts": {
+                "own": source.username,
+                "authserv_id": source.authserv_id,
+                "senders": list(source.senders),
+            },
+        }
+
+    async def _lines(self, store_id: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what a process that looks has said, once there is room for it.
+
+        Raises:
+            DependencyUnavailable: the process ended as it should not.
+        """
+        await self._places.enter(store_id)
+        work = asyncio.create_task(looked(asked), name="look")
+        self._places.leave_after(work, store_id)
+        return await work
+
+    async def _deliver(self, mailbox: LeasedMailbox, uid: int, data: dict[str, Any]) -> None:
+        """Deliver a mail, its attachments first. Safe to repeat.
+
+        Raises:
+            TriggerPaused: the trigger has changed or pauses.
+        """
+        position = MailPosition(uid_validity=mailbox.position.uid_validity, uid=uid)
+        event_id = f"{_folder_id(mailbox.mailbox)}.{position.uid_validity}.{uid}"
+        for number, attachment in enumerate(data.get("attachments", ())):
+            if "text" in attachment:
+                name = f"mail/{mailbox.name}/{event_id}/{number}-{attachment['name']}"
+                attachment.update(await self._keep(mailbox, name, attachment.pop("text")))
+        request = DeliverMailRequest(
+            trigger_id=mailbox.trigger_id,
+            generation=mailbox.generation,
+            event_id=event_id,
+            position=position,
+            data_json=json.dumps(data).encode(),
+            skipped=data.get("refusal", ""),
+        )
+        answer = await self._triggers.DeliverMail(request, metadata=self._metadata(mailbox))
+        if not (answer.duplicate or answer.HasField("fire")):
+            raise TriggerPaused
+        mailbox.position.CopyFrom(position)
+
+    async def _keep(self, mailbox: LeasedMailbox, name: str, text: str) -> dict[str, str]:
+        """Make a document of an attachment; return what to say about it."""
+        request = document_pb2.PutDocumentRequest(owner=document_pb2.DOCUMENT_OWNER_USER, name=name, text=text)
+        try:
+            await self._documents.PutDocument(request, metadata=self._metadata(mailbox))
+        except (InvalidField, TooLarge) as refused:
+            return {"left_out": refused.message}
+        return {"document": name}
+
+    async def _report(self, mailbox: LeasedMailbox, position: MailPosition | None = None, reason: str = "") -> None:
+        request = triggers_pb2.ReportMailboxRequest(
+            store_id=mailbox.store_id,
+            trigger_id=mailbox.trigger_id,
+            generation=mailbox.generation,
+            position=position,
+            reason=reason,
+        )
+        await translated(self._ledger.ReportMailbox(request))
+
+    def _metadata(self, mailbox: LeasedMailbox) -> tuple[tuple[str, str], ...]:
+        key = ("authorization", f"Bearer {self._key()}")
+        return key, ("pawl-store", mailbox.store_id), ("pawl-user", mailbox.user_id)
+
+
+async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run `look` in a process of its own; return its lines.
+
+    Raises:
+        DependencyUnavailable: the process ended as it should not.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
+    program = (sys.executable, "-m", "pawl.mailbox.look")
+    process = await asyncio.create_subprocess_exec(
+        *program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, limit=_LINE_BYTES_MAX
+    )
+    assert process.stdin is not None  # noqa: S101  # it was started with pipes
+    assert process.stdout is not None  # noqa: S101
+    lines: list[dict[str, Any]] = []
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            process.stdin.write(json.dumps(asked).encode())
+            process.stdin.close()
+            async for line in process.stdout:
+                lines.append(json.loads(line))  # noqa: PERF401  # those before a timeout count
+            status = await process.wait()
+    except TimeoutError:
+        return [*lines, {"error": "did not answer in time"}]
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if status == -signal.SIGXCPU:
+        is_mail = bool(lines) and "uid" in lines[-1] and "data" not in lines[-1]
+        refusal = {"refusal": "it is written so that reading it takes too long"}
+        return [*lines, {**lines[-1], "data": refusal} if is_mail else {"error": "takes too long to read"}]
+    if status:
+        raise DependencyUnavailable(f"the process that reads mails ended with {status}")
+    return lines
+
+
+def _folder_id(source: MailboxSource) -> str:
+    """Return an id of the folder: another one may number its mails in the same way."""
+    named = json.dumps([source.host, source.port, source.plaintext, source.username, source.folder])
+    return hashlib.sha256(named.encode()).hexdigest()[:8]

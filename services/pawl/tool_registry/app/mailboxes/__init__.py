@@ -1,1 +1,0 @@
-"""Mailboxes that triggers read."""

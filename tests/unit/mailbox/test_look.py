@@ -1,0 +1,137 @@
+"""Looks at a mailbox over real connections: mails are read in order and bounded, whatever the server says."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import trustme
+
+from pawl.mailbox import mailboxes
+from pawl.mailbox.look import MAIL_BYTES_MAX
+from tests.fakes.imap_server import ImapServer
+
+MAIL = "From: Ann <ann@example.com>\nSubject: hi {}\n\nhello"
+
+
+def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
+    return {
+        "host": "127.0.0.1",
+        "port": server.port,
+        "addresses": ["127.0.0.1"],
+        "plaintext": True,
+        "username": "ann",
+        "password": "secret",
+        "folder": "INBOX",
+        "uid_validity": 7,
+        "uid": 0,
+        "counts": {"own": "ann", "authserv_id": "", "senders": ["@example.com"]},
+        **fields,
+    }
+
+
+async def look(server: ImapServer, uid: int = 0, **fields: Any) -> tuple[list[int], str, bool]:
+    """The UIDs of the mails that a look finds, what is wrong, and whether there are more."""
+    lines = await mailboxes.looked(asked_of(server, uid=uid, **fields))
+    uids = [line["uid"] for line in lines if "data" in line]
+    return uids, lines[-1].get("error", ""), lines[-1].get("has_more", False)
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ImapServer]:
+    async with ImapServer() as server:
+        yield server
+
+
+async def test_mails_after_a_position_are_read_in_order(server: ImapServer) -> None:
+    assert await look(server) == ([], "", False)
+    for number in range(13):
+        server.add(MAIL.format(number))
+    del server.mails[3]
+    assert await look(server, 1) == ([2, *range(4, 13)], "", True)
+    assert await look(server, 12) == ([13], "", False)
+    assert await look(server, 13) == ([], "", False)
+    assert await look(server, uid_validity=6) == ([], "", False), "another UIDVALIDITY numbers other mails"
+    server.mails = {1: MAIL.encode() + b"a" * (2 * MAIL_BYTES_MAX)}
+    assert await look(server) == ([1], "", False)
+
+
+async def test_only_trusted_tls_is_spoken(server: ImapServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    async with ImapServer(tls=context) as safe:
+        safe.add(MAIL)
+        for trusted, host, is_read in (
+            (authority, "localhost", True),
+            (authority, "127.0.0.1", False),
+            (stranger, "localhost", False),
+        ):
+            trusted.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+            uids, error, _ = await look(safe, plaintext=False, host=host)
+            assert (uids == [1], "TLS" in error) == (is_read, not is_read), error
+    assert "TLS" in (await look(server, plaintext=False))[1]
+
+
+async def test_what_is_wrong_is_said_without_the_password(server: ImapServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability in (b"", b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n"):
+        if capability:
+            server.says["CAPABILITY"] = capability
+        _, error, _ = await look(server, password="wrong-pass")
+        assert error == "does not let the user in with this password"
+    assert (await look(server, folder="Spam"))[1] == "has no folder Spam"
+    for username in ("EXAMPLE\\ann", 'ann"(1)', "{3}"):
+        async with ImapServer(username=username) as other:
+            other.says["CAPABILITY"] = server.says["CAPABILITY"]
+            assert (await look(other, username=username))[1] == "", username
+    monkeypatch.setattr(mailboxes, "LOOK_SECONDS", 1.0)
+    server.says["greeting"] = b""
+    assert (await look(server))[1] == "did not answer in time"
+
+
+async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServer) -> None:
+    server.add(MAIL)
+    for words, said in (
+        ("greeting", b"220 smtp.example ESMTP\r\n"),
+        ("greeting", b"* BYE busy\r\n"),
+        ("CAPABILITY", b"* CAPABILITY NOTHING\r\nTAG OK\r\n"),
+        ("EXAMINE", b"TAG OK done\r\n"),
+        ("EXAMINE", b"* OK [UIDVALIDITY 0] x\r\n* OK [UIDNEXT 1] x\r\nTAG OK done\r\n"),
+        ("EXAMINE", b"* OK [UIDVALIDITY x] x\r\n* OK [UIDNEXT 1] x\r\nTAG OK done\r\n"),
+        ("UID SEARCH", b"TAG NO never\r\n"),
+        ("UID SEARCH", b"* SEARCH " + b"1 " * 1_000_000 + b"\r\nTAG OK done\r\n"),
+        ("UID SEARCH", b"* SEARCH 1\r\n" * 3_000_000),
+        ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {4000000000}\r\n" + b"a" * 9_000_000),
+        ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {" + b"9" * 50_000 + b"}\r\n"),
+        ("UID FETCH", b"\xff\xfe\x00{-1}\r\n"),
+    ):
+        server.says = {words: said}
+        assert (await look(server))[1], said[:40]
+
+
+async def test_a_mail_that_is_gone_is_passed_over_and_one_that_is_not_given_now_is_not(server: ImapServer) -> None:
+    for number in range(3):
+        server.add(MAIL.format(number))
+    for said in (
+        b"TAG OK done\r\n",
+        b"* 2 FETCH (UID 1 RFC822.SIZE 3 BODY[]<0> {3}\r\nabc)\r\nTAG OK done\r\n",
+        b"* 2 FETCH (UID 2 BODY[]<0> NIL)\r\nTAG OK done\r\n",
+        b"TAG NO [EXPUNGEISSUED] some are gone\r\n",
+        b"TAG NO [nonexistent] gone\r\n",
+    ):
+        server.says = {"UID FETCH 2 ": said}
+        assert await look(server) == ([1, 3], "", False), said
+    for said in (b"NO [UNAVAILABLE] later", b"NO not now"):
+        server.says = {"UID FETCH 2 ": b"TAG " + said + b"\r\n"}
+        assert await look(server) == ([1], "does not give the mail 2", False), said
+
+
+async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:
+    server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<script>" * 100_000)
+    lines = await mailboxes.looked(asked_of(server))
+    assert lines[-1] == {"uid": 1, "data": {"refusal": "it is written so that reading it takes too long"}}
