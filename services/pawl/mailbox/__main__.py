@@ -33,8 +33,8 @@ async def main(stop: asyncio.Event) -> None:
     async with Service("mailbox", settings) as service:
         mailboxes = Mailboxes(
             await service.open_channel("job_store", settings.job_store_address, optional=True),
-            await service.open_public_channel("agent_loop", settings.agent_loop_address, optional=True),
-            await service.open_public_channel("tool_registry", settings.tool_registry_address, optional=True),
+            await service.open_channel("agent_loop", settings.agent_loop_address, public=True, optional=True),
+            await service.open_channel("tool_registry", settings.tool_registry_address, public=True, optional=True),
             key=service_key(settings, service.clock) or str,
             passwords=WatchedFile(
                 settings.mailbox_passwords_file, "PAWL_MAILBOX_PASSWORDS_FILE", parse_passwords, service.clock

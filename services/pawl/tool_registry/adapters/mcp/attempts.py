@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.tool_registry.app.execution.outcome import doubt
 from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.outcome import doubt
