@@ -21,7 +21,8 @@ from pawl.batch.v1 import batch_pb2
 from pawl.chassis import logs, status, tasks
 from pawl.chassis.parts import in_parts
 from pawl.chassis.rpc_replicas import Standing, choose
-from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
+from pawl.chassis.tasks import within
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Overloaded, PawlError
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
 """Larger requests go by themselves: they gain nothing, and others would wait behind them."""
@@ -37,8 +38,14 @@ _STREAM_SECONDS: Final = 30.0
 _GRACE_SECONDS: Final = 0.05
 # A replica that ended a stream, or refused one, is left alone so long if there are others.
 _AWAY_SECONDS: Final = 0.25
-# A replica that has not answered for so long may hang: calls go to others until it answers, or its stream is renewed.
+# One that refused a call as overloaded gets no further ones so long.
+_BUSY_SECONDS: Final = 0.5
+# One that has said nothing since it was asked something, for so long, may hang: others are asked meanwhile.
 _SILENT_SECONDS: Final = 0.5
+# If it has still said nothing when all who asked it have given up, it is asked again so much later.
+_GIVEN_UP_SECONDS: Final = 5.0
+# A stream that is not open after so long takes no call: those that wait for it go to another replica, if one is well.
+_OPENING_SECONDS: Final = 0.5
 
 _log = logs.get_logger(__name__)
 
@@ -124,6 +131,7 @@ class Line:
         self.streams_max = streams_max
         self.streams: list[_Stream] = []
         self.away_until = -math.inf
+        self.busy_until = -math.inf
         self._state = state
         self._failures = 0
 
@@ -147,6 +155,7 @@ class Line:
             name=self.name,
             is_connected=state is grpc.ChannelConnectivity.READY,
             is_away=is_lost or now < self.away_until or any(stream.is_silent(now) for stream in self.streams),
+            is_busy=now < self.busy_until,
             calls=sum(map(len, self.streams)),
         )
 
@@ -203,12 +212,23 @@ class Batches:
         now = asyncio.get_running_loop().time()
         return self._lines[choose(key, [line.standing(now) for line in self._lines])]
 
-    def _stream(self, line: Line, shown: Shown) -> _Stream:
+    def has_another(self, line: Line) -> bool:
+        """Return whether there is a replica beside that of a new stream on `line` that seems to be well."""
+        now = asyncio.get_running_loop().time()
+        if any(stream.is_open and not stream.is_silent(now) for stream in line.streams):
+            return True  # A name may stand for several replicas.
+        return any(not other.standing(now).is_away for other in self._lines if other is not line)
+
+    def widen(self, line: Line, shown: Shown) -> None:
+        """Open one more stream on a line that may have more: perhaps to another replica of its name."""
         if len(line.streams) < line.streams_max:
             stream = _Stream(self, line, shown)
             line.streams.append(stream)
             # Not in the context of whoever comes first: the stream outlives the request that it serves.
             tasks.start(self._tasks, stream.run(), name="batch", context=contextvars.Context())
+
+    def _stream(self, line: Line, shown: Shown) -> _Stream:
+        self.widen(line, shown)
         now = asyncio.get_running_loop().time()
         stream = min(line.streams, key=lambda each: (not each.is_open or each.is_silent(now), len(each)))
         # Of those that have equally few, another one is next.
@@ -261,7 +281,12 @@ class _Stream:
         if self._calls.pop(call.message.id, None) is not None and not self._unsent.pop(call.message.id, None):
             self._cancelled.append(call.message.id)
             self._something.set()
-        if not self._calls and not self.is_silent(asyncio.get_running_loop().time()):
+        if not self._calls:
+            now = asyncio.get_running_loop().time()
+            if self.is_silent(now):
+                self._line.away_until = now + _GIVEN_UP_SECONDS
+                # It is asked again on a new one, that takes no call before it has answered.
+                self.leave()
             self._asked_at = None
 
     async def run(self) -> None:
@@ -273,8 +298,12 @@ class _Stream:
         rpc: Any = None
         try:
             rpc = self._line.open_stream(self.shown)
-            # What is written to a stream that is being refused would hide why.
-            await rpc.initial_metadata()
+            # What is written to a stream that is being refused would hide why. And one that hangs has no call to lose.
+            if not await self._opens(rpc):
+                failure = DependencyUnavailable("the other side does not answer")
+                self._line.away_until = asyncio.get_running_loop().time() + _GIVEN_UP_SECONDS
+                self._line.lose(failure)
+                return
             self.is_open = True
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
             async for response in rpc:
@@ -290,6 +319,14 @@ class _Stream:
                 rpc.cancel()
             await tasks.end(writers)
             self.fail(failure)
+
+    async def _opens(self, rpc: Any) -> bool:
+        """Return whether the other side takes the stream in time. Where nobody else is well, it is waited for."""
+        while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
+            if self._batches.has_another(self._line):
+                return False
+            self._batches.widen(self._line, self.shown)
+        return True
 
     async def _write(self, rpc: Any) -> None:
         first = batch_pb2.BatchRequest(response_bytes_max=self._batches.response_bytes_max)
@@ -331,6 +368,8 @@ class _Stream:
                 if self._is_leaving and not self._calls:
                     self._something.set()
                 failure = status.from_failure(reply.failure) if reply.HasField("failure") else None
+                if isinstance(failure, Overloaded):
+                    self._line.busy_until = asyncio.get_running_loop().time() + _BUSY_SECONDS
                 call.close(failure)
         if response.closing:
             self.leave()

@@ -1,6 +1,7 @@
 """Reflection in both of its versions: newer clients ask for v1 only, older ones for v1alpha only.
 
-The library has v1alpha. The messages of v1 are the same on the wire, so the same servicer answers.
+The library has v1alpha. The messages of v1 are the same but for the name of the
+package, so the same servicer answers, with the descriptors of v1 beside.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 OLD_NAME: Final = reflection.SERVICE_NAME
 NAME: Final = "grpc.reflection.v1.ServerReflection"
 
+_OLD_PACKAGE: Final = "grpc.reflection.v1alpha"
+_PACKAGE: Final = "grpc.reflection.v1"
+_FILE: Final = "grpc/reflection/v1/reflection.proto"
+
 
 def add_reflection(service_names: Iterable[str], server: grpc.aio.Server) -> None:
-    """Have the server describe these services, and this one."""
-    names = (*service_names, OLD_NAME)
+    """Have the server describe these services, and both versions of this one."""
+    _know_v1()
+    names = (*service_names, OLD_NAME, NAME)
     reflection.enable_server_reflection(names, server)
     answer: Any = reflection.aio.ReflectionServicer(names).ServerReflectionInfo
     handler = grpc.stream_stream_rpc_method_handler(
@@ -26,3 +33,18 @@ def add_reflection(service_names: Iterable[str], server: grpc.aio.Server) -> Non
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, {"ServerReflectionInfo": handler}),))
+
+
+def _know_v1() -> None:
+    """Put the descriptors of v1 into the pool that the servicer looks into. Idempotent."""
+    file = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    file.name, file.package = _FILE, _PACKAGE
+    for message in file.message_type:
+        for field in message.field:
+            if field.type_name:
+                field.type_name = field.type_name.replace(_OLD_PACKAGE, _PACKAGE)
+    for method in file.service[0].method:
+        method.input_type = method.input_type.replace(_OLD_PACKAGE, _PACKAGE)
+        method.output_type = method.output_type.replace(_OLD_PACKAGE, _PACKAGE)
+    descriptor_pool.Default().AddSerializedFile(file.SerializeToString())

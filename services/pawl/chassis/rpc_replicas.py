@@ -32,12 +32,13 @@ class Standing:
     """A replica as its caller sees it.
 
     `is_away`: it cannot be reached, is not healthy, or is silent. `is_connected` says that it can be reached;
-    before the first try neither is so.
+    before the first try neither is so. `is_busy`: it has refused a call as overloaded.
     """
 
     name: str
     is_connected: bool = True
     is_away: bool = False
+    is_busy: bool = False
     calls: int = 0
 
 
@@ -50,10 +51,10 @@ def choose(key: str, replicas: Sequence[Standing]) -> int:
     preferred = preference(key, tuple(replica.name for replica in replicas))
     connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_away]
     for at in connected:
-        if replicas[at].calls < CALLS_MAX:
+        if not replicas[at].is_busy and replicas[at].calls < CALLS_MAX:
             return at
     if connected:
-        return min(connected, key=lambda at: replicas[at].calls)
+        return min(connected, key=lambda at: (replicas[at].is_busy, replicas[at].calls))
     return min(preferred, key=lambda at: (replicas[at].is_away, not replicas[at].is_connected))
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -27,6 +27,9 @@ from pawl.errors import Unauthenticated
 _SPIFFE_ID: Final = re.compile("spiffe://[^/]+/pawl/([a-z-]+)")
 
 _NAMES_TOLD_MAX: Final = 10
+_FLIGHTS_MAX: Final = 4
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+_OUT_OF_TIME: Final = (9, 10)
 
 _log = logs.get_logger(__name__)
 
@@ -179,29 +182,55 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
 
 
 def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
-    """Return if this certificate names `service`, and others compare it with an authority.
+    """Return if the other services will take this certificate for that of `service`, which they may call or not.
+
+    One that has expired passes: it is replaced while the process runs. Without an authority nobody compares.
 
     Raises:
-        StartError: it does not.
+        StartError: it is of another authority, or has not the name.
     """
-    if shown.authority is None or shown.certificate is None:
+    if shown.authority is None or shown.context is None:
         return
-    from cryptography import x509  # noqa: PLC0415  # few deployments need it
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN  # As gRPC does.
+    context.load_verify_locations(cadata=shown.authority.decode("ascii"))
+    try:
+        names = _greet(context, shown.context)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _OUT_OF_TIME:
+            return
+        why = f"is not of the authority in PAWL_TLS_CA_FILE: {error.verify_message}"
+        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {why}") from None
+    if wrong := name_missing(names, service, is_called=is_called):
+        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {wrong}: the other services know this one by its name")
 
-    extensions = x509.load_pem_x509_certificate(shown.certificate).extensions
-    names = x509.SubjectAlternativeName([])
-    with suppress(x509.ExtensionNotFound):
-        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    plain, ids = names.get_values_for_type(x509.DNSName), names.get_values_for_type(x509.UniformResourceIdentifier)
-    uris = [] if is_called else [name.encode() for name in ids]
-    if service not in services_of({"peer_dns": [name.encode() for name in plain], "peer_uri": uris}):
-        wanted = f"the DNS name `{service}`" + (
-            "" if is_called else f" or the URI `spiffe://ANY-DOMAIN/pawl/{service}`"
-        )
-        has = ", ".join(f"`{name}`" for name in sorted([*plain, *ids])[:_NAMES_TOLD_MAX]) or "none"
-        raise StartError(
-            f"PAWL_TLS_CERTIFICATE_FILE: has not {wanted}, only {has}: the other services know this one by its name"
-        )
+
+def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: bool) -> str:
+    """Return which name of a service is not among those of a certificate, with their kinds; empty if it has one."""
+    plain = [name.encode() for kind, name in names if kind == "DNS"]
+    ids = [] if is_called else [name.encode() for kind, name in names if kind == "URI"]
+    if service in services_of({"peer_dns": plain, "peer_uri": ids}):
+        return ""
+    has = ", ".join(f"`{name}`" for name in sorted(name for _, name in names)[:_NAMES_TOLD_MAX]) or "none"
+    if is_called:
+        return f"has not the DNS name `{service}`, only {has}"
+    return f"has neither the DNS name `{service}` nor the URI `spiffe://ANY-DOMAIN/pawl/{service}`, only {has}"
+
+
+def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> list[tuple[str, str]]:
+    """Let two ends shake hands in memory; returns the names in the certificate that the client has verified.
+
+    Raises:
+        ssl.SSLCertVerificationError: it is not taken.
+    """
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+    for end in ends * _FLIGHTS_MAX:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    verified: dict[str, Any] = ends[0].getpeercert() or {}
+    return [(str(kind), str(name)) for kind, name in verified.get("subjectAltName", ())]
 
 
 def services_of(peer: Mapping[str, Iterable[bytes]]) -> frozenset[str]:

@@ -27,6 +27,7 @@ from pawl.errors import (
     Internal,
     MalformedRequest,
     MethodNotFound,
+    Overloaded,
     PermissionDenied,
     RunNotFound,
     TooLarge,
@@ -83,6 +84,7 @@ async def two(serve: Serve, **options: object) -> AsyncIterator[Replicas]:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no replica taken for silent because the machine is busy."""
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 60.0)
+    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 60.0)
 
 
 async def test_all_calls_that_belong_together_go_to_one_replica_whoever_makes_them(serve: Serve) -> None:
@@ -138,6 +140,26 @@ async def test_a_replica_whose_callers_gave_up_is_not_asked_next(
         call.cancel()
         await asyncio.wait([call])
         assert await replicas.used() - {preferred}
+
+
+async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
+    async with two(serve, unary_calls_max=1) as replicas:
+        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        with pytest.raises(Overloaded), translating():
+            await replicas.stub.call("unary", "hello")
+
+        async def another_one_is_used() -> bool:
+            with suppress(Overloaded):  # Until the way to the other one is made.
+                return len(await replicas.used()) == 2
+            return False
+
+        await until(another_one_is_used)
+        servicer.release.set()
+        assert await call == ["wait"]
 
 
 class Response:
@@ -442,3 +464,26 @@ async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(m
             assert 0 < taken.count(answered) < 6
             await tasks.end(cancels)
             assert len(taken) == 6
+
+
+async def test_a_silent_replica_of_a_name_holds_up_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 0.05)
+    opened = asyncio.Event()
+
+    async def hang(_: Any, context: Any) -> None:
+        opened.set()
+        await asyncio.sleep(3600)
+
+    silent = grpc.aio.server()
+    methods: Any = {"Batch": grpc.stream_stream_rpc_method_handler(hang)}
+    silent.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pawl.batch.v1.BatchService", methods),))
+    address = f"127.0.0.1:{silent.add_insecure_port('127.0.0.1:0')}"
+    await silent.start()
+    async with serve(service_only=True, listen=f"127.0.0.1:{free_port()}") as server:
+        monkeypatch.setattr(rpc_client, "_target", lambda _: f"ipv4:{address},{server.address}")
+        async with open_channel("replicas.test:1", batches=True) as channel, asyncio.timeout(60):
+            stub = EchoStub(channel)
+            while not opened.is_set():
+                assert await stub.call("unary", "hello") == ["hello"]
+            assert await asyncio.gather(*(stub.call("unary", "hello") for _ in range(20))) == [["hello"]] * 20
+    await silent.stop(None)

@@ -42,7 +42,7 @@ async def test_a_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
 
 async def test_reflection_describes_the_services_and_the_details_of_errors(serve: Serve) -> None:
     """Newer clients ask for v1 only, and need google.rpc.ErrorInfo to show why a call failed."""
-    service = "grpc.reflection.v1alpha.ServerReflection"
+    service = "grpc.reflection.v1.ServerReflection"
     symbols = (service, "grpc.health.v1.Health", "google.rpc.ErrorInfo")
     requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
     requests += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]

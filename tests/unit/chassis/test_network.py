@@ -102,24 +102,52 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
         tls.of_bus(missing, None, None)
 
 
+def test_whom_others_call_needs_its_dns_name_and_who_only_calls_either_of_two() -> None:
+    rows: list[tuple[list[tuple[str, str]], bool, str]] = [
+        ([("DNS", "job-store"), ("DNS", "localhost")], True, ""),
+        ([("DNS", "job-store")], False, ""),
+        ([("URI", SPIFFE_ID), ("DNS", "job-store")], True, ""),
+        ([("URI", SPIFFE_ID)], False, ""),
+        ([("URI", SPIFFE_ID)], True, f"has not the DNS name `job-store`, only `{SPIFFE_ID}`"),
+        ([("IP Address", "job-store")], True, "has not the DNS name `job-store`, only `job-store`"),
+        ([], True, "has not the DNS name `job-store`, only none"),
+        (
+            [("URI", f"{SPIFFE_ID}/2"), ("DNS", "a")],
+            False,
+            (
+                "has neither the DNS name `job-store` nor the URI `spiffe://ANY-DOMAIN/pawl/job-store`,"
+                f" only `a`, `{SPIFFE_ID}/2`"
+            ),
+        ),
+    ]
+    for names, is_called, says in rows:
+        assert tls.name_missing(names, "job-store", is_called=is_called) == says
+    assert tls.server_name("pawl.example:7601", "agent-loop") is None, "gRPC compares the host of the address"
+    assert tls.server_name("10.0.0.1:7601,10.0.0.2:7601", "agent-loop") == "agent-loop"
+
+
 def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
     tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
     """Else the others just cannot reach it, or do not know its key, and no log of its own has why."""
     files = certificates.write(tmp_path, "job-store", authority)
     shown = of(files, clock)()
-    for is_called, wanted in ((True, "DNS name `notifier`,"), (False, "URI `spiffe://ANY-DOMAIN/pawl/notifier`,")):
+    for is_called in (True, False):
         tls.check_own(shown, "job-store", is_called=is_called)
-        with pytest.raises(StartError, match=rf"^PAWL_TLS_CERTIFICATE_FILE: .*{wanted} only `job-store`"):
+        with pytest.raises(
+            StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*only `127.0.0.1`, `job-store`"
+        ):
             tls.check_own(shown, "notifier", is_called=is_called)
+    expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
+    tls.check_own(of(expired, clock)(), "job-store", is_called=True)  # The next one counts once its files are there.
     alone = tls.of_service(files.certificate, files.key, None, clock=clock)
     assert alone is not None
     tls.check_own(alone(), "notifier", is_called=False)  # Without an authority nobody compares names.
-
-
-def test_several_addresses_are_compared_with_the_name_of_the_service() -> None:
-    assert tls.server_name("pawl.example:7601", "agent-loop") is None, "gRPC compares the host of the address"
-    assert tls.server_name("10.0.0.1:7601,10.0.0.2:7601", "agent-loop") == "agent-loop"
+    files.authority.write_bytes(trustme.CA().cert_pem.bytes())
+    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not of the authority in PAWL_TLS_CA_FILE"):
+        tls.check_own(of(files, clock)(), "job-store", is_called=True)
+    files.authority.write_bytes(files.authority.read_bytes() + authority.cert_pem.bytes())
+    tls.check_own(of(files, clock)(), "job-store", is_called=True)
 
 
 def fail() -> Response:
@@ -229,6 +257,7 @@ standings = st.builds(
     name=names,
     is_connected=st.booleans(),
     is_away=st.booleans(),
+    is_busy=st.booleans(),
     calls=st.integers(min_value=0, max_value=2 * CALLS_MAX),
 )
 replicas = st.lists(standings, min_size=1, max_size=6, unique_by=lambda replica: replica.name)
@@ -263,12 +292,13 @@ def test_one_that_goes_moves_only_its_own_stores(key: str, known: list[Standing]
 def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[Standing]) -> None:
     at = known[choose(key, known)]
     reached = [one for one in known if one.is_connected and not one.is_away]
-    free = [one for one in reached if one.calls < CALLS_MAX]
+    free = [one for one in reached if not one.is_busy and one.calls < CALLS_MAX]
     if free:
         assert at in free
     elif reached:
         assert at in reached
-        assert at.calls == min(one.calls for one in reached)
+        assert at.calls == min(one.calls for one in reached if one.is_busy == at.is_busy)
+        assert not at.is_busy or all(one.is_busy for one in reached)
     else:
         assert not at.is_away or all(one.is_away for one in known)
         # One that is silent may be slow; one that cannot be reached serves nobody.
