@@ -14,6 +14,8 @@ from typing import Final
 import asyncpg
 import psutil
 
+from pawl.chassis.database_kept import KeptConnections
+
 _SETTLE_SECONDS_MAX: Final = 60.0
 # Of tool-registry, which listens for the calls of workers on one that has run nothing else.
 _LISTENING: Final = 1
@@ -74,11 +76,15 @@ async def _close_connections() -> None:
     give_up = loop.time() + _SETTLE_SECONDS_MAX
     everything = gc.get_objects()
     pools = [found for found in everything if type(found) is asyncpg.Pool and not found.is_closing()]
+    # As far as their pool knows, what these hold is in use.
+    kept = [found for found in everything if type(found) is KeptConnections]
     del everything
     while True:
         for pool in pools:
             for _ in range(pool.get_idle_size()):
                 (await pool.acquire()).terminate()
+        for each in kept:
+            await each.expire()
         # None of this waits as a rule, so that nobody has opened one meanwhile.
         if sum(pool.get_size() for pool in pools) <= _LISTENING or loop.time() > give_up:
             break

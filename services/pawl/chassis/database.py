@@ -16,13 +16,12 @@ from asyncpg.pool import PoolConnectionProxy
 from pawl.chassis import logs
 from pawl.chassis import schema as schemas
 from pawl.chassis.database_heartbeat import Heartbeat
+from pawl.chassis.database_kept import UNUSED_SECONDS_MAX, KeptConnections, Lent, PoolConnection, is_lost
 from pawl.chassis.database_rights import Rights
 from pawl.chassis.start import StartError
-from pawl.chassis.tasks import shield
 from pawl.errors import DependencyUnavailable
 
-Lent: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | Lent"
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 
 _CONNECT_TIMEOUT_SECONDS: Final = 5.0
 _BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -30,9 +29,6 @@ _ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
 # One connection in so many is for what is urgent.
 _RESERVED_PART: Final = 3
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
-_RELEASE_TIMEOUT_SECONDS: Final = 1.0
-# PostgreSQL has a process of 5 to 10 MB for each session, so those of a burst are closed soon.
-_UNUSED_SECONDS_MAX: Final = 60.0
 
 # Each statement of Pawl looks rows up by an index, so one plan fits all arguments. Left to itself the server plans many
 # of them anew each time, and keeps those that it made for empty tables.
@@ -77,15 +73,6 @@ _NO_SESSION: Final = (*_UNREACHABLE, asyncpg.PostgresError, asyncpg.InterfaceErr
 _log = logs.get_logger(__name__)
 
 
-class _PoolConnection(asyncpg.Connection):
-    """Rolls back an open transaction when its pool takes it back, which asyncpg reports as a fault of the process."""
-
-    async def _reset(self) -> None:
-        if self.is_in_transaction():
-            await self.execute("ROLLBACK")
-        await super()._reset()
-
-
 class Database:
     """A pool of connections to PostgreSQL; an async context manager.
 
@@ -111,6 +98,7 @@ class Database:
         self._statement_timeout_seconds = statement_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._kept: KeptConnections | None = None
         self._held: set[Connection] = set()
         self._cut_short: set[int] = set()
         self._ordinary = asyncio.Semaphore(connections_max - connections_max // _RESERVED_PART)
@@ -118,16 +106,19 @@ class Database:
 
     async def __aenter__(self) -> Self:
         self._pool = await self._connect()
+        self._kept = KeptConnections(self._pool)
         await self._heartbeat.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        pool, self._pool = self._pool, None
-        if pool is None:
+        pool, kept = self._pool, self._kept
+        self._pool = self._kept = None
+        if pool is None or kept is None:
             return
         await self._heartbeat.__aexit__()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                await kept.close()
                 await pool.close()
         except (asyncpg.InterfaceError, *_UNREACHABLE):
             pool.terminate()
@@ -145,14 +136,16 @@ class Database:
                 the middle, or a statement ran into its timeout. A statement that was
                 on its way may or may not have been carried out.
         """
-        pool = self._pool
-        if pool is None:
+        kept = self._kept
+        if kept is None:
             raise DependencyUnavailable("the database is closed")
         deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
         async with nullcontext() if urgent else _place(self._ordinary, deadline):
-            connection = await self._take(pool, deadline)
+            # Of before it is taken: all may be expired while it is being opened.
+            generation = kept.generation
+            connection = await self._take(kept, deadline)
             try:
-                async with self._lent(pool, connection):
+                async with self._lent(kept, connection, generation):
                     yield connection
             except _UNUSABLE as error:
                 raise _unavailable(error) from error
@@ -204,34 +197,38 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         await self._heartbeat.check()
 
-    async def _take(self, pool: asyncpg.Pool[asyncpg.Record], deadline: float) -> Lent:
+    async def _take(self, kept: KeptConnections, deadline: float) -> Lent:
         if self._heartbeat.is_away:
             raise DependencyUnavailable(self._heartbeat.failure)
         try:
-            return await pool.acquire(timeout=max(0.001, deadline - asyncio.get_running_loop().time()))
+            return await kept.take(deadline)
         except _NO_SESSION as error:
             if isinstance(error, _REFUSING):
                 self._heartbeat.note_refused()
             raise _unavailable(error) from error
 
     @asynccontextmanager
-    async def _lent(self, pool: asyncpg.Pool[asyncpg.Record], connection: Lent) -> AsyncIterator[None]:
+    async def _lent(self, kept: KeptConnections, connection: Lent, generation: int) -> AsyncIterator[None]:
         """Take the connection back at the end, and drop one that is of no more use."""
         server_pid = connection.get_server_pid()
         self._held.add(connection)
+        is_fit = False
         try:
             yield
+            is_fit = True
         except asyncio.CancelledError:
             self._cut_short.add(server_pid)
             raise
         except asyncpg.InterfaceError as error:
             # Also what asyncpg says about wrong arguments: that is no outage.
-            if _is_lost(connection):
+            if is_lost(connection):
                 raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
             raise
         except _UNFIT:
             connection.terminate()
-            await pool.expire_connections()
+            await kept.expire()
+            raise
+        except _OUTDATED:
             raise
         except asyncpg.InternalClientError as error:
             # The server has said goodbye while nobody asked it anything, and has not hung up yet.
@@ -241,8 +238,7 @@ class Database:
             self._held.discard(connection)
             # One that cannot be taken back is dropped, and the work on it is done.
             with suppress(*_NO_SESSION):
-                # It shields itself, and tells of a failure that nobody has waited for.
-                await shield(pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS))
+                await kept.give(connection, generation=generation, is_fit=is_fit)
 
     def _cut(self) -> None:
         """Have those who wait for a server that does not answer wait no longer."""
@@ -253,8 +249,8 @@ class Database:
 
     async def _renew(self) -> None:
         """Give out none of the sessions that are open now again."""
-        if self._pool is not None:
-            await self._pool.expire_connections()
+        if self._kept is not None:
+            await self._kept.expire()
 
     async def create_schema(self, schema: str, sql: str | None = None, rights: Rights | None = None) -> bool:
         """Create `schema` from the service's `schema.sql`, or from `sql`, unless it exists; returns whether it did.
@@ -297,9 +293,9 @@ class Database:
                     max_size=self._connections_max,
                     timeout=_CONNECT_TIMEOUT_SECONDS,
                     command_timeout=self._statement_timeout_seconds + 1,
-                    max_inactive_connection_lifetime=_UNUSED_SECONDS_MAX,
+                    max_inactive_connection_lifetime=UNUSED_SECONDS_MAX,
                     reset=self._take_back,
-                    connection_class=_PoolConnection,
+                    connection_class=PoolConnection,
                     server_settings={
                         "application_name": self._application_name,
                         "statement_timeout": f"{self._statement_timeout_seconds * 1000:.0f}",
@@ -338,14 +334,6 @@ class DatabaseAdapter:
 def affected(tag: str) -> int:
     """Return the number of rows of a command tag like `INSERT 0 3` or `DELETE 3`."""
     return int(tag.rpartition(" ")[2])
-
-
-def _is_lost(connection: Lent) -> bool:
-    try:
-        return connection.is_closed()
-    except asyncpg.InterfaceError:
-        # The pool takes a connection back as soon as it breaks.
-        return True
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.database import Database
+from pawl.chassis.database_kept import KeptConnections, Lent
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable
 from pawl.launcher.ports import free_port
@@ -77,13 +78,13 @@ async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works
 async def test_while_the_server_is_away_one_line_says_so_and_no_caller_opens_a_session(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    takes, acquire, port = list[float](), asyncpg.Pool.acquire, free_port()
+    takes, take, port = list[float](), KeptConnections.take, free_port()
 
-    def counted(pool: asyncpg.Pool[asyncpg.Record], *, timeout: float) -> object:
-        takes.append(timeout)
-        return acquire(pool, timeout=timeout)
+    async def counted(kept: KeptConnections, deadline: float) -> Lent:
+        takes.append(deadline)
+        return await take(kept, deadline)
 
-    monkeypatch.setattr(asyncpg.Pool, "acquire", counted)
+    monkeypatch.setattr(KeptConnections, "take", counted)
     async with forwarding(database_url, port, pump) as url:
         database = await Database(url, application_name="test").__aenter__()
         await use(database)

@@ -1,7 +1,8 @@
-"""Databases that may lose what they acknowledged."""
+"""Connections that stay at hand, and databases that may lose what they acknowledged."""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,10 +13,83 @@ import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.database import Database
+from pawl.chassis.database_kept import KeptConnections, Lent, is_lost
 from pawl.chassis.durability import require_durable
 from pawl.chassis.start import StartError
 from tests import servers
-from tests.poll import until
+from tests.poll import PATIENCE_SECONDS, until
+
+_MAX = 2
+
+
+class World:
+    """A pool of two, and the connections kept from it."""
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self.pool = pool
+        self.kept = KeptConnections(pool)
+
+    async def take(self) -> Lent:
+        connection = await self.kept.take(asyncio.get_running_loop().time() + PATIENCE_SECONDS)
+        assert await connection.fetchval("SELECT 1") == 1
+        return connection
+
+    async def give(self, connection: Lent, *, generation: int | None = None, is_fit: bool = True) -> None:
+        generation = self.kept.generation if generation is None else generation
+        await self.kept.give(connection, generation=generation, is_fit=is_fit)
+
+    @property
+    def in_pool(self) -> int:
+        """The number of connections that the pool has back."""
+        return self.pool.get_idle_size()
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with asyncpg.create_pool(database_url, min_size=1, max_size=_MAX) as pool:
+        world = World(pool)
+        yield world
+        await world.kept.close()
+
+
+async def test_a_connection_stays_at_hand_unless_something_went_wrong_or_all_is_over(world: World) -> None:
+    first = await world.take()
+    await world.give(first)
+    assert world.in_pool == 0
+    assert await world.take() is first
+    await world.give(first, is_fit=False)
+    assert world.in_pool == 1
+    at_hand, busy = await world.take(), await world.take()
+    await world.give(at_hand)
+    await world.kept.close()
+    assert world.in_pool == 1
+    await world.give(busy)
+    assert world.in_pool == _MAX
+
+
+async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World) -> None:
+    broken, other = await world.take(), await world.take()
+    pid = broken.get_server_pid()
+    await world.give(broken)
+    await other.execute("SELECT pg_terminate_backend($1)", pid)
+    await until(lambda: is_lost(broken))
+    next_one = await world.take()
+    assert next_one.get_server_pid() != pid
+    for connection in (next_one, other):
+        await world.give(connection)
+
+
+async def test_expired_connections_are_given_out_no_more(world: World) -> None:
+    generation = world.kept.generation
+    at_hand, busy = await world.take(), await world.take()
+    old = {at_hand.get_server_pid(), busy.get_server_pid()}
+    await world.give(at_hand)
+    await world.kept.expire()
+    await world.give(busy, generation=generation)
+    new = [await world.take() for _ in range(_MAX)]
+    assert not old & {connection.get_server_pid() for connection in new}
+    for connection in new:
+        await world.give(connection)
 
 
 @pytest.fixture(scope="module")
