@@ -124,13 +124,18 @@ def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
 
 
 def _limit_cpu() -> None:
-    end = int(time.process_time()) + CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, int(time.process_time()) + CPU_SECONDS)
+
+
+def _limit(kind: int, value: int) -> None:
+    """Set a limit, unless the system has set a lower one for good."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def main() -> None:
     """Look at the mailbox that standard input describes; write what `look` yields, a line each, to standard output."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     _limit_cpu()
     error = ""
     try:
