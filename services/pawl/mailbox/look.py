@@ -79,13 +79,15 @@ def look(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise ValueError
         yield {"uid_validity": validity, "last_uid": next_uid - 1}
         uids = _uids(session, asked["uid"]) if validity == asked["uid_validity"] else []
-        for uid in uids[:MAILS_MAX]:
-            fetched = _fetch(session, uid)
-            if fetched is not None:
+        left = MAILS_MAX
+        while uids and left:
+            uid = uids.pop(0)
+            if (fetched := _fetch(session, uid)) is not None:
                 yield {"uid": uid}
                 _limit_cpu()
                 yield {"uid": uid, "data": read_mail(*fetched, **asked["counts"])}
-        yield {"has_more": len(uids) > MAILS_MAX}
+                left -= 1
+        yield {"has_more": bool(uids)}
     finally:
         session.shutdown()
 
