@@ -28,7 +28,7 @@ if _version_not_supported:
 class TriggerLedgerServiceStub(object):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    is to be like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -106,7 +106,7 @@ class TriggerLedgerServiceStub(object):
 class TriggerLedgerServiceServicer(object):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    is to be like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -188,7 +188,7 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseMailboxes(self, request, context):
-        """Leases mailboxes to a process, which reads them until the lease ends after 60
+        """Leases mailboxes to a process, which reads them until the lease ends after 30
         seconds: call it again every few seconds to renew. Returns the mailboxes of all
         stores that the process holds now, at most 200.
 
@@ -301,7 +301,7 @@ def add_TriggerLedgerServiceServicer_to_server(servicer, server):
 class TriggerLedgerService(object):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    is to be like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets

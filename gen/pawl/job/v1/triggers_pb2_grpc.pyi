@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class TriggerLedgerServiceStub:
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    is to be like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -83,7 +83,7 @@ class TriggerLedgerServiceStub:
     Errors: INVALID_FIELD (`events_max`).
     """
     LeaseMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]
-    """Leases mailboxes to a process, which reads them until the lease ends after 60
+    """Leases mailboxes to a process, which reads them until the lease ends after 30
     seconds: call it again every few seconds to renew. Returns the mailboxes of all
     stores that the process holds now, at most 200.
 
@@ -111,7 +111,7 @@ class TriggerLedgerServiceStub:
 class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    is to be like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -162,7 +162,7 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     Errors: INVALID_FIELD (`events_max`).
     """
     LeaseMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]  # type: ignore[assignment]
-    """Leases mailboxes to a process, which reads them until the lease ends after 60
+    """Leases mailboxes to a process, which reads them until the lease ends after 30
     seconds: call it again every few seconds to renew. Returns the mailboxes of all
     stores that the process holds now, at most 200.
 
@@ -189,7 +189,7 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
 class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """TriggerLedgerService keeps triggers, their secrets, and which events have fired
     them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    is to be like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -292,7 +292,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.LeaseMailboxesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.LeaseMailboxesResponse, _abc.Awaitable[_triggers_pb2.LeaseMailboxesResponse]]:
-        """Leases mailboxes to a process, which reads them until the lease ends after 60
+        """Leases mailboxes to a process, which reads them until the lease ends after 30
         seconds: call it again every few seconds to renew. Returns the mailboxes of all
         stores that the process holds now, at most 200.
 
