@@ -112,11 +112,8 @@ class ToolRegistry:
 def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     """Return a registry over these ports."""
     database, instance_id, clock = ports.database, ports.instance_id, ports.clock
-    tools, documents, audit_log = (
-        PostgresToolRepository(database),
-        PostgresDocumentRepository(database),
-        PostgresAuditLog(database),
-    )
+    tools, documents = PostgresToolRepository(database), PostgresDocumentRepository(database)
+    audit_log = PostgresAuditLog(database)
     workers = PostgresWorkerRepository(database, instance_id=instance_id)
     completions = PostgresCompletions(database, instance_id=instance_id)
     audit = AuditTrail(audit_log, clock.now)

@@ -27,7 +27,6 @@ from pawl.notifier.domain.delivery import (
     TEST,
     TESTS_KEPT,
     Candidate,
-    DeliveryFilter,
     DeliveryId,
     NewChannel,
     NewCode,
@@ -110,7 +109,7 @@ async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(repository: Rep
         await repository.add_test(ANNS, made_test(number), "{}")
         await tried(repository, FAILED)
     assert (await repository.channel(ANNS, HOOK)).failing_since_time is None
-    assert len(await repository.deliveries(ANNS, DeliveryFilter(channel_id=HOOK), None, limit=100)) == TESTS_KEPT + 1
+    assert len(await repository.deliveries(ANNS, HOOK, (), None, limit=100)) == TESTS_KEPT + 1
     await repository.add_test(ANNS, made_test(99), "{}")
     await tried(repository, GONE)
     assert not (await repository.channel(ANNS, HOOK)).enabled

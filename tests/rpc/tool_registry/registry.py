@@ -339,14 +339,12 @@ async def running(
         PythonRunner(threads_max=threads_max) as threads,
     ):
         await database.create_schema("tool_registry")
-        journal = PostgresExecutionJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
-        journal.watch.lease_seconds = min(options.lease_seconds, 1.0)
         known_secrets = FileSecrets(secrets or {})
         mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
         ports = Ports(
             database=database,
             instance_id=instance_id,
-            journal=wrap_journal(journal),
+            journal=wrap_journal(_journal(database, instance_id, options)),
             ledger=(ledger := Ledger()),
             runner=(processes := ProcessRunner(threads, processes_max=processes_max)),
             secrets=known_secrets,
@@ -384,6 +382,12 @@ async def running(
                 forget_rule_uses=registry.rules.repository.forget,
             )
             stop.set()
+
+
+def _journal(database: Database, instance_id: str, options: ExecutorOptions) -> PostgresExecutionJournal:
+    journal = PostgresExecutionJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
+    journal.watch.lease_seconds = min(options.lease_seconds, 1.0)
+    return journal
 
 
 @asynccontextmanager

@@ -33,8 +33,8 @@ from pawl.notifier.domain.channel import (
 from pawl.notifier.domain.delivery import (
     CODE,
     TESTS_KEPT,
-    DeliveryFilter,
     DeliveryId,
+    DeliveryState,
     NewChannel,
     NewCode,
     OwnDelivery,
@@ -359,11 +359,17 @@ class PostgresChannels(DatabaseAdapter):
         return _delivery(_there(row))
 
     async def deliveries(
-        self, inbox: Inbox, wanted: DeliveryFilter, before: tuple[datetime, str] | None, *, limit: int
+        self,
+        inbox: Inbox,
+        channel_id: ChannelId,
+        states: Sequence[DeliveryState],
+        before: tuple[datetime, str] | None,
+        *,
+        limit: int,
     ) -> Sequence[pb.ChannelDelivery]:
-        """Return deliveries before a time and an id (None: from the newest), newest first."""
-        channel_ids = await self._ids(inbox, wanted.channel_id)
-        rows = await self._database.fetch(_DELIVERIES, channel_ids, *(before or (None, "")), list(wanted.states), limit)
+        """Return deliveries of a channel, or with an empty id of all, before a time and an id, newest first."""
+        channel_ids = await self._ids(inbox, channel_id)
+        rows = await self._database.fetch(_DELIVERIES, channel_ids, *(before or (None, "")), list(states), limit)
         return list(map(_delivery, rows))
 
     async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[pb.ChannelDeliveryCount]:

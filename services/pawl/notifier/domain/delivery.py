@@ -68,14 +68,6 @@ class DeliveryState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryFilter:
-    """The deliveries that somebody looks for: of one channel or, if its id is empty, all; in some states or all."""
-
-    channel_id: ChannelId
-    states: tuple[DeliveryState, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A delivery that is due."""
 

@@ -10,21 +10,18 @@ from typing import Final
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
 from pawl.chassis.rpc_kinds import Context
-from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidPageToken
 from pawl.notifier.adapters.channels import PostgresChannels
 from pawl.notifier.app.channels import Channels
 from pawl.notifier.domain.channel import Channel, ChannelChange, ChannelId
-from pawl.notifier.domain.delivery import DeliveryFilter, DeliveryId
+from pawl.notifier.domain.delivery import DeliveryId, DeliveryState
 from pawl.notifier.rpc.convert import WIRE, caller_inbox, page_size, several_ids
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import channel_pb2_grpc
 
 _CHANNEL: Final = WIRE.struct(Channel, pb.Channel, field="channel")
 _CHANGE: Final = WIRE.struct(ChannelChange, pb.UpdateChannelRequest)
-_FILTER: Final = WIRE.struct(
-    DeliveryFilter, pb.ListDeliveriesRequest, Exceptions(of_message=("page_size", "page_token"))
-)
+_STATES: Final = WIRE.enum(DeliveryState, pb.ChannelDeliveryState, field="states")
 _TOKEN: Final = re.compile(r"deliveries-([0-9]{1,16})-([A-Za-z0-9_-]{1,64})")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -83,12 +80,12 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
     async def ListDeliveries(self, request: pb.ListDeliveriesRequest, context: Context) -> pb.ListDeliveriesResponse:
         size, before, inbox = page_size(request.page_size), _place(request.page_token), caller_inbox()
-        check_id(request.channel_id, "channel_id", optional=True)
-        wanted = _FILTER.read(request)
-        found = await self._repository.deliveries(inbox, wanted, before, limit=size + 1)
+        channel_id = ChannelId(check_id(request.channel_id, "channel_id", optional=True))
+        states = [_STATES.read(state) for state in request.states]
+        found = await self._repository.deliveries(inbox, channel_id, states, before, limit=size + 1)
         page = found[:size]
         token = _token(page[-1]) if len(found) > size else ""
-        counts = () if request.page_token else await self._repository.count_deliveries(inbox, wanted.channel_id)
+        counts = () if request.page_token else await self._repository.count_deliveries(inbox, channel_id)
         return pb.ListDeliveriesResponse(deliveries=page, next_page_token=token, counts=counts)
 
     async def ResendDelivery(self, request: pb.ResendDeliveryRequest, context: Context) -> pb.ResendDeliveryResponse:

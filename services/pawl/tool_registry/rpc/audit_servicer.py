@@ -14,7 +14,7 @@ from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import audit_pb2 as pb
 from pawl.tool.v1 import audit_pb2_grpc
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
-from pawl.tool_registry.app.policy.verifying import Verified, verify
+from pawl.tool_registry.app.policy.verifying import verify
 from pawl.tool_registry.domain.audit import AuditEntry, AuditFilter, AuditKind, Head
 from pawl.tool_registry.rpc.convert import WIRE
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
@@ -61,7 +61,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
             raise InvalidField("known_seq and known_hash go together", field="known_seq")
         known = Head(seq=request.known_seq, hash=request.known_hash.lower()) if request.known_seq else None
         async for found in verify(self._log, store_id, known):
-            yield _verified_message(found)
+            yield found
 
     async def GetToolAnalytics(
         self, request: pb.GetToolAnalyticsRequest, context: Context
@@ -101,14 +101,3 @@ def _seq_of(token: str) -> int | None:
     if not 0 <= seq <= _SEQ_MAX or token != page_token("audit", seq):
         raise InvalidPageToken
     return seq
-
-
-def _verified_message(found: Verified) -> pb.VerifyAuditResponse:
-    message = pb.VerifyAuditResponse(
-        verified_seq=found.verified.seq, verified_hash=found.verified.hash, done=found.is_done
-    )
-    if found.problem is not None:
-        message.problem.seq = max(0, found.problem.seq)
-        message.problem.kind = found.problem.kind
-        message.problem.explanation = found.problem.explanation
-    return message

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Final
 
 from pawl.chassis.ids import StoreId
+from pawl.tool.v1 import audit_pb2
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.domain.audit import Head, Problem, Verifier
 
@@ -14,17 +14,10 @@ _PAGE: Final = 2000
 _PAGES_PER_REPORT: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """The head up to which a chain is good, and what is wrong with it, if anything."""
-
-    verified: Head
-    problem: Problem | None = None
-    is_done: bool = False
-
-
-async def verify(log: PostgresAuditLog, store_id: StoreId, known: Head | None) -> AsyncIterator[Verified]:
-    """Yield how far the chain is good every 10,000 entries, then the end, with `is_done`.
+async def verify(
+    log: PostgresAuditLog, store_id: StoreId, known: Head | None
+) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
+    """Yield how far the chain is good every 10,000 entries, then the end, with `done`.
 
     Entries that are written meanwhile are not looked at. `known` is a head that
     was kept elsewhere.
@@ -40,11 +33,20 @@ async def verify(log: PostgresAuditLog, store_id: StoreId, known: Head | None) -
         for entry in entries:
             problem = verifier.take(entry)
             if problem is not None:
-                yield Verified(verified=verifier.verified, problem=problem, is_done=True)
+                yield _report(verifier.verified, problem, done=True)
                 return
         after = entries[-1].seq
         pages += 1
         if pages % _PAGES_PER_REPORT == 0:
-            yield Verified(verified=verifier.verified)
+            yield _report(verifier.verified)
     problem = verifier.end(await log.beyond_head(store_id))
-    yield Verified(verified=verifier.verified, problem=problem, is_done=True)
+    yield _report(verifier.verified, problem, done=True)
+
+
+def _report(verified: Head, problem: Problem | None = None, *, done: bool = False) -> audit_pb2.VerifyAuditResponse:
+    message = audit_pb2.VerifyAuditResponse(verified_seq=verified.seq, verified_hash=verified.hash, done=done)
+    if problem is not None:
+        message.problem.seq = max(0, problem.seq)
+        message.problem.kind = problem.kind
+        message.problem.explanation = problem.explanation
+    return message
