@@ -187,22 +187,20 @@ async def apply_folder(options: SuiteOptions) -> None:
 
     What is wrong about them is said, too, and tried again for a minute: workers and sources may bring tools by then.
     """
-    said: set[str] = set()
+    told = set[str]()
     for wait_seconds in _AGAIN_SECONDS if options.agents else ():
         lines: list[str] = []
         try:
             async with AsyncClient(data=options.data) as target:
                 async for line in changes(target, read([options.agents or Path()])):
                     lines.append(line)  # noqa: PERF401  # those before an error count
-            is_done = not any(line.startswith(_WARNING) for line in lines)
         except (CommandError, StartError, PawlError) as error:
-            lines.append(explain(error, []))
-            is_done = False
+            lines.append(f"{_WARNING}{explain(error, [])}")
         for line in lines:
-            if not line.endswith(": unchanged") and line not in said:
+            if not line.endswith(": unchanged") and line not in told:
                 print(f"PAWL_AGENTS: {wording.clean(line)}", flush=True)
-        said.update(lines)
-        if is_done:
+        told.update(lines)
+        if not any(line.startswith(_WARNING) for line in lines):
             return
         await asyncio.sleep(wait_seconds)
     if options.agents:

@@ -137,14 +137,14 @@ def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[st
     return labels
 
 
-def json_of(text: str | bytes, what: str, hint: str = "") -> Any:
+def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _JSON_BYTES_MAX) -> Any:
     """Return the JSON value that was given as `what`.
 
     Raises:
         CommandError: it is no JSON; the message ends with the hint.
     """
     try:
-        return strict_json.loads(text.encode() if isinstance(text, str) else text, bytes_max=_JSON_BYTES_MAX)
+        return strict_json.loads(text.encode() if isinstance(text, str) else text, bytes_max=bytes_max)
     except InvalidJson as error:
         raise CommandError(f"{what} is not JSON: {error.message}. {hint}".rstrip()) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, labels_of, read_file
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of, labels_of, read_file
 from pawl.cli.contract import Columns, Json, Option, json_line, listing
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Agent, follow
@@ -202,13 +201,7 @@ async def import_file(
 
 
 def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:
-    data = read_file(file, _HISTORY_BYTES_MAX + 1)
-    try:
-        content = json.loads(data[:_HISTORY_BYTES_MAX])
-    except (ValueError, RecursionError):
-        if len(data) > _HISTORY_BYTES_MAX:
-            raise CommandError(f"{file} has more than {_HISTORY_BYTES_MAX} bytes. Leave out the beginning.") from None
-        raise CommandError(f"{file} is no JSON. It has a list of messages as in chat completions.") from None
+    content = json_of(read_file(file, _HISTORY_BYTES_MAX + 1), str(file), bytes_max=_HISTORY_BYTES_MAX)
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list):
         raise CommandError(f"{file} has no list of messages as in chat completions.")

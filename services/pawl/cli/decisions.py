@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -130,26 +130,12 @@ async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_p
     Raises:
         CommandError: it does not.
     """
-    try:
-        calls = list((await target.get(run_id)).pending_calls)
-    except RunNotFound:
-        calls = await _of_others(target, run_id)
-        if not calls:
-            raise
-    for call in calls:
-        if call.call_id == call_id:
-            return call
+    for scope in (agent_pb2.PENDING_SCOPE_MINE, agent_pb2.PENDING_SCOPE_STORE):
+        with suppress(PermissionDenied):
+            async for item in target.pending(agent_pb2.PendingFilter(scope=scope)):
+                if isinstance(item, call_pb2.Call) and (item.run_id, item.call_id) == (run_id, call_id):
+                    return item
     raise CommandError(f"Call {call_id} of {run_id} does not wait for anybody. `pawl inbox` lists the calls that wait.")
-
-
-async def _of_others(target: AsyncClient, run_id: str) -> list[call_pb2.Call]:
-    """Return the calls of a run that await an approval, if the caller may see those of the store."""
-    wanted = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
-    try:
-        items = [item async for item in target.pending(wanted)]
-    except PermissionDenied:
-        return []
-    return [item for item in items if isinstance(item, call_pb2.Call) and item.run_id == run_id]
 
 
 def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer: str | None) -> types_pb2.CallDecision:

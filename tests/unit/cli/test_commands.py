@@ -219,13 +219,13 @@ def test_a_folder_that_somebody_else_made_does_not_send_the_key_elsewhere(
 def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
     for content, said in (
-        (b"nothing", "is no JSON"),
-        (b"\xff\xfe", "is no JSON"),
-        (b"[" * 100_000, "is no JSON"),
+        (b"nothing", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b'{"model": "m"}', "no list of messages"),
         (b" " * (4 * 1024 * 1024 + 1), "bytes"),
         (b'[{"role": "user", "content": 7}, 8]', "message 2"),
-        (b'[{"role": "user", "content": "\\ud800"}]', "surrogate"),
+        (b'[{"role": "user", "content": "\\ud800"}]', "is not JSON"),
         (b'[{"role": "user", "content": "hello"}]', "No Pawl suite answers"),
     ):
         file.write_bytes(content)
@@ -494,7 +494,7 @@ async def test_the_agents_folder_is_applied_again_until_its_tools_are_there(
     await agents.apply_folder(SuiteOptions(data=tmp_path, agents=tmp_path))
     told = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in told] == [
-        "There is no tool ",
+        "  warning: There is no tool ",
         "clerk: version 1",
         "  warning: late_* matches no tool now",
         "clerk: version 2",
