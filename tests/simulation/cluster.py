@@ -203,8 +203,9 @@ class AgentLoop:
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
         )
-        network = Network(chance, history, f"triggers of {process.name}")
-        channel = Channel(Replicas(network, job_stores, draw.randrange).call)
+        channel = Channel(
+            Replicas(Network(chance, history, f"triggers of {process.name}"), job_stores, draw.randrange).call
+        )
         self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
             ledger=TriggerLedger(channel),

@@ -59,25 +59,16 @@ class Places:
         self._taken: Counter[Hashable] = Counter()
         self._one_left = asyncio.Event()
 
-    @property
-    def free(self) -> int:
-        """The number of places that nobody has taken."""
-        return self._at_once_max - self._taken.total()
-
     def has_room(self, key: Hashable) -> bool:
         """Return whether a key may have another place."""
-        own = self._taken[key]
-        return self.free > 0 and own < share(self._at_once_max, self._taken.total() - own)
-
-    def take(self, key: Hashable) -> None:
-        """Take a place, whatever the share; each is to be left."""
-        self._taken[key] += 1
+        own, total = self._taken[key], self._taken.total()
+        return total < self._at_once_max and own < share(self._at_once_max, total - own)
 
     async def enter(self, key: Hashable) -> None:
         """Take a place as soon as the key may have one. Safe to cancel."""
         while not self.has_room(key):
             await self._one_left.wait()
-        self.take(key)
+        self._taken[key] += 1
 
     def leave_after(self, work: asyncio.Future[Any], key: Hashable) -> None:
         """Leave a place once that work has ended, also if nobody waits for it any more."""

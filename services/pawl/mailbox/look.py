@@ -79,13 +79,15 @@ def look(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise ValueError
         yield {"uid_validity": validity, "last_uid": next_uid - 1}
         uids = _uids(session, asked["uid"]) if validity == asked["uid_validity"] else []
-        for uid in uids[:MAILS_MAX]:
-            fetched = _fetch(session, uid)
-            if fetched is not None:
+        left = MAILS_MAX
+        while uids and left:
+            uid = uids.pop(0)
+            if (fetched := _fetch(session, uid)) is not None:
                 yield {"uid": uid}
                 _limit_cpu()
                 yield {"uid": uid, "data": read_mail(*fetched, **asked["counts"])}
-        yield {"has_more": len(uids) > MAILS_MAX}
+                left -= 1
+        yield {"has_more": bool(uids)}
     finally:
         session.shutdown()
 
@@ -124,13 +126,18 @@ def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
 
 
 def _limit_cpu() -> None:
-    end = int(time.process_time()) + CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, int(time.process_time()) + CPU_SECONDS)
+
+
+def _limit(kind: int, value: int) -> None:
+    """Set a limit, unless the system has set a lower one for good."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def main() -> None:
     """Look at the mailbox that standard input describes; write what `look` yields, a line each, to standard output."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     _limit_cpu()
     error = ""
     try:

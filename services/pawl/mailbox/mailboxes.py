@@ -136,9 +136,10 @@ class Mailboxes:
             elif "data" in line:
                 await self._deliver(mailbox, line["uid"], line["data"])
             error, has_more = line.get("error", ""), line.get("has_more", False)
-        if error and start == mailbox.position:
+        has_moved = start != mailbox.position
+        if error and not has_moved:
             raise Unreadable(f"{mailbox.mailbox.host}:{mailbox.mailbox.port} {error}")
-        return has_more or bool(error)
+        return has_moved and (has_more or bool(error))
 
     async def _asked(self, mailbox: LeasedMailbox) -> dict[str, Any]:
         """Return what a look needs.

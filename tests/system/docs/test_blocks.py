@@ -36,7 +36,7 @@ PAGES = (
 """Those that are read one after the other share a folder and a suite."""
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 NOT_RUN = {
-    "PAWL_EGRESS_FILE=egress.json PAWL_TOOL_SECRETS_FILE=mail.json pawl up": "needs a mail server of the reader's",
+    "PAWL_EGRESS_FILE=egress.json PAWL_MAILBOX_PASSWORDS_FILE=passwords.json pawl up": "needs the reader's mail server",
     'cp -r "$REPO/docs/examples/copilotkit" copilotkit': "tests/system/console/test_copilotkit.py does",
     "cd copilotkit && PAWL_KEY=$(cat ../.pawl/secrets/local-key) node server.mjs 9001": "that test does",
     "pip install mcp-server-time": "needs the network; the environment of the tests has it",

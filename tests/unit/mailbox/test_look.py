@@ -126,6 +126,9 @@ async def test_a_mail_that_is_gone_is_passed_over_and_one_that_is_not_given_now_
     ):
         server.says = {"UID FETCH 2 ": said}
         assert await look(server) == ([1, 3], "", False), said
+    server.mails = dict.fromkeys(range(1, 14), MAIL.encode())
+    server.says = {f"UID FETCH {uid} ": b"TAG OK done\r\n" for uid in range(1, 13)}
+    assert await look(server) == ([13], "", False), "however many are gone"
     for said in (b"NO [UNAVAILABLE] later", b"NO not now"):
         server.says = {"UID FETCH 2 ": b"TAG " + said + b"\r\n"}
         assert await look(server) == ([1], "does not give the mail 2", False), said

@@ -105,7 +105,7 @@ class TriggerServiceServicer(object):
         """Makes a trigger, and tells the secret of a webhook, once. The same definition
         again is the same trigger. A user has 100 at most. One with a mailbox needs the
         role admin. Mails that arrive after the first look at the mailbox fire it; that
-        look comes within seconds where `pawl mailbox` runs.
+        look comes within seconds where the mailbox service runs.
 
         Errors: TRIGGER_EXISTS (one of that name that does something else),
         INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
@@ -206,8 +206,8 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeliverMail(self, request, context):
-        """Delivers a mail. The run and the new position are one transaction. Only
-        `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+        """Delivers a mail. The run and the new position are one transaction. Only the
+        mailbox service may call it, with the store in the metadata `pawl-store`.
 
         Idempotent by `event_id` and by position: a mail at or before the position of the
         trigger is a duplicate.

@@ -43,7 +43,7 @@ class TriggerServiceStub:
     """Makes a trigger, and tells the secret of a webhook, once. The same definition
     again is the same trigger. A user has 100 at most. One with a mailbox needs the
     role admin. Mails that arrive after the first look at the mailbox fire it; that
-    look comes within seconds where `pawl mailbox` runs.
+    look comes within seconds where the mailbox service runs.
 
     Errors: TRIGGER_EXISTS (one of that name that does something else),
     INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
@@ -108,8 +108,8 @@ class TriggerServiceStub:
     REQUEST_ID_REUSED (never: the same id is the same event).
     """
     DeliverMail: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]
-    """Delivers a mail. The run and the new position are one transaction. Only
-    `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+    """Delivers a mail. The run and the new position are one transaction. Only the
+    mailbox service may call it, with the store in the metadata `pawl-store`.
 
     Idempotent by `event_id` and by position: a mail at or before the position of the
     trigger is a duplicate.
@@ -132,7 +132,7 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """Makes a trigger, and tells the secret of a webhook, once. The same definition
     again is the same trigger. A user has 100 at most. One with a mailbox needs the
     role admin. Mails that arrive after the first look at the mailbox fire it; that
-    look comes within seconds where `pawl mailbox` runs.
+    look comes within seconds where the mailbox service runs.
 
     Errors: TRIGGER_EXISTS (one of that name that does something else),
     INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
@@ -197,8 +197,8 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     REQUEST_ID_REUSED (never: the same id is the same event).
     """
     DeliverMail: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]  # type: ignore[assignment]
-    """Delivers a mail. The run and the new position are one transaction. Only
-    `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+    """Delivers a mail. The run and the new position are one transaction. Only the
+    mailbox service may call it, with the store in the metadata `pawl-store`.
 
     Idempotent by `event_id` and by position: a mail at or before the position of the
     trigger is a duplicate.
@@ -224,7 +224,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes a trigger, and tells the secret of a webhook, once. The same definition
         again is the same trigger. A user has 100 at most. One with a mailbox needs the
         role admin. Mails that arrive after the first look at the mailbox fire it; that
-        look comes within seconds where `pawl mailbox` runs.
+        look comes within seconds where the mailbox service runs.
 
         Errors: TRIGGER_EXISTS (one of that name that does something else),
         INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
@@ -343,8 +343,8 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.DeliverMailRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.DeliverMailResponse, _abc.Awaitable[_trigger_pb2.DeliverMailResponse]]:
-        """Delivers a mail. The run and the new position are one transaction. Only
-        `pawl mailbox` may call it, with the store in the metadata `pawl-store`.
+        """Delivers a mail. The run and the new position are one transaction. Only the
+        mailbox service may call it, with the store in the metadata `pawl-store`.
 
         Idempotent by `event_id` and by position: a mail at or before the position of the
         trigger is a duplicate.

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class TriggerLedgerServiceStub(object):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -73,8 +74,9 @@ class TriggerLedgerServiceStub(object):
 
 
 class TriggerLedgerServiceServicer(object):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -100,7 +102,7 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseMailboxes(self, request, context):
-        """Leases mailboxes to a process, which reads them until the lease ends after 60
+        """Leases mailboxes to a process, which reads them until the lease ends after 30
         seconds: call it again every few seconds to renew. Returns the mailboxes of all
         stores that the process holds now, at most 200.
 
@@ -181,8 +183,9 @@ def add_TriggerLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TriggerLedgerService(object):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets

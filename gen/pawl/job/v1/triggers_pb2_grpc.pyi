@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TriggerLedgerServiceStub:
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -50,7 +51,7 @@ class TriggerLedgerServiceStub:
     Errors: INVALID_FIELD (`events_max`).
     """
     LeaseMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]
-    """Leases mailboxes to a process, which reads them until the lease ends after 60
+    """Leases mailboxes to a process, which reads them until the lease ends after 30
     seconds: call it again every few seconds to renew. Returns the mailboxes of all
     stores that the process holds now, at most 200.
 
@@ -76,8 +77,9 @@ class TriggerLedgerServiceStub:
 
 @_typing.type_check_only
 class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -96,7 +98,7 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     Errors: INVALID_FIELD (`events_max`).
     """
     LeaseMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]  # type: ignore[assignment]
-    """Leases mailboxes to a process, which reads them until the lease ends after 60
+    """Leases mailboxes to a process, which reads them until the lease ends after 30
     seconds: call it again every few seconds to renew. Returns the mailboxes of all
     stores that the process holds now, at most 200.
 
@@ -121,8 +123,9 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     """
 
 class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and `pawl mailbox`, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -157,7 +160,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.LeaseMailboxesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.LeaseMailboxesResponse, _abc.Awaitable[_triggers_pb2.LeaseMailboxesResponse]]:
-        """Leases mailboxes to a process, which reads them until the lease ends after 60
+        """Leases mailboxes to a process, which reads them until the lease ends after 30
         seconds: call it again every few seconds to renew. Returns the mailboxes of all
         stores that the process holds now, at most 200.
 

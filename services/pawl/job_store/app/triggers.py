@@ -204,8 +204,8 @@ class Triggers:
         if found is None:
             raise TriggerNotFound
         row = found[0]
-        is_same = row.generation == generation and row.pause_time is None and row.definition.mailbox is not None
-        return row if is_same else None
+        has_mailbox = row.definition.mailbox is not None and row.pause_time is None
+        return row if has_mailbox and row.generation == generation else None
 
     async def report_mailbox(
         self, key: TriggerKey, generation: int, position: MailPosition | None, reason: str

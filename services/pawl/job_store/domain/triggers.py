@@ -30,7 +30,7 @@ FORMER_SECRETS_MAX: Final = 4
 FORMER_SECRET_TIME: Final = timedelta(days=1)
 """The time for which a secret that was replaced still counts."""
 POLL_SECONDS_RANGE: Final = range(15, 3601)
-MAILBOX_LEASE_TIME: Final = timedelta(seconds=60)
+MAILBOX_LEASE_TIME: Final = timedelta(seconds=30)
 """The time for which one process reads a mailbox unless it renews its lease."""
 LEASED_MAX: Final = 200
 """Most mailboxes of one process."""
