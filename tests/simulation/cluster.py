@@ -9,7 +9,7 @@ from typing import Any
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
-from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedger
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
@@ -32,7 +32,7 @@ from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
-from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
+from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.checker import FakeChecker
@@ -96,7 +96,6 @@ class JobStore:
         self._bus = SimulatedBus(broker, process)
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         self._servicers: Sequence[object] = ()
-        self._triggers: TriggerLedgerServicer | None = None
         self._of_schedules = MemorySchedules(Database(tables, chance, history, f"schedules of {process.name}"))
         self._of_triggers = MemoryTriggers(Database(tables, chance, history, f"triggers of {process.name}"))
         self._random_bytes = chance.stream("secrets", process.name).randbytes
@@ -113,8 +112,10 @@ class JobStore:
             of_events = Triggers(
                 self._of_triggers, parts.group_commit, Unmetered(), self._ids, random_bytes=self._random_bytes
             )
-            self._triggers = TriggerLedgerServicer(of_events, self._limits)
-            starters = (ScheduleServicer(schedules), ScheduleLedgerServicer(schedules, self._limits))
+            starters = (
+                *(ScheduleServicer(schedules), ScheduleLedgerServicer(schedules, self._limits)),
+                *(TriggerServicer(of_events), TriggerLedgerServicer(of_events, self._limits)),
+            )
             self._servicers = (*parts.servicers, *starters)
             await asyncio.Event().wait()
 
@@ -122,7 +123,7 @@ class JobStore:
         """Serve one request; returns all responses."""
         while not self._servicers:
             await asyncio.sleep(0.001)
-        return await answer((*self._servicers, self._triggers), method, request, user)
+        return await answer(self._servicers, method, request, user)
 
 
 class Replicas:
@@ -202,10 +203,12 @@ class AgentLoop:
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
         )
-        network = Network(chance, history, f"triggers of {process.name}")
-        self.events = TriggerLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call))  # type: ignore[arg-type]  # as above
+        channel = Channel(
+            Replicas(Network(chance, history, f"triggers of {process.name}"), job_stores, draw.randrange).call
+        )
+        self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
-            ledger=self.events,
+            ledger=TriggerLedger(channel),
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
             ids=IdSource(VirtualClock(), chance.stream("event ids", process.name).getrandbits),

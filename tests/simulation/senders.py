@@ -7,6 +7,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from google.protobuf.message import Message
+
+from pawl.agent.v1 import trigger_pb2 as pb
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
@@ -40,7 +43,7 @@ class Sender:
             await asyncio.sleep(2.5 * self._draw.random())
             await self._act()
         for name in self._triggers:
-            await self._ask("resume", lambda agent, name=name: agent.events.pause(self._caller, name, paused=False))  # type: ignore[misc]
+            await self._forward("resume", pb.ResumeTriggerRequest(name=name))
         for name, event_id in self._sent:
             await self._send(name, event_id)
         loop = asyncio.get_running_loop()
@@ -60,17 +63,19 @@ class Sender:
             overlap=schedule_pb2.ScheduleOverlap.ValueType(draw.randrange(1, 5)),
             webhook=trigger_pb2.WebhookSource(authentication=trigger_pb2.WEBHOOK_AUTHENTICATION_BEARER),
         )
-        made = await self._ask("save", lambda agent: agent.triggers.save(self._caller, definition, must_exist=False))
+        saved = await self._forward("save", pb.CreateTriggerRequest(definition=definition))
         # The answer with the secret may be lost.
-        secret = await self._ask("rotate", lambda agent: agent.events.rotate(self._caller, name))
-        self._triggers[name] = made.trigger.trigger_id, secret
+        rotated = await self._forward("rotate", pb.RotateTriggerSecretRequest(name=name))
+        secret = pb.RotateTriggerSecretResponse.FromString(rotated).secret
+        self._triggers[name] = pb.CreateTriggerResponse.FromString(saved).trigger.trigger_id, secret
 
     async def _act(self) -> None:
         draw, name = self._draw, self._draw.choice(list(self._triggers))
         chance = draw.random()
         if chance < 0.1:
             paused = draw.random() < 0.5
-            await self._ask("pause", lambda agent: agent.events.pause(self._caller, name, "why", paused=paused))
+            pause = pb.PauseTriggerRequest(name=name, note="why")
+            await self._forward("pause", pause if paused else pb.ResumeTriggerRequest(name=name))
         elif chance < 0.3 and self._sent:
             await self._send(*draw.choice(self._sent))
         else:
@@ -89,6 +94,11 @@ class Sender:
         if delivered is not None:
             said = Delivered(trigger_id=trigger_id, event_id=event_id, run_id=_run_id(delivered.fire))
             self._world.history.delivered.append(said)
+
+    async def _forward(self, what: str, request: Message) -> Any:
+        method = f"/pawl.agent.v1.TriggerService/{type(request).__name__.removesuffix('Request')}"
+        raw = request.SerializeToString()
+        return await self._ask(what, lambda agent: agent.forward_of_triggers(self._caller, method, raw))
 
     async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
         try:

@@ -21,7 +21,7 @@ from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
 from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
-from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedger
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
@@ -83,9 +83,10 @@ async def main(stop: asyncio.Event) -> None:
             schedule_servicer = ScheduleServicer(schedules, starting, clients.forward)
             server.add_forwarding(add_ScheduleServiceServicer_to_server, schedule_servicer, clients.forward)
             service.background.start("schedules", schedules.fire_forever)
-            events = TriggerLedgerClient(job_store)
+            events = TriggerLedger(job_store)
             triggers = Triggers(ledger=events, starting=starting, clock=service.clock, ids=service.ids)
-            server.add(add_TriggerServiceServicer_to_server, TriggerServicer(triggers, events))
+            trigger_servicer = TriggerServicer(triggers, clients.forward)
+            server.add_forwarding(add_TriggerServiceServicer_to_server, trigger_servicer, clients.forward)
             service.background.start("triggers", triggers.fire_forever)
         serving = service.serve(server, stop)
         await (_beside(serving, stop, worker.hand_over) if worker else serving)

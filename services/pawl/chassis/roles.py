@@ -102,8 +102,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (AGENT_LOOP,): "GetDueSchedule ClaimSchedules FireSchedule",
     },
     "pawl.job.v1.TriggerLedgerService": {
-        (AGENT_LOOP,): "PutTrigger GetTrigger ListTriggers PauseTrigger DeleteTrigger RotateTriggerSecret CheckWebhook"
-        " ClaimEvents CheckMailbox FireTrigger",
+        (AGENT_LOOP,): "CheckWebhook ClaimEvents CheckMailbox FireTrigger",
         (MAILBOX,): "LeaseMailboxes ReportMailbox",
     },
     "pawl.notify.v1.ChannelService": {

@@ -9,6 +9,7 @@ from functools import partial
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
+from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import Clock
 from pawl.chassis.database import Database
@@ -52,7 +53,7 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import Limits, Ports
 from pawl.job_store.app.schedules import Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
-from pawl.job_store.app.triggers import TriggerRepository, Triggers
+from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, AgentServicer, daily_tokens_max
 from pawl.job_store.rpc.conversation_servicer import ConversationServicer
 from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
@@ -63,7 +64,7 @@ from pawl.job_store.rpc.operations import CANCEL
 from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.rpc.title_servicer import TitleServicer, said
-from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
+from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer, TriggerServicer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Upkeep:
     stats: PostgresLedgerStats
     periods: RetentionPeriods
     schedules: PostgresSchedules
-    triggers: TriggerRepository
+    triggers: PostgresTriggers
     erasures: PostgresErasures
     erasure_log: JetStreamErasures | None
     """None without a NATS."""
@@ -130,6 +131,7 @@ class JobStore:
             servicer = ScheduleLedgerServicer(self.schedules, self.ledger.limits)
             server.add(add_ScheduleLedgerServiceServicer_to_server, servicer, service_only=True)
         if self.triggers is not None:
+            server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(self.triggers))
             events = TriggerLedgerServicer(self.triggers, self.ledger.limits)
             server.add(add_TriggerLedgerServiceServicer_to_server, events, service_only=True)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from pawl.chassis.auth import user_principal
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied, TriggerNotFound
 from pawl.event.v1 import run_pb2
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition, TriggerDefinition
@@ -22,7 +24,11 @@ class Box(Hook):
 
     def __init__(self, replica: Replica, user_id: str = "ann") -> None:
         super().__init__(replica, user_id)
-        self.owner.user_roles.append("admin")
+        self.act_as("admin")
+
+    def act_as(self, role: str, store_id: str = "acme") -> None:
+        """Have another role from now on, or be of another store."""
+        self.caller = user_principal(StoreId(store_id), UserId(self.user_id), frozenset({role}))
 
     async def make(self, *, must_exist: bool = False, **fields: Any) -> Any:
         defaults: dict[str, Any] = {
@@ -32,13 +38,9 @@ class Box(Hook):
             "senders": ["@a.example"],
         }
         mailbox = MailboxSource(**(defaults | fields))
-        request = pb.PutTriggerRequest(
-            owner=self.owner,
-            definition=TriggerDefinition(name="orders", text="look", mailbox=mailbox),
-            must_exist=must_exist,
-        )
-        response = await self.stub.PutTrigger(request)
-        assert response.secret == ""
+        definition = TriggerDefinition(name="orders", text="look", mailbox=mailbox)
+        response = await self.ask("UpdateTrigger" if must_exist else "CreateTrigger", definition=definition)
+        assert not getattr(response, "secret", "")
         return response.trigger
 
     async def leased(self, reader_id: str = "reader") -> list[LeasedMailbox]:
@@ -188,11 +190,11 @@ async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
     """The password belongs to the store: a former admin does not use it for ever."""
     await box.make()
     await box.pause()
-    box.owner.user_roles[:] = ["member"]
+    box.act_as("member")
     with pytest.raises(PermissionDenied, match="admin"):
         await box.pause(paused=False)
     assert await box.leased() == []
-    box.owner.user_roles[:] = ["admin"]
+    box.act_as("admin")
     await box.pause(paused=False)
     assert len(await box.leased()) == 1
 
@@ -221,7 +223,7 @@ async def test_an_invalid_mailbox_is_refused_with_its_field(box: Box) -> None:
 
 async def test_an_unreadable_trigger_delays_no_other_mailbox(box: Box, replica: Replica) -> None:
     await box.make()
-    box.owner.store_id = "other"
+    box.act_as("admin", "other")
     await box.make()
     await replica.database.execute("UPDATE job_store.triggers SET definition = '' WHERE store_id = 'acme'")
     assert [each.store_id for each in await box.leased()] == ["other"]

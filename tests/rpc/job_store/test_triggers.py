@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from pawl.chassis.auth import user_principal
 from pawl.chassis.database import Database
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.rpc_client import translated
 from pawl.errors import (
     BadSignature,
     InvalidField,
@@ -22,7 +25,6 @@ from pawl.errors import (
 from pawl.event.v1 import event_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
-from pawl.job.v1.schedules_pb2 import ScheduleOwner
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from pawl.job_store.adapters.outbox import PostgresOutbox
@@ -32,7 +34,7 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.triggers import EVENTS_SECONDS
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, WAITING, end
-from tests.rpc.job_store.user import Translated, User
+from tests.rpc.job_store.user import Translated, User, forwarded
 
 SKIP = schedule_pb2.SCHEDULE_OVERLAP_SKIP
 QUEUE = schedule_pb2.SCHEDULE_OVERLAP_QUEUE
@@ -46,40 +48,36 @@ class Hook:
         self.replica = replica
         self.stub = Translated(TriggerLedgerServiceStub(replica.channel))
         self.user_id = user_id
-        self.owner = ScheduleOwner(store_id="acme", user_id=user_id, credential_id=credential_id)
+        self.caller = user_principal(
+            StoreId("acme"), UserId(user_id), frozenset(), credential_id=CredentialId(credential_id)
+        )
         self.secret = ""
         self.trigger_id = ""
 
+    async def ask(self, method: str, **fields: Any) -> Any:
+        """Call a method of pawl.agent.v1.TriggerService, as agent-loop forwards it."""
+        return await translated(forwarded(self.replica.channel, self.caller, method, **fields))
+
     async def put(self, name: str = "orders", *, must_exist: bool = False, **fields: Any) -> Any:
         defaults: dict[str, Any] = {"name": name, "text": "look", "webhook": trigger_pb2.WebhookSource()}
-        response = await self.stub.PutTrigger(
-            pb.PutTriggerRequest(
-                owner=self.owner, definition=trigger_pb2.TriggerDefinition(**(defaults | fields)), must_exist=must_exist
-            )
-        )
-        self.secret = response.secret or self.secret
+        definition = trigger_pb2.TriggerDefinition(**(defaults | fields))
+        response = await self.ask("UpdateTrigger" if must_exist else "CreateTrigger", definition=definition)
+        self.secret = getattr(response, "secret", "") or self.secret
         self.trigger_id = response.trigger.trigger_id
         return response.trigger
 
     async def get(self, name: str = "orders") -> Any:
-        return (
-            await self.stub.GetTrigger(pb.GetTriggerRequest(store_id="acme", user_id=self.user_id, name=name))
-        ).trigger
+        return (await self.ask("GetTrigger", name=name)).trigger
 
     async def pause(self, name: str = "orders", note: str = "", *, paused: bool = True) -> Any:
-        return (
-            await self.stub.PauseTrigger(pb.PauseTriggerRequest(owner=self.owner, name=name, note=note, paused=paused))
-        ).trigger
+        asked = {"name": name, "note": note} if paused else {"name": name}
+        return (await self.ask("PauseTrigger" if paused else "ResumeTrigger", **asked)).trigger
 
     async def delete(self, name: str = "orders") -> None:
-        await self.stub.DeleteTrigger(pb.DeleteTriggerRequest(store_id="acme", user_id=self.user_id, name=name))
+        await self.ask("DeleteTrigger", name=name)
 
     async def rotate(self, name: str = "orders") -> Any:
-        return (
-            await self.stub.RotateTriggerSecret(
-                pb.RotateTriggerSecretRequest(store_id="acme", user_id=self.user_id, name=name)
-            )
-        ).secret
+        return (await self.ask("RotateTriggerSecret", name=name)).secret
 
     def signed(
         self, event_id: str = "msg_1", body: bytes = b"{}", *, ago: float = 0.0, secret: str = ""

@@ -12,15 +12,15 @@ from typing import Any, cast
 import pytest
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger, owner_message
-from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedger
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.app.starting import Starting
 from pawl.agent_loop.app.triggers import BODY_BYTES_MAX, Triggers
 from pawl.agent_loop.domain import checks
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CredentialId, IdSource, RequestId, StoreId, UserId
+from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
@@ -32,7 +32,7 @@ from pawl.errors import (
 )
 from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW, SCHEDULE_OVERLAP_QUEUE, ScheduleDefinition, ScheduleFire
 from pawl.event.v1.trigger_pb2 import MailboxSource, MailPosition, TriggerDefinition
-from pawl.job.v1.schedules_pb2 import DueSchedule, GetDueScheduleResponse
+from pawl.job.v1.schedules_pb2 import DueSchedule, GetDueScheduleResponse, ScheduleOwner
 from pawl.job.v1.triggers_pb2 import (
     CheckMailboxResponse,
     CheckWebhookResponse,
@@ -47,8 +47,12 @@ from tests.fakes.manual_clock import ManualClock
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 
-def due(text: str, caller: Principal = ANN) -> DueSchedule:
-    return DueSchedule(owner=owner_message(caller), definition=ScheduleDefinition(text=text))
+def owner(credential_id: str = "") -> ScheduleOwner:
+    return ScheduleOwner(store_id=ANN.store_id, user_id=ANN.user_id, credential_id=credential_id)
+
+
+def due(text: str, credential_id: str = "") -> DueSchedule:
+    return DueSchedule(owner=owner(credential_id), definition=ScheduleDefinition(text=text))
 
 
 class ScheduleBook:
@@ -120,8 +124,7 @@ async def test_what_cannot_be_started_is_refused_with_its_reason(clock: ManualCl
 
 
 async def test_with_a_key_that_is_gone_from_its_file_nothing_is_started(clock: ManualClock) -> None:
-    gone = Principal(store_id=ANN.store_id, user_id=ANN.user_id, credential_id=CredentialId("file-gone"))
-    ledger = ScheduleBook([due("look", gone), due("see")])
+    ledger = ScheduleBook([due("look", "file-gone"), due("see")])
     await played(ledger, clock, 0.5)
     assert {text: refusal.partition(":")[0] for text, refusal in ledger.fired} == {
         "look": "PERMISSION_DENIED",
@@ -192,7 +195,7 @@ NO_ID = RequestId("")
 def due_trigger(text: str = "look", **fields: Any) -> DueTrigger:
     fields.setdefault("overlap", SCHEDULE_OVERLAP_ALLOW)
     return DueTrigger(
-        owner=owner_message(ANN),
+        owner=owner(),
         definition=TriggerDefinition(name="orders", text=text, **fields),
         trigger_id="trg_1",
     )
@@ -207,10 +210,6 @@ class EventBook:
         self._waiting = list(waiting)
         self.fired: list[tuple[TriggerEvent, Any, str]] = []
         self.rest: dict[str, Any] = {}
-        self.saved = 0
-
-    async def put(self, caller: Principal, definition: TriggerDefinition, *, must_exist: bool) -> None:
-        self.saved += 1
 
     async def check_webhook(
         self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes
@@ -235,7 +234,7 @@ class EventBook:
 
 def triggers_of(ledger: EventBook, clock: ManualClock, **refusals: Exception) -> Triggers:
     starting = Starting(cast("Messages", Checks(refusals)), lambda _: False)
-    return Triggers(ledger=cast("TriggerLedgerClient", ledger), starting=starting, clock=clock, ids=IdSource(clock))
+    return Triggers(ledger=cast("TriggerLedger", ledger), starting=starting, clock=clock, ids=IdSource(clock))
 
 
 async def delivered(trigger: DueTrigger, clock: ManualClock, body: bytes = b"{}", **headers: str) -> tuple[Any, Any]:
@@ -355,7 +354,6 @@ async def test_only_an_admin_saves_a_trigger_with_a_mailbox(clock: ManualClock) 
     ledger = EventBook(None)
     mailbox = TriggerDefinition(name="orders", text="look", mailbox=MailboxSource(host="mx.example"))
     with pytest.raises(PermissionDenied):
-        await triggers_of(ledger, clock).save(ANN, mailbox, must_exist=False)
-    await triggers_of(ledger, clock).save(replaced(ANN, rights=frozenset({"admin"})), mailbox, must_exist=False)
-    await triggers_of(ledger, clock).save(ANN, TriggerDefinition(name="orders", text="look"), must_exist=False)
-    assert ledger.saved == 2
+        await triggers_of(ledger, clock).check(ANN, mailbox)
+    await triggers_of(ledger, clock).check(replaced(ANN, rights=frozenset({"admin"})), mailbox)
+    await triggers_of(ledger, clock).check(ANN, TriggerDefinition(name="orders", text="look"))

@@ -53,7 +53,7 @@ class Refusals:
         self.counts: dict[str, int] = {"slow": 0, "quick": 0}
         self.may_add = asyncio.Event()
         self.is_away = False
-        self.list = None
+        self.list = self.lease_mailboxes = None
 
     async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
         if self.is_away:

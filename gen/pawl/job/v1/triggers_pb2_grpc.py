@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class TriggerLedgerServiceStub(object):
-    """TriggerLedgerService keeps triggers, their secrets, and which events have fired
-    them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and the mailbox service, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -41,36 +41,6 @@ class TriggerLedgerServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.PutTrigger = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/PutTrigger',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PutTriggerRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PutTriggerResponse.FromString,
-                _registered_method=True)
-        self.GetTrigger = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/GetTrigger',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.GetTriggerRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.GetTriggerResponse.FromString,
-                _registered_method=True)
-        self.ListTriggers = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/ListTriggers',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ListTriggersRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ListTriggersResponse.FromString,
-                _registered_method=True)
-        self.PauseTrigger = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/PauseTrigger',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PauseTriggerRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PauseTriggerResponse.FromString,
-                _registered_method=True)
-        self.DeleteTrigger = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/DeleteTrigger',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.DeleteTriggerRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.DeleteTriggerResponse.FromString,
-                _registered_method=True)
-        self.RotateTriggerSecret = channel.unary_unary(
-                '/pawl.job.v1.TriggerLedgerService/RotateTriggerSecret',
-                request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.RotateTriggerSecretRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.RotateTriggerSecretResponse.FromString,
-                _registered_method=True)
         self.CheckWebhook = channel.unary_unary(
                 '/pawl.job.v1.TriggerLedgerService/CheckWebhook',
                 request_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.CheckWebhookRequest.SerializeToString,
@@ -104,70 +74,14 @@ class TriggerLedgerServiceStub(object):
 
 
 class TriggerLedgerServiceServicer(object):
-    """TriggerLedgerService keeps triggers, their secrets, and which events have fired
-    them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and the mailbox service, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
     included, and judges the event, makes the run and takes down that it came.
     """
-
-    def PutTrigger(self, request, context):
-        """Makes a trigger, or changes one. Idempotent.
-
-        Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
-        TOO_LARGE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetTrigger(self, request, context):
-        """Reads a trigger with its fires. Read-only.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListTriggers(self, request, context):
-        """Lists the triggers of a user, by name. Read-only.
-
-        Errors: none of its own.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PauseTrigger(self, request, context):
-        """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
-        Idempotent.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeleteTrigger(self, request, context):
-        """Deletes a trigger with its fires and what waits.
-
-        Errors: TRIGGER_NOT_FOUND.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RotateTriggerSecret(self, request, context):
-        """Gives a trigger another secret.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def CheckWebhook(self, request, context):
         """Checks whether the sender of a webhook may fire a trigger. Read-only.
@@ -230,36 +144,6 @@ class TriggerLedgerServiceServicer(object):
 
 def add_TriggerLedgerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'PutTrigger': grpc.unary_unary_rpc_method_handler(
-                    servicer.PutTrigger,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PutTriggerRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PutTriggerResponse.SerializeToString,
-            ),
-            'GetTrigger': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetTrigger,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.GetTriggerRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.GetTriggerResponse.SerializeToString,
-            ),
-            'ListTriggers': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListTriggers,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ListTriggersRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.ListTriggersResponse.SerializeToString,
-            ),
-            'PauseTrigger': grpc.unary_unary_rpc_method_handler(
-                    servicer.PauseTrigger,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PauseTriggerRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.PauseTriggerResponse.SerializeToString,
-            ),
-            'DeleteTrigger': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteTrigger,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.DeleteTriggerRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.DeleteTriggerResponse.SerializeToString,
-            ),
-            'RotateTriggerSecret': grpc.unary_unary_rpc_method_handler(
-                    servicer.RotateTriggerSecret,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.RotateTriggerSecretRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_triggers__pb2.RotateTriggerSecretResponse.SerializeToString,
-            ),
             'CheckWebhook': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckWebhook,
                     request_deserializer=pawl_dot_job_dot_v1_dot_triggers__pb2.CheckWebhookRequest.FromString,
@@ -299,176 +183,14 @@ def add_TriggerLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TriggerLedgerService(object):
-    """TriggerLedgerService keeps triggers, their secrets, and which events have fired
-    them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and the mailbox service, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
     included, and judges the event, makes the run and takes down that it came.
     """
-
-    @staticmethod
-    def PutTrigger(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.TriggerLedgerService/PutTrigger',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.PutTriggerRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.PutTriggerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetTrigger(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.TriggerLedgerService/GetTrigger',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.GetTriggerRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.GetTriggerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListTriggers(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.TriggerLedgerService/ListTriggers',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.ListTriggersRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.ListTriggersResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PauseTrigger(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.TriggerLedgerService/PauseTrigger',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.PauseTriggerRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.PauseTriggerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteTrigger(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.TriggerLedgerService/DeleteTrigger',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.DeleteTriggerRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.DeleteTriggerResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RotateTriggerSecret(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.TriggerLedgerService/RotateTriggerSecret',
-            pawl_dot_job_dot_v1_dot_triggers__pb2.RotateTriggerSecretRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_triggers__pb2.RotateTriggerSecretResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def CheckWebhook(request,

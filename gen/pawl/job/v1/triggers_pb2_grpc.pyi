@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TriggerLedgerServiceStub:
-    """TriggerLedgerService keeps triggers, their secrets, and which events have fired
-    them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and the mailbox service, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -40,38 +40,6 @@ class TriggerLedgerServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TriggerLedgerServiceAsyncStub: ...
-    PutTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.PutTriggerRequest, _triggers_pb2.PutTriggerResponse]
-    """Makes a trigger, or changes one. Idempotent.
-
-    Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
-    TOO_LARGE.
-    """
-    GetTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.GetTriggerRequest, _triggers_pb2.GetTriggerResponse]
-    """Reads a trigger with its fires. Read-only.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
-    """
-    ListTriggers: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ListTriggersRequest, _triggers_pb2.ListTriggersResponse]
-    """Lists the triggers of a user, by name. Read-only.
-
-    Errors: none of its own.
-    """
-    PauseTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.PauseTriggerRequest, _triggers_pb2.PauseTriggerResponse]
-    """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
-    Idempotent.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
-    """
-    DeleteTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.DeleteTriggerRequest, _triggers_pb2.DeleteTriggerResponse]
-    """Deletes a trigger with its fires and what waits.
-
-    Errors: TRIGGER_NOT_FOUND.
-    """
-    RotateTriggerSecret: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.RotateTriggerSecretRequest, _triggers_pb2.RotateTriggerSecretResponse]
-    """Gives a trigger another secret.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
-    """
     CheckWebhook: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]
     """Checks whether the sender of a webhook may fire a trigger. Read-only.
 
@@ -109,9 +77,9 @@ class TriggerLedgerServiceStub:
 
 @_typing.type_check_only
 class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
-    """TriggerLedgerService keeps triggers, their secrets, and which events have fired
-    them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and the mailbox service, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
@@ -119,38 +87,6 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    PutTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.PutTriggerRequest, _triggers_pb2.PutTriggerResponse]  # type: ignore[assignment]
-    """Makes a trigger, or changes one. Idempotent.
-
-    Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
-    TOO_LARGE.
-    """
-    GetTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.GetTriggerRequest, _triggers_pb2.GetTriggerResponse]  # type: ignore[assignment]
-    """Reads a trigger with its fires. Read-only.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
-    """
-    ListTriggers: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ListTriggersRequest, _triggers_pb2.ListTriggersResponse]  # type: ignore[assignment]
-    """Lists the triggers of a user, by name. Read-only.
-
-    Errors: none of its own.
-    """
-    PauseTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.PauseTriggerRequest, _triggers_pb2.PauseTriggerResponse]  # type: ignore[assignment]
-    """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
-    Idempotent.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
-    """
-    DeleteTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.DeleteTriggerRequest, _triggers_pb2.DeleteTriggerResponse]  # type: ignore[assignment]
-    """Deletes a trigger with its fires and what waits.
-
-    Errors: TRIGGER_NOT_FOUND.
-    """
-    RotateTriggerSecret: _aio.UnaryUnaryMultiCallable[_triggers_pb2.RotateTriggerSecretRequest, _triggers_pb2.RotateTriggerSecretResponse]  # type: ignore[assignment]
-    """Gives a trigger another secret.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
-    """
     CheckWebhook: _aio.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]  # type: ignore[assignment]
     """Checks whether the sender of a webhook may fire a trigger. Read-only.
 
@@ -187,82 +123,14 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     """
 
 class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """TriggerLedgerService keeps triggers, their secrets, and which events have fired
-    them. Only services may call it: agent-loop, which knows what a run of a trigger
-    is to be like, and the mailbox service, which reads mailboxes.
+    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
+    Only services may call it: agent-loop, which works out what a run of a trigger is
+    like, and the mailbox service, which reads mailboxes.
 
     An event is checked, worked out by agent-loop, and fired, which is one
     transaction: it compares the trigger with what was checked, its secrets
     included, and judges the event, makes the run and takes down that it came.
     """
-
-    @_abc_1.abstractmethod
-    def PutTrigger(
-        self,
-        request: _triggers_pb2.PutTriggerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.PutTriggerResponse, _abc.Awaitable[_triggers_pb2.PutTriggerResponse]]:
-        """Makes a trigger, or changes one. Idempotent.
-
-        Errors: TRIGGER_EXISTS, TRIGGER_NOT_FOUND (with `must_exist`), UNREADABLE, INVALID_FIELD,
-        TOO_LARGE.
-        """
-
-    @_abc_1.abstractmethod
-    def GetTrigger(
-        self,
-        request: _triggers_pb2.GetTriggerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.GetTriggerResponse, _abc.Awaitable[_triggers_pb2.GetTriggerResponse]]:
-        """Reads a trigger with its fires. Read-only.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
-        """
-
-    @_abc_1.abstractmethod
-    def ListTriggers(
-        self,
-        request: _triggers_pb2.ListTriggersRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.ListTriggersResponse, _abc.Awaitable[_triggers_pb2.ListTriggersResponse]]:
-        """Lists the triggers of a user, by name. Read-only.
-
-        Errors: none of its own.
-        """
-
-    @_abc_1.abstractmethod
-    def PauseTrigger(
-        self,
-        request: _triggers_pb2.PauseTriggerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.PauseTriggerResponse, _abc.Awaitable[_triggers_pb2.PauseTriggerResponse]]:
-        """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
-        Idempotent.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, PERMISSION_DENIED.
-        """
-
-    @_abc_1.abstractmethod
-    def DeleteTrigger(
-        self,
-        request: _triggers_pb2.DeleteTriggerRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.DeleteTriggerResponse, _abc.Awaitable[_triggers_pb2.DeleteTriggerResponse]]:
-        """Deletes a trigger with its fires and what waits.
-
-        Errors: TRIGGER_NOT_FOUND.
-        """
-
-    @_abc_1.abstractmethod
-    def RotateTriggerSecret(
-        self,
-        request: _triggers_pb2.RotateTriggerSecretRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_triggers_pb2.RotateTriggerSecretResponse, _abc.Awaitable[_triggers_pb2.RotateTriggerSecretResponse]]:
-        """Gives a trigger another secret.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_FIELD (it has no webhook).
-        """
 
     @_abc_1.abstractmethod
     def CheckWebhook(

@@ -73,18 +73,6 @@ class ScheduleLedger:
         return response.fire if response.HasField("fire") else None
 
 
-def owner_message(caller: Principal) -> pb.ScheduleOwner:
-    """Return whose a trigger is."""
-    return pb.ScheduleOwner(
-        store_id=caller.store_id,
-        user_id=caller.user_id,
-        user_roles=sorted(caller.roles),
-        credential_id=caller.credential_id,
-        delegate_user_id=caller.delegate_user_id,
-        people=sorted(caller.people),
-    )
-
-
 def caller_of(owner: pb.ScheduleOwner) -> Principal:
     """Return with whose rights runs are started."""
     return Principal(

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import grpc
 
 from pawl.agent_loop.adapters.public_ledger import submission
-from pawl.agent_loop.adapters.schedule_ledger import caller_of, owner_message
+from pawl.agent_loop.adapters.schedule_ledger import caller_of
 from pawl.agent_loop.app.public_values import NewMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
 from pawl.chassis.rpc_client import translated
-from pawl.event.v1.trigger_pb2 import MailPosition, Trigger, TriggerDefinition
+from pawl.event.v1.trigger_pb2 import MailPosition
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
 
 
-class TriggerLedgerClient:
+class TriggerLedger:
     """pawl.job.v1.TriggerLedgerService over a channel to job-store. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = triggers_pb2_grpc.TriggerLedgerServiceStub(channel)
-
-    async def put(self, caller: Principal, definition: TriggerDefinition, *, must_exist: bool) -> pb.PutTriggerResponse:
-        request = pb.PutTriggerRequest(owner=owner_message(caller), definition=definition, must_exist=must_exist)
-        return await translated(self._stub.PutTrigger(request))
-
-    async def get(self, caller: Principal, name: str) -> Trigger:
-        request = pb.GetTriggerRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
-        return (await translated(self._stub.GetTrigger(request))).trigger
-
-    async def list(self, caller: Principal) -> Sequence[Trigger]:
-        request = pb.ListTriggersRequest(store_id=caller.store_id, user_id=caller.user_id)
-        return (await translated(self._stub.ListTriggers(request))).triggers
-
-    async def pause(self, caller: Principal, name: str, note: str = "", *, paused: bool) -> Trigger:
-        request = pb.PauseTriggerRequest(owner=owner_message(caller), name=name, note=note, paused=paused)
-        return (await translated(self._stub.PauseTrigger(request))).trigger
-
-    async def delete(self, caller: Principal, name: str) -> None:
-        request = pb.DeleteTriggerRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
-        await translated(self._stub.DeleteTrigger(request))
-
-    async def rotate(self, caller: Principal, name: str) -> str:
-        request = pb.RotateTriggerSecretRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
-        return (await translated(self._stub.RotateTriggerSecret(request))).secret
 
     async def check_webhook(
         self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes

@@ -25,7 +25,6 @@ from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition
 
 TEXT_BYTES_MAX: Final = 16 * 1024
-NOTE_BYTES_MAX: Final = 1000
 PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 """The errors that say nothing about what is to be started."""
 NO_REQUEST: Final = RequestId("")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent_loop.adapters.schedule_ledger import caller_of
-from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedger
 from pawl.agent_loop.app.starting import PASSING, TEXT_BYTES_MAX, Starting
 from pawl.agent_loop.domain import checks, outside
 from pawl.chassis import logs
@@ -24,7 +24,7 @@ from pawl.chassis.roles import Role
 from pawl.errors import DependencyUnavailable, InvalidField, PermissionDenied, TooLarge, TriggerNotFound
 from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW
 from pawl.event.v1.trigger_pb2 import MailPosition, TriggerDefinition
-from pawl.job.v1.triggers_pb2 import DueTrigger, FireTriggerResponse, PutTriggerResponse, TriggerEvent
+from pawl.job.v1.triggers_pb2 import DueTrigger, FireTriggerResponse, TriggerEvent
 
 BODY_BYTES_MAX: Final = 256 * 1024
 HEADERS_MAX: Final = 100
@@ -39,26 +39,24 @@ _log = logs.get_logger(__name__)
 
 
 class Triggers:
-    """Saves triggers, and fires them."""
+    """Fires triggers. job-store keeps them."""
 
-    def __init__(self, *, ledger: TriggerLedgerClient, starting: Starting, clock: Clock, ids: IdSource) -> None:
+    def __init__(self, *, ledger: TriggerLedger, starting: Starting, clock: Clock, ids: IdSource) -> None:
         self._ledger = ledger
         self._starting = starting
         self._clock = clock
         self._ids = ids
 
-    async def save(self, caller: Principal, definition: TriggerDefinition, *, must_exist: bool) -> PutTriggerResponse:
-        """Make a trigger of the caller, or change one, if a run could be started so now; return a new secret, too.
+    async def check(self, caller: Principal, definition: TriggerDefinition) -> None:
+        """Return if the caller may have such a trigger, and a run could be started so now.
 
         Raises:
             PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is no admin.
             AgentNotFound, InvalidField, InvalidId, TooLarge: no run could be.
-            TriggerExists, TriggerNotFound
         """
         if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
             raise PermissionDenied(f"the password of a mailbox belongs to the store: this needs the role {Role.ADMIN}")
         await self._starting.check(caller, definition)
-        return await self._ledger.put(caller, definition, must_exist=must_exist)
 
     async def deliver_webhook(
         self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: RequestId

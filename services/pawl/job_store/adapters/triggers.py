@@ -14,9 +14,8 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.rows import read_each
 from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.starters import PostgresStarters
-from pawl.job_store.app.triggers import ClaimedEvent
 from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS
-from pawl.job_store.domain.triggers import LEASED_MAX, MAILBOX_LEASE_TIME, TriggerKey, TriggerRow
+from pawl.job_store.domain.triggers import LEASED_MAX, MAILBOX_LEASE_TIME, ClaimedEvent, TriggerKey, TriggerRow
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -75,12 +74,13 @@ WHERE reader_id = $1 AND claim_at > now() + $2::interval / 2 LIMIT $3)
 
 
 class PostgresTriggers(PostgresStarters[TriggerRow]):
-    """See `triggers.TriggerRepository`."""
+    """The rows of triggers, their events that wait, and the leases of mailboxes."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, tables.TRIGGERS, tables.trigger)
 
     async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
+        """Return a trigger of any user, and the time."""
         record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
         if record is None:
             return None
@@ -89,9 +89,11 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return self._readable(fields), now
 
     async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
+        """Count deliveries that were refused up to now, the last one for that reason."""
         await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
     async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
+        """Claim events that need not wait any more, the longest due first."""
         lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
         lanes = list(map(tables.lane, await self._database.fetch(_CLAIM, events_max, lease, look)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
@@ -102,10 +104,12 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return tuple(ClaimedEvent(trigger=triggers[key], lane=row) for key, row in found if key in triggers)
 
     async def wait_seconds(self) -> float | None:
+        """Return after how many seconds the next event can be claimed; None if there is none."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
+        """Lease mailboxes to a process, and renew its leases; return the triggers of all that it holds."""
         return _read(await self._database.fetch(_LEASE_MAILBOXES, reader_id, MAILBOX_LEASE_TIME, LEASED_MAX))
 
 

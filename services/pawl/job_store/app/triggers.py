@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.errors import PawlError, PermissionDenied, TriggerNotFound, TriggerPaused, Unavailable
 from pawl.job_store.adapters.metrics import PrometheusMeter
+from pawl.job_store.adapters.triggers import PostgresTriggers
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.schedules import pause_seconds
@@ -21,7 +21,7 @@ from pawl.job_store.domain.schedules import Owner
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.triggers import (
     REFUSALS_TIME,
-    LaneRow,
+    ClaimedEvent,
     MailPosition,
     TriggerDefinition,
     TriggerKey,
@@ -30,61 +30,13 @@ from pawl.job_store.domain.triggers import (
 
 SECRET_BYTES: Final = 32
 
-TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
-"""A trigger as it becomes, from how it is, how many triggers its user has, and the time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedEvent:
-    """An event that has waited, in its lane, and the trigger that it is to fire."""
-
-    trigger: TriggerRow
-    lane: LaneRow
-
-
-class TriggerRepository(Protocol):
-    """Keeps triggers."""
-
-    async def change(self, store_id: StoreId, user_id: UserId, name: str, change: TriggerChange) -> TriggerRow:
-        """Keep what `change` returns. Changes of the triggers of a user come one after the other.
-
-        Raises:
-            PawlError: what `change` raises.
-        """
-
-    async def get(
-        self, store_id: StoreId, user_id: UserId, name: str
-    ) -> tuple[TriggerRow, Mapping[RunId, RunState], datetime] | None:
-        """Return a trigger, the states of the runs of its fires that are still there, and the time."""
-
-    async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
-        """Return a trigger of any user, and the time."""
-
-    async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[TriggerRow]:
-        """Return the triggers of a user, by name."""
-
-    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
-        """Remove a trigger with what waits; whether there was one."""
-
-    async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
-        """Claim events that need not wait any more, the longest due first."""
-
-    async def wait_seconds(self) -> float | None:
-        """Return after how many seconds the next event can be claimed; None if there is none."""
-
-    async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
-        """Count deliveries that were refused up to now, the last one for that reason."""
-
-    async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
-        """Lease mailboxes to a process, and renew its leases; return the triggers of all that it holds."""
-
 
 class Triggers:
     """The use cases of triggers in the ledger."""
 
     def __init__(
         self,
-        repository: TriggerRepository,
+        repository: PostgresTriggers,
         group_commit: GroupCommit,
         meter: PrometheusMeter,
         ids: IdSource,

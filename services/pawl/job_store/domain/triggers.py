@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -225,6 +225,17 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     def waiting(self) -> EventKey:
         """The key of the event that waits, if one does."""
         return EventKey(self.store_id, self.trigger_id, self.event_id)
+
+
+class ClaimedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that has waited, in its lane, and the trigger that it is to fire."""
+
+    trigger: TriggerRow
+    lane: LaneRow
+
+
+TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
+"""A trigger as it becomes, from how it is, how many triggers its user has, and the time."""
 
 
 def check(asked: TriggerDefinition) -> None:

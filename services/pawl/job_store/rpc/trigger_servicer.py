@@ -1,4 +1,4 @@
-"""pawl.job.v1.TriggerLedgerService: translates, nothing else."""
+"""pawl.agent.v1.TriggerService, as agent-loop forwards it, and pawl.job.v1.TriggerLedgerService."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from pawl.agent.v1 import trigger_pb2 as pb
+from pawl.chassis.auth import require_user
 from pawl.chassis.ids import RunId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import trigger_pb2
-from pawl.job.v1 import triggers_pb2 as pb
+from pawl.job.v1 import triggers_pb2 as ledger
 from pawl.job.v1 import triggers_pb2_grpc
-from pawl.job.v1.schedules_pb2 import ScheduleOwner
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain.deliver import Deliver
-from pawl.job_store.domain.schedules import Overlap, Owner, owner_of
+from pawl.job_store.domain.schedules import Overlap, check_note, owner_of
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.triggers import (
     DATA_BYTES_MAX,
@@ -31,7 +32,7 @@ from pawl.job_store.domain.triggers import (
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import timestamp
-from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message
+from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message, owner_of_user
 
 CLAIMED_MAX: Final = 64
 _LANE_CHARACTERS_MAX: Final = 64
@@ -46,60 +47,71 @@ _DEFINITION: Final = _WIRE.struct(TriggerDefinition, trigger_pb2.TriggerDefiniti
 _POSITION: Final = _WIRE.struct(MailPosition, trigger_pb2.MailPosition)
 
 
-class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
-    """Serves triggers."""
+class TriggerServicer:
+    """Serves the triggers of the user for whom agent-loop calls; it has checked what their runs would be like."""
 
-    def __init__(self, triggers: Triggers, limits: Limits) -> None:
+    def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
-        self._limits = limits
 
-    async def PutTrigger(self, request: pb.PutTriggerRequest, context: Context) -> pb.PutTriggerResponse:
-        asked = _definition(request.definition)
-        row, secret = await self._triggers.put(_owner(request.owner), asked, must_exist=request.must_exist)
-        return pb.PutTriggerResponse(trigger=_message(row), secret=secret)
+    async def CreateTrigger(self, request: pb.CreateTriggerRequest, context: Context) -> pb.CreateTriggerResponse:
+        row, secret = await self._triggers.put(owner_of_user(), _definition(request.definition), must_exist=False)
+        return pb.CreateTriggerResponse(trigger=_message(row), secret=secret)
+
+    async def UpdateTrigger(self, request: pb.UpdateTriggerRequest, context: Context) -> pb.UpdateTriggerResponse:
+        row, _ = await self._triggers.put(owner_of_user(), _definition(request.definition), must_exist=True)
+        return pb.UpdateTriggerResponse(trigger=_message(row))
 
     async def GetTrigger(self, request: pb.GetTriggerRequest, context: Context) -> pb.GetTriggerResponse:
-        row, states = await self._triggers.get(
-            check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), check_id(request.name, "name")
-        )
+        user = require_user()
+        row, states = await self._triggers.get(user.store_id, user.user_id, check_id(request.name, "name"))
         return pb.GetTriggerResponse(trigger=_message(row, states))
 
     async def ListTriggers(self, request: pb.ListTriggersRequest, context: Context) -> pb.ListTriggersResponse:
-        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
-        return pb.ListTriggersResponse(triggers=map(_message, await self._triggers.list(store_id, user_id)))
+        user = require_user()
+        return pb.ListTriggersResponse(triggers=map(_message, await self._triggers.list(user.store_id, user.user_id)))
 
     async def PauseTrigger(self, request: pb.PauseTriggerRequest, context: Context) -> pb.PauseTriggerResponse:
-        name, note = check_id(request.name, "name"), request.note
-        row = await self._triggers.pause(_owner(request.owner), name, note, paused=request.paused)
+        name, note = check_id(request.name, "name"), check_note(request.note)
+        row = await self._triggers.pause(owner_of_user(), name, note, paused=True)
         return pb.PauseTriggerResponse(trigger=_message(row))
 
+    async def ResumeTrigger(self, request: pb.ResumeTriggerRequest, context: Context) -> pb.ResumeTriggerResponse:
+        row = await self._triggers.pause(owner_of_user(), check_id(request.name, "name"), "", paused=False)
+        return pb.ResumeTriggerResponse(trigger=_message(row))
+
     async def DeleteTrigger(self, request: pb.DeleteTriggerRequest, context: Context) -> pb.DeleteTriggerResponse:
-        await self._triggers.delete(
-            check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), check_id(request.name, "name")
-        )
+        user = require_user()
+        await self._triggers.delete(user.store_id, user.user_id, check_id(request.name, "name"))
         return pb.DeleteTriggerResponse()
 
     async def RotateTriggerSecret(
         self, request: pb.RotateTriggerSecretRequest, context: Context
     ) -> pb.RotateTriggerSecretResponse:
-        secret = await self._triggers.rotate(
-            check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), check_id(request.name, "name")
-        )
+        user = require_user()
+        secret = await self._triggers.rotate(user.store_id, user.user_id, check_id(request.name, "name"))
         return pb.RotateTriggerSecretResponse(secret=secret)
 
-    async def CheckWebhook(self, request: pb.CheckWebhookRequest, context: Context) -> pb.CheckWebhookResponse:
+
+class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
+    """Serves the agent-loops that fire triggers, and those that read mailboxes."""
+
+    def __init__(self, triggers: Triggers, limits: Limits) -> None:
+        self._triggers = triggers
+        self._limits = limits
+
+    async def CheckWebhook(self, request: ledger.CheckWebhookRequest, context: Context) -> ledger.CheckWebhookResponse:
         store_id, trigger_id = check_id(request.store_id, "store_id"), check_id(request.trigger_id, "trigger_id")
         row, event_id = await self._triggers.check(store_id, trigger_id, request.headers, request.body)
-        return pb.CheckWebhookResponse(due=_due(row), event_id=event_id)
+        return ledger.CheckWebhookResponse(due=_due(row), event_id=event_id)
 
-    async def ClaimEvents(self, request: pb.ClaimEventsRequest, context: Context) -> pb.ClaimEventsResponse:
+    async def ClaimEvents(self, request: ledger.ClaimEventsRequest, context: Context) -> ledger.ClaimEventsResponse:
         if not 1 <= request.events_max <= CLAIMED_MAX:
             raise InvalidField(f"events_max is from 1 to {CLAIMED_MAX}", field="events_max")
         claimed, wait_seconds = await self._triggers.claim(request.events_max)
         events = [
-            pb.ClaimedEvent(
+            ledger.ClaimedEvent(
                 due=_due(each.trigger),
-                event=pb.TriggerEvent(
+                event=ledger.TriggerEvent(
                     event_id=each.lane.event_id,
                     lane=each.lane.lane,
                     data=each.lane.data,
@@ -108,23 +120,27 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
             )
             for each in claimed
         ]
-        return pb.ClaimEventsResponse(events=events, wait_seconds=wait_seconds)
+        return ledger.ClaimEventsResponse(events=events, wait_seconds=wait_seconds)
 
-    async def LeaseMailboxes(self, request: pb.LeaseMailboxesRequest, context: Context) -> pb.LeaseMailboxesResponse:
+    async def LeaseMailboxes(
+        self, request: ledger.LeaseMailboxesRequest, context: Context
+    ) -> ledger.LeaseMailboxesResponse:
         leased = await self._triggers.lease_mailboxes(check_id(request.reader_id, "reader_id"))
-        return pb.LeaseMailboxesResponse(mailboxes=map(_leased, leased))
+        return ledger.LeaseMailboxesResponse(mailboxes=map(_leased, leased))
 
-    async def CheckMailbox(self, request: pb.CheckMailboxRequest, context: Context) -> pb.CheckMailboxResponse:
+    async def CheckMailbox(self, request: ledger.CheckMailboxRequest, context: Context) -> ledger.CheckMailboxResponse:
         row = await self._triggers.leased(_key(request.store_id, request.trigger_id), request.generation)
-        return pb.CheckMailboxResponse(due=None if row is None else _due(row))
+        return ledger.CheckMailboxResponse(due=None if row is None else _due(row))
 
-    async def ReportMailbox(self, request: pb.ReportMailboxRequest, context: Context) -> pb.ReportMailboxResponse:
+    async def ReportMailbox(
+        self, request: ledger.ReportMailboxRequest, context: Context
+    ) -> ledger.ReportMailboxResponse:
         position = _POSITION.read(request.position) if request.HasField("position") else None
         key = _key(request.store_id, request.trigger_id)
         await self._triggers.report_mailbox(key, request.generation, position, request.reason)
-        return pb.ReportMailboxResponse()
+        return ledger.ReportMailboxResponse()
 
-    async def FireTrigger(self, request: pb.FireTriggerRequest, context: Context) -> pb.FireTriggerResponse:
+    async def FireTrigger(self, request: ledger.FireTriggerRequest, context: Context) -> ledger.FireTriggerResponse:
         due, event = request.due, request.event
         if not _EVENT_ID.fullmatch(event.event_id):
             raise InvalidField("event_id must be 1 to 200 visible characters of ASCII", field="event.event_id")
@@ -149,14 +165,7 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
             request.ByteSize(),
         )
         fire = None if fired.fire is None else FIRE.write(fired.fire)
-        return pb.FireTriggerResponse(fire=fire, duplicate=fired.duplicate)
-
-
-def _owner(message: ScheduleOwner) -> Owner:
-    owner = OWNER.read(message)
-    check_id(owner.store_id, "owner.store_id")
-    check_id(owner.user_id, "owner.user_id")
-    return owner
+        return ledger.FireTriggerResponse(fire=fire, duplicate=fired.duplicate)
 
 
 def _key(store_id: str, trigger_id: str) -> TriggerKey:
@@ -188,8 +197,8 @@ def _message(row: TriggerRow, states: Mapping[RunId, RunState] | None = None) ->
     )
 
 
-def _due(row: TriggerRow) -> pb.DueTrigger:
-    return pb.DueTrigger(
+def _due(row: TriggerRow) -> ledger.DueTrigger:
+    return ledger.DueTrigger(
         owner=OWNER.write(owner_of(row)),
         definition=_DEFINITION.write(row.definition),
         trigger_id=row.trigger_id,
