@@ -193,10 +193,18 @@ class AgentLoop:
             defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=people_wanted),
             times=_TIMES,
         )
+        self._add_starters(chance, history, job_stores)
+        self._fires = are_played(chance)
+        self._is_triggered = triggers.are_played(chance)
+        self._wakeups = BusWakeups(bus)
+        self.stop = asyncio.Event()
+
+    def _add_starters(self, chance: Chance, history: History, job_stores: Sequence[JobStore]) -> None:
+        name, clock = self.process.name, VirtualClock()
         # They have a network of their own, so that seeds without them play as if there were none.
-        network = Network(chance, history, f"schedules of {process.name}")
-        draw = chance.stream("schedules", process.name)
-        channel = Channel(Replicas(network, job_stores, draw.randrange).call)
+        network = Network(chance, history, f"schedules of {name}")
+        draw = chance.stream("schedules", name)
+        channel: Any = Channel(Replicas(network, job_stores, draw.randrange).call)
         self.forward_of_schedules = PublicLedger(channel).forward
         self.schedules = AgentLoopSchedules(
             ledger=ScheduleLedger(channel),
@@ -204,19 +212,15 @@ class AgentLoop:
             clock=clock,
         )
         channel = Channel(
-            Replicas(Network(chance, history, f"triggers of {process.name}"), job_stores, draw.randrange).call
+            Replicas(Network(chance, history, f"triggers of {name}"), job_stores, draw.randrange).call
         )
         self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
             ledger=TriggerLedger(channel),
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
-            ids=IdSource(VirtualClock(), chance.stream("event ids", process.name).getrandbits),
+            ids=IdSource(clock, chance.stream("event ids", name).getrandbits),
         )
-        self._fires = are_played(chance)
-        self._is_triggered = triggers.are_played(chance)
-        self._wakeups = BusWakeups(bus)
-        self.stop = asyncio.Event()
 
     async def serve(self) -> None:
         """Serve until `stop`, then hand the runs over."""
