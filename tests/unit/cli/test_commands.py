@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +23,6 @@ from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
 from pawl.cli import agents
 from pawl.cli.__main__ import app, flags_first
-from pawl.cli.command import time_of
-from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient, StartError
 from pawl.client.target import Target
 from pawl.errors import InvalidField, ToolNotFound
@@ -231,18 +228,6 @@ def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) 
         file.write_bytes(content)
         code, output = invoke("conversations", "import", str(file))
         assert (code, said in output, "Traceback" in output) == (2, True, False), output
-
-
-def test_a_moment_has_the_zone_that_it_names_or_that_of_the_machine() -> None:
-    here = datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z")
-    moments = {
-        "2026-01-31": here,
-        "2026-01-31 09:00:00+01:00": "2026-01-31T08:00:00Z",
-        "2026-01-31T09:00Z": "2026-01-31T09:00:00Z",
-    }
-    assert {text: time_of(text, "since").ToJsonString() for text in moments} == moments
-    none = ["", "soon", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00", "2026-02-30"]
-    assert not_refused(CommandError, lambda text: time_of(text, "since"), none) == []
 
 
 def test_flags_may_stand_before_or_behind_the_command() -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from pawl.agent_loop.domain.limits import Limits
 from pawl.cli import answers, decisions, wording
 from pawl.cli.__main__ import app
+from pawl.cli.command import time_of
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.toolbox import policy_of
 from pawl.errors import (
@@ -130,6 +131,18 @@ def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed() -> Non
     ]:
         refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
         assert (refused.exit_code, refused.output.startswith(f"{option}: '5x' ")) == (2, True), command
+
+
+def test_a_moment_has_the_zone_that_it_names_or_that_of_the_machine() -> None:
+    here = datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z")
+    moments = {
+        "2026-01-31": here,
+        "2026-01-31 09:00:00+01:00": "2026-01-31T08:00:00Z",
+        "2026-01-31T09:00Z": "2026-01-31T09:00:00Z",
+    }
+    assert {text: time_of(text, "since").ToJsonString() for text in moments} == moments
+    none = ["", "soon", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00", "2026-02-30"]
+    assert not_refused(CommandError, lambda text: time_of(text, "since"), none) == []
 
 
 def test_what_narrows_a_command_down_never_means_everything_when_it_is_empty() -> None:
