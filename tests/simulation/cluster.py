@@ -211,9 +211,7 @@ class AgentLoop:
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
         )
-        channel = Channel(
-            Replicas(Network(chance, history, f"triggers of {name}"), job_stores, draw.randrange).call
-        )
+        channel = Channel(Replicas(Network(chance, history, f"triggers of {name}"), job_stores, draw.randrange).call)
         self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
             ledger=TriggerLedger(channel),
