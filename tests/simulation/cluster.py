@@ -198,18 +198,14 @@ class AgentLoop:
         draw = chance.stream("schedules", process.name)
         channel = Channel(Replicas(network, job_stores, draw.randrange).call)
         self.forward_of_schedules = PublicLedger(channel).forward
-        self.schedules = AgentLoopSchedules(
-            ledger=ScheduleLedger(channel),
-            starting=Starting(self.clients.messages, lambda _: False),
-            clock=clock,
-        )
-        channel = Channel(
-            Replicas(Network(chance, history, f"triggers of {process.name}"), job_stores, draw.randrange).call
-        )
+        starting = Starting(self.clients.messages, lambda _: False)
+        self.schedules = AgentLoopSchedules(ledger=ScheduleLedger(channel), starting=starting, clock=clock)
+        network = Network(chance, history, f"triggers of {process.name}")
+        channel = Channel(Replicas(network, job_stores, draw.randrange).call)
         self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
             ledger=TriggerLedger(channel),
-            starting=Starting(self.clients.messages, lambda _: False),
+            starting=starting,
             clock=clock,
             ids=IdSource(VirtualClock(), chance.stream("event ids", process.name).getrandbits),
         )
