@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.call import ExecutionContext, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
-from pawl.agent_loop.domain.run import JobReports, ReportPolicy, Run
-from pawl.agent_loop.domain.tool import Disposition, Tool, Verdict
+from pawl.agent_loop.domain.run import Run
+from pawl.agent_loop.domain.tool import Tool, Verdict
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId
 from pawl.errors import DependencyUnavailable, DocumentNotFound, InvalidArguments, InvalidSchema, ToolExists
 from pawl.tool.v1 import tool_pb2
+from pawl.values.call import Series
+from pawl.values.tool import Disposition, ExecutionContext, JobReports, ReportPolicy
 
 _DIGEST = ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)
 

@@ -123,7 +123,7 @@ class FrontEnd:
             case frames.Receipt(frame_id=frame_id, status=status):
                 self._unreceipted.pop(frame_id, None)
                 if frame_id in self._sent:
-                    self._sent[frame_id].outcomes.append(status.value)
+                    self._sent[frame_id].outcomes.append(status.name)
             case _:
                 pass
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from pawl.agent_loop.domain.run import Usage
 from pawl.chassis.ids import IdSource
 from pawl.errors import PawlError
 from pawl.job_store.app.ports import Announcer, Limits, Ports
+from pawl.values.run import Usage
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads

@@ -12,21 +12,16 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
 from pawl.agent_loop.app.messages import SessionTools
-from pawl.agent_loop.app.public_values import CallView, MessagePolicy, PageAsked, PendingFilter, Reply, RunView
-from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.app.public_values import CallView, PageAsked, PendingFilter, Reply, RunView
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import (
-    ENDED,
-    ApprovalExpiryPolicy,
-    BatchOrder,
-    TokenBudgetPolicy,
-    UnknownOutcomePolicy,
-)
+from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, BatchOrder, TokenBudgetPolicy, UnknownOutcomePolicy
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull, RunOfAnotherUser
 from pawl.event.v1 import run_pb2
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.run import ENDED, MessagePolicy
 from tests.simulation import grants, own_tools
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
@@ -96,7 +91,7 @@ class User:
             conversation_id=self.conversation_id,
             text=f"plan-{name} please" + "." * padding,
             plan=name,
-            policy=policy.value,
+            policy=policy.name,
         )
         self.world.history.messages.append(message)
         model, *fallbacks = self.models.choice([("",), ("",), ("",), ("",), MODELS[:2], MODELS])
@@ -177,7 +172,7 @@ class User:
 
     async def _see(self, run: RunView, call: CallView) -> None:
         calm = self.world.chance.calm
-        key = (call.call_id, call.state.value)
+        key = (call.call_id, call.state.name)
         if key in self._handled and (not calm or self.draw.random() < 0.5):
             return
         if not calm and self.draw.random() > self._attention:
@@ -237,7 +232,7 @@ class User:
             for_series=wished is not None,
             edited_series=wished.edited if wished else None,
         )
-        sent = self._sent(caller, command_id, call, kind.value, content=edited or arguments, digest=digest)
+        sent = self._sent(caller, command_id, call, kind.name, content=edited or arguments, digest=digest)
         sent.grants = grants.granted(call.run_id, edited or arguments, self.world.journal.version, wished)
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
@@ -246,7 +241,7 @@ class User:
         kind = draw.choice([DecisionKind.ANSWER, DecisionKind.ANSWER, DecisionKind.REJECT])
         answer = f"answer {command_id}" if kind is DecisionKind.ANSWER else ""
         decision = CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, answer=answer)
-        sent = self._sent(caller, command_id, call, kind.value, content=answer.encode())
+        sent = self._sent(caller, command_id, call, kind.name, content=answer.encode())
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
     async def _return(self, caller: Principal, call: CallView, command_id: str) -> None:
@@ -359,7 +354,7 @@ class User:
         except PawlError as error:
             sent.outcomes.append(error.reason)
             return
-        sent.outcomes.append(reply.outcome.value)
+        sent.outcomes.append(reply.outcome.name)
         self.world.history.tell(f"receipt {sent.command_id} {sent.kind} {reply.outcome}")
         if reply.taken and sent.taken_at is None:
             sent.taken_at = asyncio.get_running_loop().time()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.agent_loop.app.public_values import MessagePolicy
 from pawl.chassis.ids import ConversationId, RequestId
 from pawl.event.v1 import conversation_pb2
+from pawl.values.run import MessagePolicy
 from tests.simulation.people import User
 
 _RATE = 0.25

@@ -14,12 +14,12 @@ from pawl.agent_loop.domain.limits import (
     IDENTICAL_CALLS_MIN,
     OF_TOOLS,
     RESULT_BYTES_MIN,
-    TOKENS_MAX,
     Limits,
     read_ceilings,
 )
 from pawl.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX, RunDefaults
 from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
+from pawl.values.run import TOKENS_MAX
 
 _LEASE_RENEWALS_MIN = 2
 

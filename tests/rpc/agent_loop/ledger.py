@@ -18,13 +18,11 @@ from pawl.agent_loop.app.public_values import (
     CallView,
     ClientSession,
     DecisionCommand,
-    Outcome,
     PublicCommand,
     Reply,
     ResultCommand,
 )
-from pawl.agent_loop.domain.call import CallState, DecisionKind, OfferLease
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.domain.call import OfferLease
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ClientId, CommandId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
@@ -39,6 +37,9 @@ from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, Conv
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
 from pawl.job_store.rpc.events import encode_event
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CommandOutcome
+from pawl.values.run import RunState
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
@@ -204,7 +205,7 @@ class PlayedLedger(PublicLedgerClient):
     async def change(self, run_id: str, state: RunState, **fields: Any) -> None:
         """Let the run change its state."""
         before = self._row(run_id)
-        run = replace(before, state=states.RunState[state], **fields)
+        run = replace(before, state=state, **fields)
         if run.state.is_terminal:
             run = replace(run, worker_id=None, claim_at=None, end_time=self._database.now())
             key = ConversationKey(run.store_id, run.conversation_id)
@@ -265,7 +266,7 @@ class PlayedLedger(PublicLedgerClient):
             user_id=run.user_id,
             round=1,
             index=len(self._tables.calls_of(run.key)),
-            state=states.CallState(state),
+            state=CallState(state),
             tool_name=tool_name,
             tool_version=version,
             fallback_tool_name="",
@@ -288,7 +289,7 @@ class PlayedLedger(PublicLedgerClient):
     async def settle(self, call_id: str, state: call_pb2.CallState.ValueType = call_pb2.CALL_STATE_CANCELLED) -> None:
         """Let a call leave OFFERED."""
         call = self._call_row(call_id)
-        await self._call_changed(replace(call, state=states.CallState(state), reserved_by=""), call.state)
+        await self._call_changed(replace(call, state=CallState(state), reserved_by=""), call.state)
 
     async def lose_lease(self, call_id: str) -> None:
         """Let the lease of a call run out, as the ledger's sweep does."""
@@ -308,7 +309,7 @@ class PlayedLedger(PublicLedgerClient):
         as_operator: bool = False,
     ) -> Reply:
         reply = await super().send_command(caller, run_id, command_id, command, as_operator=as_operator)
-        if reply.outcome is Outcome.ACCEPTED:
+        if reply.outcome is CommandOutcome.ACCEPTED:
             self.commands.append(command)
             match command:
                 case ResultCommand():
@@ -339,7 +340,7 @@ class PlayedLedger(PublicLedgerClient):
     def _call_row(self, call_id: str) -> CallRow:
         return next(row for row in self._tables.calls.values() if row.call_id == call_id)
 
-    async def _call_changed(self, call: CallRow, from_state: states.CallState | None) -> None:
+    async def _call_changed(self, call: CallRow, from_state: CallState | None) -> None:
         await self._log(self._row(call.run_id), CallChanged(from_state=from_state, call=call), call=call)
 
     async def _log(self, run: RunRow, body: EventBody, *, call: CallRow | None = None) -> None:

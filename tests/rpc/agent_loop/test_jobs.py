@@ -10,9 +10,9 @@ import pytest
 from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
 from pawl.agent.v1 import jobs_pb2 as pb
 from pawl.agent_loop.domain.command import Cancel, Decide, Pause
-from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
-from pawl.job_store.domain.approval import Series
+from pawl.values.call import Series
+from pawl.values.run import RunState, StopCause
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
@@ -257,8 +257,9 @@ async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_s
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     """ASYNC-4, HITL-2: what watches for something cannot lose its deadline by an edit of how often it looks."""
-    end = datetime.fromtimestamp(clock.now() + 600, UTC)
-    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end)
+    end_time = clock.now() + 600
+    end = datetime.fromtimestamp(end_time, UTC)
+    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end_time)
     await add_job(ledger, 1)
     for number, edited_end in enumerate([None, end + timedelta(hours=1)]):
         waits = call_pb2.CALL_STATE_AWAITING_APPROVAL

@@ -9,10 +9,10 @@ import pytest
 from pawl.agent.v1 import operator_pb2
 from pawl.agent_loop.app.public_values import RedriveCommand
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
+from pawl.values.run import RunState, StopCause
 from tests.rpc.agent_loop.conftest import BOSS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger

@@ -15,13 +15,13 @@ from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.looks import FALLBACK_PAUSES, READERS_MAX
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
-from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import PawlError, PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.values.run import RunState
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import ADMIN, ME

@@ -15,19 +15,9 @@ import pytest
 from pawl.agent_loop.adapters import views
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
-from pawl.agent_loop.domain.tool import (
-    Disposition,
-    ExecutionProgress,
-    ExecutionResult,
-    Outcome,
-    ProposedCall,
-    RecordedDecision,
-    RecordedResult,
-    Tool,
-)
+from pawl.agent_loop.domain.tool import ExecutionResult, ProposedCall, RecordedDecision, RecordedResult, Tool
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, UserId
@@ -37,6 +27,8 @@ from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.tool import Disposition, EffectClass, ExecutionContext, Outcome, Progress
 from tests.fakes.anybody import Anybody
 
 CONTEXT = CallContext(
@@ -239,7 +231,7 @@ async def test_ends_of_front_end_calls_are_reported_by_digest(registry: Registry
 async def test_an_execution_gives_its_progress_and_its_result(registry: RegistryClient, stand_in: StandIn) -> None:
     async with aclosing(registry.execute(CONTEXT, EXECUTION)) as pieces:
         progress, result = [piece async for piece in pieces]
-    assert progress == ExecutionProgress(fraction=0.5, message="half")
+    assert progress == Progress(fraction=0.5, message="half")
     assert isinstance(result, ExecutionResult)
     assert (result.outcome, result.result.error_reason) == (Outcome.FAILED, "TOOL_ERROR")
     asked = stand_in.asked[0]

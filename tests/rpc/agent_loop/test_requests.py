@@ -11,14 +11,15 @@ import pytest
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app import watch
-from pawl.agent_loop.app.public_values import DecisionCommand, DecisionRight, ResultCommand
-from pawl.agent_loop.domain.call import DecisionKind
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.app.public_values import DecisionCommand, ResultCommand
 from pawl.agent_loop.rpc import convert
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.values.call import DecisionKind
+from pawl.values.command import DecisionRight
+from pawl.values.run import RunState
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.asking import top_up

@@ -14,11 +14,11 @@ from pawl.agent_loop.app.feed import BEHIND_EVENTS_MAX
 from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
 from pawl.chassis.ids import RunId
 from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
 from pawl.event.v1 import event_pb2
+from pawl.values.run import RunState
 from tests import poll
 from tests.fakes import virtual_time
 from tests.fakes.live_events import FakeLive

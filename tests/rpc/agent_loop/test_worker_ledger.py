@@ -20,17 +20,18 @@ from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import Claim
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
-from pawl.agent_loop.domain.call import CallState, Question
+from pawl.agent_loop.app.public_values import NewMessage
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.run import RunOptions
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
 from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
+from pawl.values.call import CallState, Question
+from pawl.values.run import ENDED, MessagePolicy, RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
@@ -145,7 +146,7 @@ async def test_a_run_goes_to_its_end_and_leaves_the_same_log_as_in_memory(
         await Drive(await claim(client), dependencies).run()
         await respond(replica, key)
         run = (await replica.stub.GetRun(ledger_pb2.GetRunRequest(store_id=STORE, run_id=key.run_id))).run
-        state = RunState(run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_"))
+        state = RunState(run.state)
 
     assert run.output_text == "All is done."
     assert run.usage.model_calls == 3

@@ -22,7 +22,6 @@ from pawl.agent_loop.app.public_values import (
     IncomingMail,
     MailboxView,
     MailPlace,
-    Overlap,
     ScheduledMessage,
     TriggerEvent,
 )
@@ -43,6 +42,7 @@ from pawl.errors import (
     PermissionDenied,
     TooLarge,
 )
+from pawl.values.run import Overlap
 from tests.fakes.manual_clock import ManualClock
 
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))

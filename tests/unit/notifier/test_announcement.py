@@ -20,7 +20,6 @@ from pawl.notifier.domain.announcement import (
     Over,
     RunChange,
     StarterPaused,
-    Wait,
     draft_job_end,
     draft_notification,
     draft_pause,
@@ -29,6 +28,7 @@ from pawl.notifier.domain.announcement import (
     over_by,
 )
 from pawl.notifier.domain.notification import EventId, Inbox, NotificationKind, shown
+from pawl.values.run import WaitKind
 from tests.tables import not_refused
 
 CHANGE = RunChange(
@@ -45,7 +45,7 @@ def of(event_type: str, **changes: Any) -> RunChange:
     return replace(CHANGE, type=f"run.{event_type}", **changes)
 
 
-BOTH, TOKENS = frozenset({Wait.ANSWER, Wait.APPROVAL}), frozenset({Wait.BUDGET})
+BOTH, TOKENS = frozenset({WaitKind.ANSWER, WaitKind.APPROVAL}), frozenset({WaitKind.BUDGET})
 
 
 def test_an_event_that_concerns_the_user_is_told_with_its_reason_and_no_other() -> None:
@@ -99,9 +99,9 @@ def test_what_runs_are_to_each_other_is_told_to_nobody() -> None:
     """A run that does a call of another one: its end, and that the other waits for it (TOOL-7)."""
     for event_type in ("run.completed", "run.failed", "run.cancelled", "run.expired"):
         assert draft_notification(replace(CHANGE, type=event_type, does_call=True)) is None
-    waiting = replace(CHANGE, type="run.waiting", waits_for_nobody=True)
+    waiting = replace(CHANGE, type="run.waiting", waits=frozenset({WaitKind.AGENT}))
     assert draft_notification(waiting) is None
-    needed = draft_notification(replace(waiting, waits=frozenset({Wait.APPROVAL}), does_call=True))
+    needed = draft_notification(replace(waiting, waits=frozenset({WaitKind.APPROVAL}), does_call=True))
     assert needed is not None
     assert needed.kind is NotificationKind.INPUT_NEEDED
 
@@ -214,7 +214,7 @@ def test_a_change_of_a_run_is_read_whole() -> None:
     assert isinstance(change, RunChange)
     assert (change.event_id, change.type, change.run_id) == ("evt_1", "run.waiting", "run_1")
     assert (change.inbox.store_id, change.inbox.user_id) == ("acme", "ann")
-    assert change.waits == {Wait.ANSWER, Wait.TOOL_RESULT}
+    assert change.waits == {WaitKind.ANSWER, WaitKind.TOOL_RESULT}
     assert change.time == datetime(2026, 5, 1, tzinfo=UTC)
     assert (change.quarantined, change.ended_by_operator, change.superseded) == (True, True, False)
     message.warning.reason = "FINAL_ROUND"

@@ -15,7 +15,6 @@ from pawl.agent_loop.app.public_values import (
     CallView,
     ClientSession,
     DecisionCommand,
-    DecisionRight,
     ErasureView,
     EventPage,
     LeaseAnswer,
@@ -31,9 +30,8 @@ from pawl.agent_loop.app.public_values import (
     RunFilter,
     RunView,
 )
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import ENDED, RunState
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId
@@ -43,6 +41,9 @@ from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2
 from pawl.job.v1 import erasure_pb2, erasure_pb2_grpc, ledger_pb2_grpc
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values.call import CallState
+from pawl.values.command import DecisionRight
+from pawl.values.run import ENDED, RunState
 
 EVENTS_PER_PAGE = 256
 

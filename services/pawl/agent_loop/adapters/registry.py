@@ -14,17 +14,13 @@ from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain import jobs, proposals
 from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.call import ExecutionContext, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
 from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
-    Disposition,
     ExecutionPiece,
-    ExecutionProgress,
     ExecutionResult,
     ProposedCall,
-    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -39,6 +35,8 @@ from pawl.chassis.translate import Exceptions
 from pawl.errors import Internal, InvalidArguments
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
+from pawl.values.call import Series
+from pawl.values.tool import Disposition, ExecutionContext, Progress, ReadTimeouts
 
 # The answer to a cancel may come this much later than the wait it asked for.
 _CANCEL_MARGIN_SECONDS: Final = 5.0
@@ -87,7 +85,7 @@ _READS: Final = wire.WIRE.struct(ReadTimeouts, execution_pb2.ExecuteReads)
 wire.WIRE.struct(ExecutionResult, execution_pb2.ExecutionResult, Exceptions(of_message=("duration_seconds",)))
 _VERDICT: Final = wire.WIRE.struct(Verdict, execution_pb2.Verdict)
 _PIECE: Final = wire.WIRE.one_of(
-    execution_pb2.ExecuteToolResponse, "kind", {"progress": ExecutionProgress, "result": ExecutionResult}
+    execution_pb2.ExecuteToolResponse, "kind", {"progress": Progress, "result": ExecutionResult}
 )
 _OUTPUT: Final = wire.WIRE.struct(OutputChecked, execution_pb2.CheckOutputResponse)
 _STOPPED: Final = wire.WIRE.struct(Stopped, execution_pb2.CancelExecutionResponse)

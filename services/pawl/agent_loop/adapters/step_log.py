@@ -7,10 +7,10 @@ from typing import cast
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
-from pawl.agent_loop.domain.run import ENDED
 from pawl.agent_loop.domain.step_history import Called, Over, Said, StepChange, StepFact, Steps, Voided, Wrote
 from pawl.chassis.translate import seconds
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2
+from pawl.values.run import ENDED
 
 
 def take_in(steps: Steps, part: Sequence[LoggedEvent] | LogGap) -> tuple[StepChange, ...]:

@@ -17,7 +17,6 @@ from pawl.agent_loop.app.public_values import (
     DueTrigger,
     MailPlace,
     NewMessage,
-    Overlap,
     ScheduledMessage,
     TriggerEvent,
 )
@@ -29,8 +28,9 @@ from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
+from pawl.values.run import Overlap
 
-_OVERLAPS: Final = {schedule_pb2.ScheduleOverlap.Value(f"SCHEDULE_OVERLAP_{each}"): each for each in Overlap}
+_OVERLAPS: Final = {schedule_pb2.ScheduleOverlap.Value(f"SCHEDULE_OVERLAP_{each.name}"): each for each in Overlap}
 
 _FOLDER_ID_CHARACTERS: Final = 8
 

@@ -5,38 +5,19 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from pawl.agent_loop.domain.call import (
-    ApprovalRequest,
-    Call,
-    CallResult,
-    EffectClass,
-    ExecutionContext,
-    OfferFallback,
-    Question,
-    QuestionKind,
-    Series,
-)
+from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallResult
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import (
-    FailureClass,
-    Grant,
-    Job,
-    JobReports,
-    Monitor,
-    Run,
-    RunFailure,
-    RunOptions,
-    RunState,
-    Undo,
-    Usage,
-)
+from pawl.agent_loop.domain.run import FailureClass, Grant, Job, Monitor, Run, RunFailure, RunOptions, Undo
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
+from pawl.values.call import Question, QuestionKind, Series
+from pawl.values.run import RunState, Usage
+from pawl.values.tool import EffectClass, ExecutionContext, JobReports, OfferFallback
 
 _DEFAULTS: Final[dict[type[Enum], Enum]] = {
     **enum_defaults(RunOptions()),

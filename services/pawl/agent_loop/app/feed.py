@@ -16,13 +16,13 @@ from typing import Final
 
 from pawl.agent_loop.app.public_ports import LiveEvents, LiveSubscription, PublicLedger
 from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
-from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
 from pawl.chassis.tasks import shield, within
 from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
+from pawl.values.run import ENDED
 
 BEHIND_EVENTS_MAX: Final = 256
 BEHIND_BYTES_MAX: Final = 1024 * 1024

@@ -8,12 +8,13 @@ from typing import Self, TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, MessagePolicy, Outcome, Reply
-from pawl.agent_loop.domain.call import DecisionKind, Series
+from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, Reply
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
-from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.ids import CallId, ClientId, ConversationId, RunId
+from pawl.values.call import DecisionKind, Series
+from pawl.values.command import CommandOutcome
+from pawl.values.run import MessagePolicy, RunState
 
 
 class ClientTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The fate of a frame or a result."""
 
     frame_id: str
-    status: Outcome
+    status: CommandOutcome
     reason: str = ""
     message: str = ""
     run_id: RunId = RunId("")

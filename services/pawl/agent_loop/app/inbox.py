@@ -21,19 +21,14 @@ from pawl.agent_loop.app.public_values import (
     CallView,
     ClientSession,
     DecisionCommand,
-    DecisionRight,
     EditVerdict,
-    Outcome,
     ProgressCommand,
     Reply,
     ResultCommand,
     RunView,
 )
 from pawl.agent_loop.domain import background, checks
-from pawl.agent_loop.domain.call import CallState, DecisionKind, Series
 from pawl.agent_loop.domain.command import CallResolution, Cancel, Pause, Resolve, TopUp
-from pawl.agent_loop.domain.limits import TOKENS_MAX
-from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis.auth import Principal, check_decides
 from pawl.chassis.ids import CallId, ClientId, CommandId, IdSource, RequestId, RunId
 from pawl.errors import (
@@ -52,6 +47,9 @@ from pawl.errors import (
     RunEnded,
     RunNotFound,
 )
+from pawl.values.call import CallState, DecisionKind, Series
+from pawl.values.command import CommandOutcome, DecisionRight
+from pawl.values.run import TOKENS_MAX, StopCause
 
 REFUSALS: Final = (
     InvalidArgument,
@@ -313,7 +311,7 @@ class Inbox:
 
 def refusal(error: PawlError) -> Reply:
     """Return the reply that says what an error says."""
-    outcome = Outcome.UNKNOWN if isinstance(error, NotFound) else Outcome.REFUSED
+    outcome = CommandOutcome.UNKNOWN if isinstance(error, NotFound) else CommandOutcome.REFUSED
     return Reply(outcome=outcome, reason=error.reason, message=error.message)
 
 
@@ -337,7 +335,7 @@ def decided(reply: Reply) -> RunView:
         RunNotFound, CallNotFound, or the error that the outcome names.
     """
     try:
-        return reply.run_after(CallNotPending if reply.outcome is not Outcome.UNKNOWN else RunNotFound)
+        return reply.run_after(CallNotPending if reply.outcome is not CommandOutcome.UNKNOWN else RunNotFound)
     except RunEnded as error:
         raise CallNotPending(error.message) from None
 

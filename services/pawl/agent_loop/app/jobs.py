@@ -13,15 +13,16 @@ from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
-from pawl.agent_loop.app.public_values import MessagePolicy, NewJob, Page, PageAsked, RunFilter, RunView
+from pawl.agent_loop.app.public_values import NewJob, Page, PageAsked, RunFilter, RunView
 from pawl.agent_loop.domain import background, jobs
 from pawl.agent_loop.domain.background import AskedJob, Wish
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ENDED, Job, Run, RunState
+from pawl.agent_loop.domain.run import Job, Run
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, RunId
 from pawl.errors import InvalidArguments, InvalidField, PermissionDenied, RunNotFound, ToolExists, ToolNotFound
+from pawl.values.run import ENDED, MessagePolicy, RunState
 
 _ALL: Final = PageAsked(page_size=0, page_token="")
 _OPEN: Final = tuple(state for state in RunState if state not in ENDED)

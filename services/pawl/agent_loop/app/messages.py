@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.public_ports import DocumentReader, OutputChecker, PublicLedger, ToolFinder
-from pawl.agent_loop.app.public_values import BroughtTools, MessagePolicy, NewMessage, RunView
+from pawl.agent_loop.app.public_values import BroughtTools, NewMessage, RunView
 from pawl.agent_loop.domain import checks, parts
 from pawl.agent_loop.domain.agents import DEFAULT, AgentVersion, options_of
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
@@ -23,6 +23,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ClientId, RequestId
 from pawl.chassis.labels import check_labels
 from pawl.errors import AgentNotFound, DocumentNotFound, InvalidField, InvalidSchema, PawlError, TooLarge, ToolExists
+from pawl.values.run import MessagePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import Final
 
 from pawl.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import CallView, ClientSession, Outcome, RunView
-from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.app.public_values import CallView, ClientSession, RunView
 from pawl.agent_loop.domain.run import OwnTools
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
@@ -18,6 +17,8 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.tasks import within
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
+from pawl.values.call import CallState
+from pawl.values.command import CommandOutcome
 
 RETRY_SECONDS: Final = 1.0
 """The time for which a ledger that did not answer is left alone."""
@@ -89,7 +90,7 @@ class Offers:
         if call.state is not CallState.OFFERED:
             self._candidates.pop(call.call_id, None)
             self._leased.pop(call.call_id, None)
-            self._revoke(call.call_id, f"the call is {call.state.value.lower().replace('_', ' ')}")
+            self._revoke(call.call_id, f"the call is {call.state.name.lower().replace('_', ' ')}")
         elif held is None:
             self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
         elif call.offer.offer_epoch > held.offer.offer_epoch or (
@@ -107,22 +108,22 @@ class Offers:
         """Take note that the client's own result is on its way: what it settles is not revoked."""
         self._submitting.add(call_id)
 
-    def submitted(self, call_id: CallId, offer_epoch: int, outcome: Outcome | None) -> None:
+    def submitted(self, call_id: CallId, offer_epoch: int, outcome: CommandOutcome | None) -> None:
         """Take note of what became of that result; None if that is not known.
 
         Unless it was refused, or came under an earlier lease, the client is free
         for another call.
         """
         self._submitting.discard(call_id)
-        if outcome is None or outcome is Outcome.REFUSED:
+        if outcome is None or outcome is CommandOutcome.REFUSED:
             return
         held = self._held.get(call_id)
-        if outcome is Outcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
+        if outcome is CommandOutcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
             # Of the past: the client has another lease, or will have.
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)
-        if outcome is Outcome.WRONG_HOLDER and held is not None:
+        if outcome is CommandOutcome.WRONG_HOLDER and held is not None:
             # Who holds it, the ledger says when it is asked for again.
             self._candidates[call_id] = _Candidate(call=held)
         self._due.set()

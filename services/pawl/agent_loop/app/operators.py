@@ -8,11 +8,11 @@ from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import PageAsked, PublicCommand, RedriveCommand, Reply, RunFilter, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CommandId, IdSource, RequestId, RunId
 from pawl.errors import AttentionNotNeeded, RunNotFound
+from pawl.values.run import RunState, StopCause
 
 _log = logs.get_logger(__name__)
 
@@ -23,7 +23,7 @@ async def send(
     """Send what an operator does about a run, and write down who did it. The log of the run says it too, if taken."""
     reply = await ledger.send_command(caller, run_id, command_id, command, as_operator=True)
     _log.info(
-        "operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=reply.outcome.value
+        "operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=reply.outcome.name
     )
     return reply
 

@@ -8,17 +8,16 @@ from typing import Protocol
 import msgspec
 
 from pawl.agent_loop.domain.agents import AgentQuota, AgentVersion
-from pawl.agent_loop.domain.call import Answer, Call, Series
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import Notice, PinnedTool, Run, RunAbove, Usage
+from pawl.agent_loop.domain.run import Notice, PinnedTool, Run, RunAbove
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.tool import (
     ExecutionPiece,
     ProposedCall,
-    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -28,6 +27,9 @@ from pawl.agent_loop.domain.tool import (
 )
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.values.call import Answer, Series
+from pawl.values.run import Usage
+from pawl.values.tool import ReadTimeouts
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""

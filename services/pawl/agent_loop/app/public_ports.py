@@ -24,7 +24,7 @@ from pawl.agent_loop.app.public_values import (
     RunView,
 )
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentUsage, AgentVersion, OfferedTool
-from pawl.agent_loop.domain.call import Call, Series
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.parts import FilePart
@@ -33,6 +33,7 @@ from pawl.agent_loop.domain.tool import Tool, Verdict
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId, StoreId, UserId
+from pawl.values.call import Series
 
 
 class PublicLedger(Protocol):

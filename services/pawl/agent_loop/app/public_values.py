@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from pawl.agent_loop.domain.call import CallState, OfferLease, Series
+from pawl.agent_loop.domain.call import OfferLease
 from pawl.agent_loop.domain.command import Cancel, Decide, Pause, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
-from pawl.agent_loop.domain.run import Job, OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
+from pawl.agent_loop.domain.run import Job, OwnTools, PinnedAgent, RunAbove, RunOptions, Undo
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import (
@@ -35,6 +34,9 @@ from pawl.chassis.ids import (
     UserId,
 )
 from pawl.errors import PawlError, by_reason
+from pawl.values.call import CallState, Series
+from pawl.values.command import CommandOutcome, DecisionRight
+from pawl.values.run import MessagePolicy, Overlap, RunState, WaitKind
 
 T = TypeVar("T")
 
@@ -157,15 +159,6 @@ class ErasureView(msgspec.Struct, frozen=True, kw_only=True):
     left: Page[object]
 
 
-class MessagePolicy(StrEnum):
-    """The effect of a message while a run of its conversation is active."""
-
-    QUEUE = "QUEUE"
-    STEER = "STEER"
-    INTERRUPT = "INTERRUPT"
-    REJECT = "REJECT"
-
-
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a user, checked, with options complete; `asked_options` is what the user said of them.
 
@@ -229,15 +222,6 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     time_zone: str = ""
     expected_time: datetime | None = None
-
-
-class Overlap(StrEnum):
-    """The conduct of a fire while the run of the one before goes on."""
-
-    SKIP = "SKIP"
-    QUEUE = "QUEUE"
-    ALLOW = "ALLOW"
-    CANCEL = "CANCEL"
 
 
 class DueTrigger(msgspec.Struct, frozen=True, kw_only=True):
@@ -357,14 +341,6 @@ class ProgressCommand:
     session_id: SessionId = field(default=SessionId(""), compare=False)
 
 
-class DecisionRight(StrEnum):
-    """The right of a user to decide."""
-
-    OWN_RUNS = "OWN_RUNS"
-    STORE = "STORE"
-    QUESTIONS = "QUESTIONS"
-
-
 class DecisionCommand(Decide, frozen=True, kw_only=True):
     """A decision, of somebody with `right`; `arguments_json`, `edited_digest` and `edited_preview` go with EDIT."""
 
@@ -417,21 +393,10 @@ class RedriveCommand(msgspec.Struct, frozen=True, kw_only=True):
 PublicCommand = ResultCommand | ProgressCommand | DecisionCommand | Cancel | Resolve | RedriveCommand | TopUp | Pause
 
 
-class Outcome(StrEnum):
-    """The final word on a command or a frame."""
-
-    ACCEPTED = "ACCEPTED"
-    DUPLICATE = "DUPLICATE"
-    LATE = "LATE"
-    WRONG_HOLDER = "WRONG_HOLDER"
-    UNKNOWN = "UNKNOWN"
-    REFUSED = "REFUSED"
-
-
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the ledger to a command: the outcome, and the run after it unless UNKNOWN."""
 
-    outcome: Outcome
+    outcome: CommandOutcome
     reason: str = ""
     message: str = ""
     run: RunView | None = None
@@ -439,7 +404,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def taken(self) -> bool:
         """True if the command is in effect, now or since before."""
-        return self.outcome in {Outcome.ACCEPTED, Outcome.DUPLICATE}
+        return self.outcome in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
 
     def run_after(self, default: type[PawlError], *, also_late: bool = False) -> RunView:
         """Return the run after a command that was taken, or with `also_late` after any.

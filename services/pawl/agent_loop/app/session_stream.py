@@ -14,9 +14,8 @@ from pawl.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
 from pawl.agent_loop.app.messages import Messages, SessionTools
 from pawl.agent_loop.app.offers import Offers
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
+from pawl.agent_loop.app.public_values import ClientSession, LogGap, LoggedEvent, Reply, RunView
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.run import ENDED, RESTING
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RequestId, RunId
@@ -30,6 +29,8 @@ from pawl.errors import (
     PawlError,
     SlowConsumer,
 )
+from pawl.values.command import CommandOutcome
+from pawl.values.run import ENDED, RESTING
 
 ATTACHMENTS_MAX: Final = 64
 
@@ -124,7 +125,7 @@ class Stream:
                 self._tasks.create_task(self._watch_over(), name="session.watch_over"),
             ]
             await self._outgoing.put(welcome)
-            await self._outgoing.put(Receipt(frame_id=hello_frame_id, status=Outcome.ACCEPTED))
+            await self._outgoing.put(Receipt(frame_id=hello_frame_id, status=CommandOutcome.ACCEPTED))
             async for frame in incoming:
                 self._heard_at, self._busy = asyncio.get_running_loop().time(), True
                 await self._handle(frame)
@@ -206,7 +207,7 @@ class Stream:
                 return None
             case frames.Detach():
                 await self._detach(content.run_id, release=True)
-                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=content.run_id)
+                return _receipt(frame, Reply(outcome=CommandOutcome.ACCEPTED), run_id=content.run_id)
             case frames.ToolResult():
                 return _receipt(frame, await self._submit(request_id, content))
             case frames.ToolProgress():
@@ -220,7 +221,7 @@ class Stream:
                 return _receipt(frame, await inbox.cancel(caller, request_id, content.run_id, content.reason))
             case frames.UserMessage():
                 run, _ = await messages.send(caller, request_id, content)
-                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run.run_id)
+                return _receipt(frame, Reply(outcome=CommandOutcome.ACCEPTED), run_id=run.run_id)
             case frames.Hello() | frames.ClientHeartbeat():
                 raise HelloRequired
             case _:
@@ -230,7 +231,7 @@ class Stream:
         if result.offer_epoch == 0:
             raise InvalidField("offer_epoch is the one that came with the offer", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
-        outcome: Outcome | None = None
+        outcome: CommandOutcome | None = None
         try:
             client = self._offers.session_of(result.call_id)
             reply = await self._parts.inbox.submit_result(self._caller, request_id, result, client)
@@ -265,7 +266,7 @@ class Stream:
             async with self._parts.watches.open(self._caller, run_id, after_seq) as watcher:
                 run = await self._parts.ledger.get_run(self._caller, run_id)
                 self._offers.adopt(run)
-                await self._outgoing.put(_receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run_id))
+                await self._outgoing.put(_receipt(frame, Reply(outcome=CommandOutcome.ACCEPTED), run_id=run_id))
                 if not attached.done():  # The stream ends in this moment.
                     attached.set_result(None)
                 async with aclosing(watcher.events()) as events:

@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, ScheduledMessage
+from pawl.agent_loop.app.public_values import NewMessage, ScheduledMessage
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.chassis.auth import Principal
@@ -21,6 +21,7 @@ from pawl.errors import (
     Unavailable,
     Unimplemented,
 )
+from pawl.values.run import MessagePolicy
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 NOTE_BYTES_MAX: Final = 1000

@@ -18,7 +18,6 @@ from pawl.agent_loop.app.public_values import (
     DueTrigger,
     IncomingMail,
     MailPlace,
-    Overlap,
     ScheduledMessage,
     TriggerEvent,
 )
@@ -30,6 +29,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource, RequestId
 from pawl.errors import DependencyUnavailable, InvalidField, TooLarge, TriggerNotFound
+from pawl.values.run import Overlap
 
 BODY_BYTES_MAX: Final = 256 * 1024
 HEADERS_MAX: Final = 100

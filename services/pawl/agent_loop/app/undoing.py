@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, RunView
+from pawl.agent_loop.app.public_values import NewMessage, RunView
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import ENDED, Undo
+from pawl.agent_loop.domain.run import Undo
 from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, RequestId, RunId
 from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, RunNotEnded, RunNotFound
+from pawl.values.run import ENDED, MessagePolicy
 
 _log = logs.get_logger(__name__)
 

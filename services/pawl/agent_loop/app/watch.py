@@ -24,11 +24,11 @@ from typing import Final, Self
 from pawl.agent_loop.app.feed import Feed, Watcher
 from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
 from pawl.agent_loop.app.public_values import LogGap, RunView
-from pawl.agent_loop.domain.run import ENDED, RESTING, RunState
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.tasks import shield, start
 from pawl.errors import Overloaded, SlowConsumer
+from pawl.values.run import ENDED, RESTING, RunState
 
 FEEDS_MAX: Final = 10_000
 """Most runs that are watched at once on one replica."""

@@ -10,13 +10,14 @@ import msgspec
 from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.approvers import decision_right
 from pawl.agent_loop.app.public_ports import CallChecker
-from pawl.agent_loop.app.public_values import DecisionRight, PageAsked
+from pawl.agent_loop.app.public_values import PageAsked
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.roles import CALLERS
 from pawl.errors import PawlError
+from pawl.values.command import DecisionRight
 
 _AGENTS_MAX: Final = 200
 _DECIDE: Final = "/pawl.agent.v1.AgentService/Decide"

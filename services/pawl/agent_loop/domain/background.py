@@ -18,13 +18,14 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import condition, text
-from pawl.agent_loop.domain.call import Series
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.expression import ExpressionError
-from pawl.agent_loop.domain.run import JobReports, Monitor
+from pawl.agent_loop.domain.run import Monitor
 from pawl.chassis import strict_json
 from pawl.chassis.ids import ConversationId
 from pawl.errors import InvalidField, InvalidJson
+from pawl.values.call import Series
+from pawl.values.tool import JobReports
 
 FLAG: Final = "_executeAsync"
 _ESTIMATE: Final = "_estimatedMinutes"

@@ -7,9 +7,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.call import CallResult, DecisionKind, Series
-from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
+from pawl.agent_loop.domain.call import CallResult
+from pawl.agent_loop.domain.run import RunFailure
 from pawl.chassis.ids import CallId, CommandId, CredentialId, RunId, UserId
+from pawl.values.call import DecisionKind, Series
+from pawl.values.run import RunState, StopCause, Usage
 
 
 class CallResolution(StrEnum):

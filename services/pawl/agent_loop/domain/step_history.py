@@ -15,9 +15,10 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.chassis.ids import CallId
+from pawl.values.call import CallState
 
 
 class StepType(StrEnum):

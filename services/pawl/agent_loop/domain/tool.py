@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Final, TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.call import (
-    CallResult,
-    CallState,
-    DecisionKind,
+from pawl.agent_loop.domain.call import CallResult
+from pawl.chassis.ids import CallId, CredentialId, UserId
+from pawl.values.call import CallState, DecisionKind, Question, Series
+from pawl.values.tool import (
+    Category,
+    Disposition,
     EffectClass,
     ExecutionContext,
     OfferFallback,
-    Question,
-    Series,
-    ToolCategory,
+    Outcome,
+    Progress,
+    ReportPolicy,
 )
-from pawl.agent_loop.domain.run import ReportPolicy
-from pawl.chassis.ids import CallId, CredentialId, UserId
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +29,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     arguments_schema_json: bytes = b""
     fallback_tool_name: str = ""
-    context: ExecutionContext = ExecutionContext.UNSPECIFIED
+    context: ExecutionContext | None = None
     own_definition: bytes = b""
     """The definition as the contract has it, of a tool that came with its run; empty for one of the register."""
     definition_sha256: str = ""
@@ -103,37 +102,6 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     """As in `PinnedTool`."""
 
 
-class Disposition(StrEnum):
-    """The ways in which a call is treated."""
-
-    RUN = "RUN"
-    APPROVE = "APPROVE"
-    OFFER = "OFFER"
-    ASK = "ASK"
-    DELEGATE = "DELEGATE"
-    REFUSE = "REFUSE"
-
-
-class Outcome(StrEnum):
-    """The ways in which an execution ends."""
-
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    UNKNOWN = "UNKNOWN"
-    INPUT_REQUIRED = "INPUT_REQUIRED"
-    """It has not ended: the tool asks a person something."""
-    AWAITING_COMPLETION = "AWAITING_COMPLETION"
-    """It has not ended: its tool has, and somebody outside completes it."""
-
-
-class ExecutionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of a tool while it runs; `fraction` is from 0 to 1."""
-
-    fraction: float | None = None
-    message: str = ""
-
-
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     """The end of an execution."""
 
@@ -145,13 +113,6 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     """The time in which somebody may complete it, with AWAITING_COMPLETION."""
 
 
-class ReadTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds that a run gives a call whose tool has no timeout, and the most that it gives to any."""
-
-    timeout_seconds: float
-    timeout_seconds_max: float
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The registry's verdict on a proposed call."""
 
@@ -160,9 +121,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: int = 0
     arguments_json: bytes = b""
     note: str = ""
-    context: ExecutionContext = ExecutionContext.UNSPECIFIED
-    category: ToolCategory = ToolCategory.UNSPECIFIED
-    effect_class: EffectClass = EffectClass.UNSPECIFIED
+    context: ExecutionContext | None = None
+    category: Category | None = None
+    effect_class: EffectClass | None = None
     timeout_seconds: float = 0.0
     parallel: bool = False
     resource_keys: tuple[str, ...] = ()
@@ -188,7 +149,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a call that only reads and has run already."""
 
 
-ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult
+ExecutionPiece: TypeAlias = Progress | ExecutionResult
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,20 +8,20 @@ from typing import Any, Final, Literal, TypeVar
 
 from pawl.agent.v1 import agent_pb2, conversation_pb2, types_pb2, undo_pb2, whoami_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
-from pawl.agent_loop.app.public_values import MessagePolicy, PageAsked, PendingFilter, RunFilter
+from pawl.agent_loop.app.public_values import PageAsked, PendingFilter, RunFilter
 from pawl.agent_loop.app.whoami import Introduction
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
-from pawl.agent_loop.domain.run import RunState, WaitKind
 from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis.ids import ConversationId, RequestId, RunId, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults, seconds
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.values.call import CallState
+from pawl.values.run import MessagePolicy, RunState, WaitKind
 
 P = TypeVar("P", types_pb2.ToolResult, types_pb2.CallDecision)
 

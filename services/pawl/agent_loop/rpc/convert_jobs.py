@@ -12,13 +12,14 @@ from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX
 from pawl.agent_loop.domain.background import AskedJob
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX
-from pawl.agent_loop.domain.run import JobReports, Monitor
+from pawl.agent_loop.domain.run import Monitor
 from pawl.agent_loop.rpc.convert import WIRE
 from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
+from pawl.values.tool import JobReports
 
 _SETTLED: Final = frozenset(
     {

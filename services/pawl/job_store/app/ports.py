@@ -13,9 +13,9 @@ from pawl.errors import PawlError
 from pawl.job_store.app.reading import ConversationReads, DueTimes, Leases, Page, Reads, RunView
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.titles import TitleTask
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
 from pawl.job_store.domain.usage import Used
+from pawl.values.run import TitleTask
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -21,10 +21,10 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.app.reading import PendingFilter, RunView
 from pawl.job_store.domain.command import Receipt
-from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.waiting import explain, explain_all
 from pawl.job_store.rpc import conversations, filters, job_messages, messages, operations, own_tools, parts
+from pawl.values.command import CommandOutcome
 
 RUNS_PER_CLAIM_MAX: Final = 64
 RUNS_LOADED_MAX: Final = 4

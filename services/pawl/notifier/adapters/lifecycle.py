@@ -22,12 +22,12 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
-from pawl.chassis.translate import Translator
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import ApprovalAsked, ApprovalSettled, Change, RunChange, StarterPaused, Wait
+from pawl.notifier.domain.announcement import ApprovalAsked, ApprovalSettled, Change, RunChange, StarterPaused
 from pawl.notifier.domain.notification import EventId, Inbox
+from pawl.values.run import WaitKind
 
 STREAM: Final = "PAWL_LIFECYCLE"
 CONSUMER: Final = "notifier"
@@ -41,20 +41,7 @@ _PAUSE_SECONDS: Final = 1.0
 _ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
 
-_WAITS: Final = (
-    Translator(lambda unknown: ValueError(unknown.value))
-    .enum(Wait, run_pb2.WaitKind, without=("AGENT", "TIME", "PAUSED", "COMPLETION", "PROVIDER"))
-    .members
-)
-_FOR_NOBODY: Final = frozenset(
-    {
-        run_pb2.WAIT_KIND_AGENT,
-        run_pb2.WAIT_KIND_TIME,
-        run_pb2.WAIT_KIND_PAUSED,
-        run_pb2.WAIT_KIND_COMPLETION,
-        run_pb2.WAIT_KIND_PROVIDER,
-    }
-)
+_KNOWN_WAITS: Final = frozenset(map(int, WaitKind))
 
 _log = logs.get_logger(__name__)
 
@@ -228,14 +215,13 @@ def _run_change(event: event_pb2.RunEvent, time: datetime) -> RunChange:
         inbox=Inbox(store_id=StoreId(event.store_id), user_id=UserId(run.user_id)),
         run_id=RunId(event.run_id),
         conversation_id=ConversationId(event.conversation_id),
-        waits=frozenset(_WAITS[wait] for wait in run.waits if wait in _WAITS),
+        waits=frozenset(WaitKind(wait) for wait in run.waits if wait in _KNOWN_WAITS),
         superseded=run.stop_cause == run_pb2.STOP_CAUSE_SUPERSEDED,
         ended_by_operator=run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR,
         quarantined=run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED,
         failure_message=run.failure.message,
         output_text=run.output_text,
         does_call=bool(run.parent_run_id or run.reports_to_conversation_id),
-        waits_for_nobody=not _FOR_NOBODY.isdisjoint(run.waits),
         is_turn=run.generation > 0,
         job=run.job.tool_name,
         reports_to=ConversationId(_heard_by(run)),

@@ -7,26 +7,26 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
 from typing import Final, TypeAlias
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
 from pawl.chassis.visible import shortened, undecided, visible
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
+from pawl.values.run import WaitKind
 
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048
 
 
-class Wait(StrEnum):
-    """The things that a run can wait for, in the words that a user reads."""
-
-    APPROVAL = "your approval"
-    ANSWER = "your answer"
-    TOOL_RESULT = "a front end to run a tool"
-    BUDGET = "more tokens: its budget has too few left"
-    AGENT_QUOTA = "the next day: its agent has used up its tokens of this one"
+_WAITS: Final = {
+    WaitKind.APPROVAL: "your approval",
+    WaitKind.ANSWER: "your answer",
+    WaitKind.TOOL_RESULT: "a front end to run a tool",
+    WaitKind.BUDGET: "more tokens: its budget has too few left",
+    WaitKind.AGENT_QUOTA: "the next day: its agent has used up its tokens of this one",
+}
+"""What a user can do something about, or is told, in the words of the notification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class RunChange:
     inbox: Inbox
     run_id: RunId
     conversation_id: ConversationId
-    waits: AbstractSet[Wait] = frozenset()
+    waits: AbstractSet[WaitKind] = frozenset()
     superseded: bool = False
     ended_by_operator: bool = False
     quarantined: bool = False
@@ -51,8 +51,6 @@ class RunChange:
     output_text: str = ""
     does_call: bool = False
     """True if it does a call of another run, which goes on with its end."""
-    waits_for_nobody: bool = False
-    """True if it waits for a run that does a call of it, or for its time."""
     is_turn: bool = False
     """True if a job has begun it, and no message."""
     job: str = ""
@@ -144,10 +142,10 @@ def draft_notification(change: RunChange) -> Draft | None:
             return _draft(change, NotificationKind.RUN_CANCELLED, title)
         case "run.expired":
             return _draft(change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time")
-        case "run.waiting" if change.waits or not change.waits_for_nobody:
-            waits = " and ".join(wait.value for wait in Wait if wait in change.waits) or "input"
+        case "run.waiting" if not change.waits or not change.waits.isdisjoint(_WAITS):
+            waits = " and ".join(words for wait, words in _WAITS.items() if wait in change.waits) or "input"
             draft = _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}")
-            asks = Wait.APPROVAL in change.waits
+            asks = WaitKind.APPROVAL in change.waits
             return replace(draft, body=_body(change.output_text, undecided())) if asks else draft
         case "run.needs_attention":
             return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change))

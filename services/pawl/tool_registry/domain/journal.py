@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.values.tool import EffectClass, Outcome
 
 
 class Step(StrEnum):

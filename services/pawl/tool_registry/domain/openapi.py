@@ -12,18 +12,13 @@ from urllib.parse import urljoin
 import msgspec
 
 from pawl.errors import InvalidSchema
-from pawl.tool_registry.domain.definition import (
-    CONTROL,
-    DESCRIPTION_BYTES_MAX,
-    Category,
-    EffectClass,
-    ToolDefinition,
-)
+from pawl.tool_registry.domain.definition import CONTROL, DESCRIPTION_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.domain.http_binding import FORM, MULTIPART, PLACEHOLDER, Binding, Placement, may_be_header
 from pawl.tool_registry.domain.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.domain.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut
+from pawl.values.tool import Category, EffectClass
 
 OPERATIONS_MAX: Final = 200
 NAME_CHARACTERS_MAX: Final = 63  # A name with a dot has one character less.

@@ -13,10 +13,6 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
 from pawl.tool_registry.domain.definition import (
-    Category,
-    EffectClass,
-    JobReports,
-    ReportPolicy,
     ToolDefinition,
     ToolVersion,
     check_report_policy,
@@ -24,6 +20,7 @@ from pawl.tool_registry.domain.definition import (
     require,
 )
 from pawl.tool_registry.domain.gate import may_be_count_path
+from pawl.values.tool import Category, EffectClass, JobReports, ReportPolicy
 
 SOURCES_MAX: Final = 50
 TOOLS_MAX: Final = 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Final
 
 from pawl.chassis.auth import Principal
@@ -13,26 +12,24 @@ from pawl.chassis.translate import Exceptions, Translator, Unknown
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
-from pawl.tool_registry.app.policy.admission import ReadTimeouts
 from pawl.tool_registry.app.policy.call import ProposedCall
 from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
-from pawl.tool_registry.domain.definition import (
-    ASYNC_TIMEOUT_SECONDS_MAX,
-    VERSION_MAX,
+from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERSION_MAX, ToolDefinition, ToolVersion
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.registering import own_label
+from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
+from pawl.tool_registry.domain.verdict import CallContext, Verdict
+from pawl.values.call import Answer, Series
+from pawl.values.tool import (
     Category,
     EffectClass,
     ExecutionContext,
     JobReports,
     OfferFallback,
+    Progress,
+    ReadTimeouts,
     ReportPolicy,
-    ToolDefinition,
-    ToolVersion,
 )
-from pawl.tool_registry.domain.execution import ExecutionResult, Progress
-from pawl.tool_registry.domain.question import Answer, Question
-from pawl.tool_registry.domain.registering import own_label
-from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
-from pawl.tool_registry.domain.verdict import CallContext, Series, Verdict
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DURATION_SECONDS_MAX: Final = 1e10
@@ -84,11 +81,6 @@ DEFINITION: Final = WIRE.struct(
     ),
 )
 _TOOL: Final = WIRE.struct(ToolVersion, tool_pb2.Tool, Exceptions(of_struct=("store_id", "binding", "user_id")))
-WIRE.struct(
-    Question,
-    call_pb2.Question,
-    Exceptions(write={"kind": lambda question: f"QUESTION_KIND_{question.kind.upper()}"}, of_struct=("kind",)),
-)
 _VERDICT: Final = WIRE.struct(
     Verdict,
     execution_pb2.Verdict,
@@ -102,6 +94,7 @@ _VERDICT: Final = WIRE.struct(
         ),
     ),
 )
+ANSWER: Final = WIRE.struct(Answer, execution_pb2.Answer)
 _SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 _CALL_RESULT: Final = WIRE.struct(
     ExecutionResult,
@@ -293,7 +286,7 @@ def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts
         raise InvalidField("timeouts: must be above 0", field="execute_reads")
     # A deployment may let its runs give more than any tool can take.
     default, most = (min(seconds, ASYNC_TIMEOUT_SECONDS_MAX) for seconds in asked)
-    return ReadTimeouts(default=default, most=most)
+    return ReadTimeouts(timeout_seconds=default, timeout_seconds_max=most)
 
 
 def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> execution_pb2.Verdict:
@@ -319,10 +312,3 @@ def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> executi
             message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)
             message.fallback_tool_name = definition.fallback_tool_name
     return message
-
-
-def answers_from(messages: Iterable[execution_pb2.Answer]) -> tuple[Answer, ...]:
-    """Return the answers to what a tool has asked."""
-    return tuple(
-        Answer(question=message.question, answer=message.answer, is_declined=message.declined) for message in messages
-    )

@@ -117,7 +117,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             approved_digest=request.approved_digest,
             unknowns_resolved=request.unknowns_resolved,
             rule_id=request.rule_id,
-            answers=convert.answers_from(request.answers),
+            answers=tuple(map(convert.ANSWER.read, request.answers)),
             series=convert.series_from(request),
         )
         async with aclosing(self.executor.execute(asked)) as items:

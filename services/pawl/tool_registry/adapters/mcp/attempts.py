@@ -6,8 +6,9 @@ from typing import Final
 
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.execution.outcome import doubt
-from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
+from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
+from pawl.values.tool import EffectClass
 
 # The connection may break once, and once turn out to be another user's.
 ATTEMPTS_MAX: Final = 3

@@ -20,11 +20,12 @@ from pawl.tool_registry.adapters.mcp.definitions import Binding, ServerTool, dis
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.app.execution.ports import Secrets
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
+from pawl.tool_registry.domain.definition import ToolVersion
 from pawl.tool_registry.domain.source import Discovery, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
+from pawl.values.tool import EffectClass
 
 if TYPE_CHECKING:
     from pawl.tool_registry.adapters.mcp.call import Call, Flight

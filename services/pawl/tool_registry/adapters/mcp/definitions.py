@@ -10,14 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from pawl.tool_registry.domain.definition import (
-    CONTROL,
-    DESCRIPTION_BYTES_MAX,
-    Category,
-    EffectClass,
-    ToolDefinition,
-)
+from pawl.tool_registry.domain.definition import CONTROL, DESCRIPTION_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.domain.source import DiscoveredTool, plain_schema, registered_names
+from pawl.values.tool import Category, EffectClass
 
 _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 

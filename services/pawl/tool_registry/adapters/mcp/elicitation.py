@@ -18,6 +18,7 @@ from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.source import plain_schema
 from pawl.tool_registry.domain.violations import list_violations
 from pawl.tool_registry.sdk.context import QuestionDeclined
+from pawl.values.call import QuestionKind
 
 Asked: TypeAlias = mcp.types.ElicitRequestParams
 Content: TypeAlias = dict[str, str | int | float | bool | list[str] | None]
@@ -158,7 +159,7 @@ class _YesOrNo:
 
     schema_json = b'{"type":"object"}'
     weight = 0.0
-    kind = "confirmation"
+    kind = QuestionKind.CONFIRMATION
 
     def __init__(self, text: str, options: Sequence[str], content: Content | None) -> None:
         self.text = text
@@ -185,7 +186,7 @@ def _page(message: str, url: str) -> _YesOrNo:
 class _Fields:
     """Values: a single one is answered as it is, several as a JSON object. `weight` is that of the schema."""
 
-    kind = "clarification"
+    kind = QuestionKind.CLARIFICATION
 
     def __init__(self, message: str, schema: dict[str, Any], properties: Mapping[str, Any], clean: Clean) -> None:
         try:

@@ -15,7 +15,6 @@ from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
 from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
-from pawl.tool_registry.domain.execution import Progress
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallDetails,
@@ -28,6 +27,7 @@ from pawl.tool_registry.domain.workers import (
     WorkerKey,
     source_of,
 )
+from pawl.values.tool import Progress
 
 _PING_SECONDS: Final = 15.0
 _NEWS_PARTS: Final = 3

@@ -10,7 +10,8 @@ from pawl.tool_registry.app.execution.ports import Completions
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import HeldElsewhere
 from pawl.tool_registry.domain.completion import CompletionTerms
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.values.tool import Outcome
 
 
 class Waits:

@@ -26,14 +26,15 @@ from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.check import Accepted, Refused
-from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.domain.patterns import TooMuchToMatch
 from pawl.tool_registry.domain.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import Rule, RuleEffect, RuleScope
-from pawl.tool_registry.domain.verdict import CallContext, Disposition, Series, Verdict, question_of
+from pawl.tool_registry.domain.verdict import CallContext, Verdict, question_of
+from pawl.values.call import Series
+from pawl.values.tool import Disposition, EffectClass, ExecutionContext, ReadTimeouts
 
 _TOO_MUCH_TO_MATCH: Final = (
     "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
@@ -63,14 +64,6 @@ class Judged:
     verdict: Verdict
     draft: AuditDraft
     call: FittingCall | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTimeouts:
-    """The seconds that a run gives a call whose tool has no timeout, and the most that it gives to any."""
-
-    default: float
-    most: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +143,9 @@ class Admission:
                 tool_name=call.definition.name,
                 tool_version=call.tool.entry.version,
                 arguments=call.accepted.canonical,
-                timeout_seconds=min(call.definition.timeout_seconds or timeouts.default, timeouts.most),
+                timeout_seconds=min(
+                    call.definition.timeout_seconds or timeouts.timeout_seconds, timeouts.timeout_seconds_max
+                ),
             )
             job = Job.of(call, call.tool.loaded, request, digest=call.digest, is_gated=False)
             if not job.only_reads:

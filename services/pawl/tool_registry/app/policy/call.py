@@ -11,22 +11,16 @@ from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
 from pawl.tool_registry.domain.check import Accepted
-from pawl.tool_registry.domain.definition import (
-    CAUTION,
-    SEVERITY,
-    Category,
-    EffectClass,
-    ToolDefinition,
-    definition_hash,
-)
+from pawl.tool_registry.domain.definition import ToolDefinition, definition_hash
 from pawl.tool_registry.domain.gate import approval_cause, items_of
 from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
-from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
-from pawl.tool_registry.domain.verdict import CallContext, Series, call_digest, grant_digest
+from pawl.tool_registry.domain.verdict import CallContext, call_digest, grant_digest
 from pawl.tool_registry.sdk.tool import Tool
+from pawl.values.call import Answer, Series
+from pawl.values.tool import CAUTION, SEVERITY, Category, EffectClass
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 

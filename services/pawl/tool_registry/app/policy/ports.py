@@ -8,11 +8,11 @@ from typing import Protocol
 
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures
-from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.domain.rate import Exceeded, Rate
 from pawl.tool_registry.domain.rules import Rule
+from pawl.values.call import Answer, Question
+from pawl.values.tool import EffectClass
 
 
 class TakesTooLong(Exception):

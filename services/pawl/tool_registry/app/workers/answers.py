@@ -7,12 +7,12 @@ from typing import Any
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolVersion
-from pawl.tool_registry.domain.execution import Outcome
 from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.workers import Answer, AnswerKind
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.values.tool import Outcome
 
 
 def value_of(entry: ToolVersion, answer: Answer) -> Any:

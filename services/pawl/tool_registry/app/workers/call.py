@@ -15,8 +15,7 @@ from pawl.chassis.retry import Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
 from pawl.tool_registry.domain.audit import sha256_hex
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion, definition_hash
-from pawl.tool_registry.domain.execution import Progress
+from pawl.tool_registry.domain.definition import ToolVersion, definition_hash
 from pawl.tool_registry.domain.workers import (
     AfterLoss,
     Answer,
@@ -31,6 +30,7 @@ from pawl.tool_registry.domain.workers import (
     group_of,
 )
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
+from pawl.values.tool import EffectClass, Progress
 
 # Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
 _MARGIN_SECONDS_MAX: Final = 0.5

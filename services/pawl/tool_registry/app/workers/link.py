@@ -13,8 +13,9 @@ from pawl.chassis.ids import CallId
 from pawl.chassis.retry import Retry
 from pawl.errors import Overloaded, PawlError
 from pawl.tool_registry.app.workers.ports import Attached, WorkerRepository
-from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, Progress
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX
 from pawl.tool_registry.domain.workers import Answer, Invocation, ResultStatus
+from pawl.values.tool import Progress
 
 _FRAMES_PER_CALL: Final = 4
 _FRAMES_BESIDES: Final = 64

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
-from pawl.tool_registry.domain.execution import Progress
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallState,
@@ -19,6 +18,7 @@ from pawl.tool_registry.domain.workers import (
     WorkerCall,
     WorkerKey,
 )
+from pawl.values.tool import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

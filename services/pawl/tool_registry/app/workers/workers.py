@@ -40,7 +40,7 @@ from pawl.tool_registry.app.workers.link import (
 )
 from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerRepository
 from pawl.tool_registry.app.workers.tools import WorkerTools
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
+from pawl.tool_registry.domain.definition import ToolVersion
 from pawl.tool_registry.domain.workers import (
     Answer,
     Hello,
@@ -53,6 +53,7 @@ from pawl.tool_registry.domain.workers import (
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
+from pawl.values.tool import EffectClass
 
 _SILENT_LEASES: Final = 3
 _HEARTBEATS_PER_LEASE: Final = 3
