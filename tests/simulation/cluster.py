@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
 from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
@@ -193,7 +193,7 @@ class AgentLoop:
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
         history.people_wanted[self.worker.worker_id] = people_wanted
-        self.ledger = PublicLedgerClient(channel, self.worker.wake)
+        self.ledger = PublicLedger(channel, self.worker.wake)
         self.clients = ClientSide(
             ledger=self.ledger,
             live=BusEvents(bus),

@@ -16,7 +16,6 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.jobs import draft
@@ -34,9 +33,11 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RunId, StoreId
+from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.chassis.tasks import shield
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
+from pawl.event.v1.call_pb2 import Call
+from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool_registry.domain import execution as recorded
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.verdict import grant_digest
@@ -420,15 +421,22 @@ class Client:
         return OutputChecked(output_json=(output or "").encode())
 
     async def check_edit(
-        self, store_id: str, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
-    ) -> EditVerdict:
+        self, read: GetRunResponse, call: Call, arguments_json: bytes, series: Series | None = None
+    ) -> Verdict:
+        run = read.run
         if b'"bad"' in arguments_json:
             raise InvalidArguments("they may not run")
-        digest = digest_of(store_id, call.call_id, call.tool_name, arguments_json)
+        digest = digest_of(run.store_id, call.call_id, call.tool_name, arguments_json)
         granted = ""
         if series is not None and not self._current[-1].asks:
             granted = _series_digest(series, run.run_id, call.tool_name, arguments_json, self._current[-1].version)
-        return EditVerdict(arguments_json=arguments_json, digest=digest, series_digest=granted)
+        return Verdict(
+            call_id=CallId(call.call_id),
+            disposition=Disposition.APPROVE,
+            arguments_json=arguments_json,
+            digest=digest,
+            series_digest=granted,
+        )
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
         assert run.job is not None

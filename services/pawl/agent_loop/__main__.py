@@ -18,7 +18,7 @@ from pawl.agent_loop.adapters.mailboxes import MailboxClient
 from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.breaker import Breaker
 from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
 from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
@@ -65,7 +65,7 @@ async def main(stop: asyncio.Event) -> None:
         if settings.serves_clients:
             live = BusEvents(bus)
             clients = ClientSide(
-                ledger=PublicLedgerClient(job_store, worker.wake) if worker else PublicLedgerClient(job_store),
+                ledger=PublicLedger(job_store, worker.wake) if worker else PublicLedger(job_store),
                 agents=AgentLedgerClient(job_store),
                 live=live,
                 checker=registry,

@@ -12,6 +12,7 @@ from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.conversations import Conversations
@@ -25,7 +26,6 @@ from pawl.agent_loop.app.public_ports import (
     CallChecker,
     DocumentReader,
     LiveEvents,
-    PublicLedger,
     ToolFinder,
 )
 from pawl.agent_loop.app.run_steps import RunSteps

@@ -21,6 +21,14 @@ class CommandOutcome(IntEnum):
         return self in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
 
 
+class CallResolution(IntEnum):
+    """The finding of an operator about a call in doubt."""
+
+    HAPPENED = 1
+    RUN_AGAIN = 2
+    TELL_MODEL = 3
+
+
 class DecisionRight(IntEnum):
     """The right of a user to decide about calls."""
 

@@ -34,9 +34,9 @@ class RunState(IntEnum):
         return self >= RunState.COMPLETED
 
 
-ENDED: Final = frozenset(state for state in RunState if state.is_terminal)
-"""The states that never change."""
-RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
+ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
+"""The states that never change, which a `state` of a message can be one of, too."""
+RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
 """States in which a run waits for a person, a program or a time, or has ended."""
 
 

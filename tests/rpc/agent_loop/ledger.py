@@ -13,20 +13,13 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
-from pawl.agent_loop.app.public_values import (
-    CallView,
-    ClientSession,
-    DecisionCommand,
-    PublicCommand,
-    Reply,
-    ResultCommand,
-)
-from pawl.agent_loop.domain.call import OfferLease
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
+from pawl.agent_loop.app.public_values import ClientSession
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, ClientId, CommandId, ConversationId, IdSource, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ClientId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.app.ports import Limits, LiveEvent
 from pawl.job_store.domain import states, turn
@@ -37,8 +30,7 @@ from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, Conv
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
 from pawl.job_store.rpc.events import encode_event
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CommandOutcome
+from pawl.values.call import CallState
 from pawl.values.run import RunState
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
@@ -52,20 +44,9 @@ PAGE_EVENTS = 20
 _LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000))
 
 
-def waiting_call(call_id: str, document: Any) -> CallView:
+def waiting_call(call_id: str) -> call_pb2.Call:
     """A call that waits for an approval, as a page of what waits has it."""
-    return CallView(
-        run_id=RunId("run_1"),
-        call_id=CallId(call_id),
-        tool_name="pay",
-        tool_version=1,
-        state=CallState.AWAITING_APPROVAL,
-        offer=OfferLease(),
-        approval_digest="d",
-        approval_count=0,
-        deadline_time=0.0,
-        document=document,
-    )
+    return call_pb2.Call(run_id="run_1", call_id=call_id, tool_name="pay", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
 
 
 class _NumberedIds(IdSource):
@@ -108,7 +89,7 @@ class StoredRun:
     calls: dict[str, call_pb2.Call]
 
 
-class PlayedLedger(PublicLedgerClient):
+class PlayedLedger(PublicLedger):
     """A `PublicLedger`; an async context manager. `down = True` makes every method unavailable."""
 
     def __init__(self, clock: ManualClock, live: FakeLive) -> None:
@@ -116,7 +97,8 @@ class PlayedLedger(PublicLedgerClient):
         super().__init__(channel)
         self.down = False
         self.reads = 0
-        self.commands: list[PublicCommand] = []
+        self.commands: list[ledger_pb2.Command] = []
+        """The commands that were taken, without their ids and users."""
         self.released: list[tuple[str, str]] = []
         self._database = PromptDatabase(lambda: datetime.fromtimestamp(clock.now(), UTC), History())
         self._tables = self._database.tables
@@ -300,24 +282,20 @@ class PlayedLedger(PublicLedgerClient):
     # The port, where a test looks at it.
 
     async def send_command(
-        self,
-        caller: Principal,
-        run_id: RunId,
-        command_id: CommandId,
-        command: PublicCommand,
-        *,
-        as_operator: bool = False,
-    ) -> Reply:
-        reply = await super().send_command(caller, run_id, command_id, command, as_operator=as_operator)
-        if reply.outcome is CommandOutcome.ACCEPTED:
+        self, caller: Principal, run_id: RunId, command: ledger_pb2.Command, **fields: Any
+    ) -> ledger_pb2.SendCommandResponse:
+        reply = await super().send_command(caller, run_id, command, **fields)
+        if reply.outcome == ledger_pb2.COMMAND_OUTCOME_ACCEPTED:
+            command.ClearField("command_id")
+            command.ClearField("user_id")
             self.commands.append(command)
-            match command:
-                case ResultCommand():
-                    await self.settle(command.call_id, call_pb2.CALL_STATE_SUCCEEDED)
-                case DecisionCommand():
-                    rejected = command.kind is DecisionKind.REJECT
+            match command.WhichOneof("kind"):
+                case "tool_result":
+                    await self.settle(command.tool_result.call_id, call_pb2.CALL_STATE_SUCCEEDED)
+                case "decision":
+                    rejected = command.decision.kind == call_pb2.DECISION_KIND_REJECT
                     state = call_pb2.CALL_STATE_REJECTED if rejected else call_pb2.CALL_STATE_RUNNABLE
-                    await self.settle(command.call_id, state)
+                    await self.settle(command.decision.call_id, state)
                 case _:
                     pass
         return reply

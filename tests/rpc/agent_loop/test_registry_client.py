@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.agent_loop.adapters import views
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.fact import OutputChecked
@@ -26,6 +25,7 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values.call import CallState, DecisionKind
 from pawl.values.tool import Disposition, EffectClass, ExecutionContext, Outcome, Progress
@@ -279,10 +279,10 @@ async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channe
     """Who edits decides for the user of the run: neither gives the roles of the one what the other may not call."""
     options = run_pb2.RunOptions(approvals_required=2)
     whose: dict[str, Any] = {"conversation_id": "c", "user_id": "u", "user_roles": ["member"]}
-    run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)
+    run = run_pb2.Run(store_id="s", run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)
     waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
     call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2, state=waits)
-    await RegistryClient(channel).check_edit(StoreId("s"), views.run_view(run), views.call_view(call), b"{}")
+    await RegistryClient(channel).check_edit(ledger_pb2.GetRunResponse(run=run), call, b"{}")
 
     (request,) = stand_in.asked
     assert request.context == execution_pb2.CallContext(

@@ -8,11 +8,10 @@ from typing import Any, cast
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
@@ -252,14 +251,14 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
         await user.stub.ListRuns(request)
 
 
-class Removing(PublicLedgerClient):
+class Removing(PublicLedger):
     """A ledger that loses the job `removed` once runs have been listed, as if retention came in that moment."""
 
     removed = ""
     database: Database
 
-    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
-        found = await super().list_runs(caller, wanted, page)
+    async def list_runs(self, caller: Principal, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+        found = await super().list_runs(caller, request)
         await self.database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
         return found
 

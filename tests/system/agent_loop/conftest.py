@@ -20,7 +20,7 @@ import pytest
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.bus import Bus
@@ -118,7 +118,7 @@ async def _replica(
     bus = await stack.enter_async_context(Bus(nats_url, name=f"replica-{number}", metrics=metrics))
     await bus.wait_connected()
     clients = ClientSide(
-        ledger=PublicLedgerClient(ledger_channel),
+        ledger=PublicLedger(ledger_channel),
         live=BusEvents(bus),
         agents=MemoryAgents(),
         checker=FakeChecker(),

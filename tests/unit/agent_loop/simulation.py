@@ -11,17 +11,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain import budget, history, planning, proposals, step
 from pawl.agent_loop.domain.assembly import ModelAnswer, RawCall
 from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.command import (
-    CallResolution,
-    Cancel,
-    Command,
-    CommandKind,
-    Decide,
-    Resolve,
-    Steer,
-    ToolResult,
-    TopUp,
-)
+from pawl.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult, TopUp
 from pawl.agent_loop.domain.decision import (
     CheckFallback,
     Execute,
@@ -50,6 +40,7 @@ from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
 from pawl.values.call import CallState, DecisionKind, Question
+from pawl.values.command import CallResolution
 from pawl.values.run import ENDED, RunState, StopCause
 from pawl.values.tool import Disposition, EffectClass, ExecutionContext, OfferFallback, Outcome
 from tests.fakes.provider import check_history

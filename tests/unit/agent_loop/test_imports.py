@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.domain import imports
 from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage, HistoryRole
 from pawl.agent_loop.domain.message import Role
@@ -258,7 +258,7 @@ class Player:
     def __init__(self) -> None:
         self.world = World(VERDICTS, [], seconds=0.01)
         channel: Any = Channel(self.world.ledger._call)
-        self.ledger = PublicLedgerClient(channel)
+        self.ledger = PublicLedger(channel)
         self.talks: list[Talk] = []
         self._count = 0
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.command import (
-    CallResolution,
-)
 from pawl.agent_loop.domain.event import RoundStarted, Warned
 from pawl.agent_loop.domain.fact import CallExecuted
 from pawl.agent_loop.domain.limits import Limits
@@ -18,6 +15,7 @@ from pawl.agent_loop.domain.run import BatchOrder, FailureClass, RoundLimitPolic
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import CallId
 from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution
 from pawl.values.run import RunState, WaitKind
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer

@@ -8,7 +8,6 @@ from typing import Any
 from google.protobuf import json_format
 
 from pawl.agent_loop.adapters import step_log
-from pawl.agent_loop.adapters.views import log_gap, logged_event
 from pawl.agent_loop.domain.step_history import Step, StepChange, Steps, StepStatus, StepType
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from tests.golden import GAP, LOG, TOLD
@@ -97,7 +96,7 @@ def whole_run() -> list[event_pb2.RunEvent]:
 
 def steps_of(log: list[event_pb2.RunEvent]) -> Steps:
     steps = Steps()
-    step_log.take_in(steps, [logged_event(event) for event in log])
+    step_log.take_in(steps, log)
     return steps
 
 
@@ -128,7 +127,7 @@ def test_a_run_is_told_in_steps() -> None:
 
 def test_what_an_attempt_that_failed_wrote_is_void() -> None:
     steps = Steps()
-    log = [logged_event(event) for event in whole_run()]
+    log = whole_run()
     step_log.take_in(steps, log[:3])
 
     changes = step_log.take_in(steps, log[3:4])
@@ -141,7 +140,7 @@ def test_what_an_attempt_that_failed_wrote_is_void() -> None:
 
 
 def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> None:
-    log = [logged_event(event) for event in whole_run()]
+    log = whole_run()
     whole = steps_of(whole_run()).all()
     for start in range(len(log)):
         for size in (1, 2, 5, len(log)):
@@ -163,7 +162,7 @@ def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
     snapshot = gap_pb2.RunSnapshot(messages=messages, calls=newest.values())
     steps = Steps()
 
-    changes = step_log.take_in(steps, log_gap(gap_pb2.Gap(to_seq=16, snapshot=snapshot)))
+    changes = step_log.take_in(steps, gap_pb2.Gap(to_seq=16, snapshot=snapshot))
 
     assert steps.all() == steps_of(log).all()
     assert [change.step for change in changes] == list(steps.all())
@@ -179,7 +178,7 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
         messages=[log[2].message_added.message], calls=[event.call_changed.call for event in log[:2]]
     )
     steps = Steps()
-    step_log.take_in(steps, log_gap(gap_pb2.Gap(to_seq=3, snapshot=snapshot)))
+    step_log.take_in(steps, gap_pb2.Gap(to_seq=3, snapshot=snapshot))
 
     ids = [step.step_id for step in steps_of(log).all()]
 
@@ -193,7 +192,7 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
 def logged() -> list[Any]:
     """The log, as whoever makes steps reads it."""
     events = json.loads(LOG.read_text())
-    return [logged_event(json_format.ParseDict(each, event_pb2.RunEvent())) for each in events]
+    return [json_format.ParseDict(each, event_pb2.RunEvent()) for each in events]
 
 
 def shown(steps: Steps) -> list[dict[str, str]]:
@@ -231,7 +230,7 @@ def test_steps_tell_the_golden_log_as_everybody_does() -> None:
 
 def test_steps_tell_it_so_behind_a_gap_too() -> None:
     steps = Steps()
-    step_log.take_in(steps, log_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap())))
+    step_log.take_in(steps, json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap()))
     step_log.take_in(steps, logged()[-1:])
     assert shown(steps) == expected()
 

@@ -13,16 +13,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import planning, repetition, step
 from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.command import (
-    CallResolution,
-    Cancel,
-    Command,
-    CommandKind,
-    Decide,
-    Resolve,
-    Steer,
-    ToolResult,
-)
+from pawl.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
 from pawl.agent_loop.domain.decision import StopCalls
 from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
 from pawl.agent_loop.domain.loop_state import LoopState
@@ -34,6 +25,7 @@ from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, 
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
 from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution
 from pawl.values.run import RunState, StopCause
 from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer
 

@@ -8,8 +8,7 @@ from typing import cast
 
 import grpc
 
-from pawl.agent_loop.adapters.public_ledger import submission
-from pawl.agent_loop.app.public_values import DueSchedule, NewMessage, ScheduledMessage
+from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.chassis.rows import read_each
@@ -17,6 +16,7 @@ from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1 import schedules_pb2_grpc
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 
 
 class ScheduleLedgerClient:
@@ -62,7 +62,7 @@ class ScheduleLedgerClient:
     async def fire_schedule(
         self,
         due: DueSchedule,
-        message: NewMessage | None,
+        message: SubmitMessageRequest | None,
         *,
         refusal: str = "",
         request_id: RequestId,
@@ -70,7 +70,7 @@ class ScheduleLedgerClient:
     ) -> object | None:
         request = pb.FireScheduleRequest(
             due=cast("pb.DueSchedule", due.document),
-            message=None if message is None else submission(due.caller, message),
+            message=message,
             refusal=refusal,
             request_id=request_id,
         )

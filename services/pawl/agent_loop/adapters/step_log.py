@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
 from pawl.agent_loop.domain.step_history import Called, Over, Said, StepChange, StepFact, Steps, Voided, Wrote
 from pawl.chassis.translate import seconds
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2
 from pawl.values.run import ENDED
 
 
-def take_in(steps: Steps, part: Sequence[LoggedEvent] | LogGap) -> tuple[StepChange, ...]:
+def take_in(steps: Steps, part: Sequence[event_pb2.RunEvent] | gap_pb2.Gap) -> tuple[StepChange, ...]:
     """Give a part of the log to steps; returns what it has changed."""
-    if isinstance(part, LogGap):
-        return _take_gap(steps, cast("gap_pb2.Gap", part.document))
+    if isinstance(part, gap_pb2.Gap):
+        return _take_gap(steps, part)
     return steps.take(fact for event in part for fact in _facts(event))
 
 
-def _facts(logged: LoggedEvent) -> Iterator[StepFact]:
-    event = cast("event_pb2.RunEvent", logged.document)
+def _facts(event: event_pb2.RunEvent) -> Iterator[StepFact]:
     time = seconds(event.time)
     match event.WhichOneof("kind"):
         case "output_delta":
@@ -34,7 +31,7 @@ def _facts(logged: LoggedEvent) -> Iterator[StepFact]:
             yield _said(event.message_added.message)
         case "call_changed":
             yield _called(event.call_changed.call)
-        case "run_changed" if logged.run_state in ENDED:
+        case "run_changed" if event.run_changed.run.state in ENDED:
             yield Over(time=time)
         case _:
             pass

@@ -9,14 +9,12 @@ from typing import Final, cast
 
 import grpc
 
-from pawl.agent_loop.adapters.public_ledger import submission
 from pawl.agent_loop.adapters.schedule_ledger import caller_of, owner_message
 from pawl.agent_loop.app.public_values import (
     Delivery,
     DueMailbox,
     DueTrigger,
     MailPlace,
-    NewMessage,
     ScheduledMessage,
     TriggerEvent,
 )
@@ -28,6 +26,7 @@ from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 from pawl.values.run import Overlap
 
 _OVERLAPS: Final = {schedule_pb2.ScheduleOverlap.Value(f"SCHEDULE_OVERLAP_{each.name}"): each for each in Overlap}
@@ -100,7 +99,7 @@ class TriggerLedgerClient:
         self,
         due: DueTrigger,
         event: TriggerEvent,
-        message: NewMessage | None,
+        message: SubmitMessageRequest | None,
         *,
         refusal: str = "",
         claimed: bool = False,
@@ -113,7 +112,7 @@ class TriggerLedgerClient:
                 event_id=event.event_id, lane=event.lane, data=event.data, conversation_key=event.conversation_key
             ),
             claimed=claimed,
-            message=None if message is None else submission(due.caller, message),
+            message=message,
             refusal=refusal,
             mail=_place(mail),
             skipped=skipped,

@@ -10,9 +10,11 @@ from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import FailureClass, Grant, Job, Monitor, Run, RunFailure, RunOptions, Undo
+from pawl.agent_loop.domain.parts import Part
+from pawl.agent_loop.domain.run import FailureClass, Grant, Job, Monitor, PinnedAgent, Run, RunFailure, RunOptions, Undo
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
+from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from pawl.values.call import Question, QuestionKind, Series
@@ -45,6 +47,20 @@ def _result(message: call_pb2.Call) -> CallResult | None:
 
 WIRE: Final = Translator(_unknown, defaults=_DEFAULTS)
 
+
+def _no_known_value(unknown: Unknown) -> InvalidField:
+    return InvalidField(f"{unknown.field} has no known value", field=unknown.field)
+
+
+CLIENTS: Final = Translator(_no_known_value, defaults=enum_defaults(AskedOptions()))
+"""For requests of clients: a value that is not known is an InvalidField."""
+_LIMITS_ASKED: Final = Exceptions(
+    read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
+    write={"limits": lambda asked: dict(asked.limits) or None},
+)
+asked_options: Final = CLIENTS.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED, field="options").read
+"""Return what a client asks of a run; InvalidField if an enum has no known value."""
+
 USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
 FAILURE: Final = WIRE.struct(RunFailure, run_pb2.RunFailure)
 WIRE.struct(Condition, run_pb2.JobCondition)
@@ -56,14 +72,8 @@ WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))
 UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
 LIMITS: Final = WIRE.struct(Limits, run_pb2.RunLimits)
 OPTIONS: Final = WIRE.struct(RunOptions, run_pb2.RunOptions)
-ASKED: Final = WIRE.struct(
-    AskedOptions,
-    run_pb2.RunOptions,
-    Exceptions(
-        read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
-        write={"limits": lambda asked: dict(asked.limits) or None},
-    ),
-)
+ASKED: Final = WIRE.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED)
+AGENT: Final = WIRE.struct(PinnedAgent, run_pb2.PinnedAgent)
 RUN: Final = WIRE.struct(
     Run,
     run_pb2.Run,
@@ -90,6 +100,7 @@ RUN: Final = WIRE.struct(
         )
     ),
 )
+PART: Final = WIRE.struct(Part, message_pb2.Part)
 MESSAGE: Final = WIRE.struct(
     Message,
     message_pb2.Message,

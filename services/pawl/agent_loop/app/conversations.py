@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_values import ErasureView, Page, PageAsked
 from pawl.agent_loop.domain import checks, imports
 from pawl.agent_loop.domain.imports import HistoryMessage

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
+from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.step_history import Step, StepChange, Steps
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.errors import SeqBeyondEnd
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.event.v1.gap_pb2 import Gap
 
-TakeIn = Callable[[Steps, Sequence[LoggedEvent] | LogGap], tuple[StepChange, ...]]
+TakeIn = Callable[[Steps, Sequence[RunEvent] | Gap], tuple[StepChange, ...]]
 """Gives a part of a log to steps; returns what it has changed."""
 
 
@@ -34,7 +35,7 @@ class RunSteps:
         steps, after_seq = Steps(), 0
         while True:
             page = await self._ledger.list_events(caller, run_id, after_seq)
-            if page.gap is not None:
+            if page.HasField("gap"):
                 self._take_in(steps, page.gap)
                 after_seq = page.gap.to_seq
             self._take_in(steps, page.events)
@@ -62,7 +63,7 @@ class RunSteps:
             aclosing(watcher.pages(silence_seconds=silence_seconds)) as pages,
         ):
             async for page in pages:
-                if isinstance(page, LogGap):
+                if isinstance(page, Gap):
                     changes, seq = self._take_in(steps, page), page.to_seq
                     if seq > after_seq:
                         yield changes, seq

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from msgspec.structs import replace
-
 from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
 from pawl.agent_loop.app.starting import NO_REQUEST, NOTE_BYTES_MAX, PASSING, Starting
 from pawl.agent_loop.app.starting_ports import ScheduleLedger
@@ -165,7 +163,7 @@ class Schedules:
         if message is not None:
             told = told_of(due, datetime.fromtimestamp(self._clock.now(), UTC), backfill_time)
             instructions = "\n\n".join(filter(None, (message.options.instructions, told)))
-            message = replace(message, options=replace(message.options, instructions=instructions))
+            message.options.instructions = instructions
         return await self._ledger.fire_schedule(
             due, message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
         )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pawl.agent_loop.app.frames import UserMessage
+from pawl.agent.v1.agent_pb2 import StartRunRequest
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_values import NewMessage, ScheduledMessage
+from pawl.agent_loop.app.public_values import ScheduledMessage
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.options import AskedOptions
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import ConversationId, RequestId
+from pawl.chassis.ids import RequestId
 from pawl.errors import (
     DeadlineExceeded,
     Internal,
@@ -21,7 +20,7 @@ from pawl.errors import (
     Unavailable,
     Unimplemented,
 )
-from pawl.values.run import MessagePolicy
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 NOTE_BYTES_MAX: Final = 1000
@@ -48,7 +47,7 @@ class Starting:
 
     async def message(
         self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId = NO_REQUEST
-    ) -> tuple[NewMessage | None, str]:
+    ) -> tuple[SubmitMessageRequest | None, str]:
         """Return the message of a run, or why there can be none.
 
         Raises:
@@ -63,12 +62,11 @@ class Starting:
         except PawlError as error:
             return None, f"{error.reason}: {error.message}"
 
-    async def _message(self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId) -> NewMessage:
-        message = UserMessage(
-            conversation_id=ConversationId(""),
+    async def _message(
+        self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId
+    ) -> SubmitMessageRequest:
+        message = StartRunRequest(
             text=scheduled.text,
-            options=AskedOptions(),
-            policy=MessagePolicy.QUEUE,
             conversation_key=scheduled.conversation_key,
             agent=scheduled.agent,
             labels=scheduled.labels,

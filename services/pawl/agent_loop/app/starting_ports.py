@@ -13,11 +13,11 @@ from pawl.agent_loop.app.public_values import (
     DueTrigger,
     MailboxView,
     MailPlace,
-    NewMessage,
     TriggerEvent,
 )
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 
 
 class ScheduleLedger(Protocol):
@@ -74,7 +74,7 @@ class ScheduleLedger(Protocol):
     async def fire_schedule(
         self,
         due: DueSchedule,
-        message: NewMessage | None,
+        message: SubmitMessageRequest | None,
         *,
         refusal: str = "",
         request_id: RequestId,
@@ -172,7 +172,7 @@ class TriggerLedger(Protocol):
         self,
         due: DueTrigger,
         event: TriggerEvent,
-        message: NewMessage | None,
+        message: SubmitMessageRequest | None,
         *,
         refusal: str = "",
         claimed: bool = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TypeAlias
 
 import msgspec
@@ -11,15 +10,8 @@ from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.run import RunFailure
 from pawl.chassis.ids import CallId, CommandId, CredentialId, RunId, UserId
 from pawl.values.call import DecisionKind, Series
+from pawl.values.command import CallResolution
 from pawl.values.run import RunState, StopCause, Usage
-
-
-class CallResolution(StrEnum):
-    """The finding of an operator about a call in doubt."""
-
-    HAPPENED = "HAPPENED"
-    RUN_AGAIN = "RUN_AGAIN"
-    TELL_MODEL = "TELL_MODEL"
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):

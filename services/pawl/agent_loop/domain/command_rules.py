@@ -10,7 +10,6 @@ from pawl.agent_loop.domain import asking, completing, delegation, program, prop
 from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallResult, Decided
 from pawl.agent_loop.domain.command import (
     AgentEnded,
-    CallResolution,
     Cancel,
     Command,
     Completed,
@@ -28,6 +27,7 @@ from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis import strict_json
 from pawl.chassis.ids import UserId
 from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution
 from pawl.values.run import RunState
 from pawl.values.tool import ExecutionContext
 
