@@ -34,7 +34,7 @@ class CallState(IntEnum):
         return self >= CallState.SUCCEEDED
 
 
-SETTLED: Final = frozenset(state for state in CallState if state.is_terminal)
+SETTLED: Final[frozenset[int]] = frozenset(state for state in CallState if state.is_terminal)
 """The states that never change; a call in one of them has its result."""
 WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED})
 """States in which a call waits for a person, or for a front end."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
-from pawl.agent.v1 import agent_pb2, conversation_pb2, types_pb2, undo_pb2, whoami_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2, types_pb2, undo_pb2
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.inbox import check_kind
 from pawl.agent_loop.app.public_values import PageAsked
-from pawl.agent_loop.app.whoami import Introduction
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX
@@ -31,8 +30,6 @@ history_message: Final = WIRE.struct(HistoryMessage, conversation_pb2.HistoryMes
 """Return a message of a history; InvalidField if its role has no known value."""
 UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
 """Between a call of a preview or a report of an undo, and its message."""
-INTRODUCTION: Final = WIRE.struct(Introduction, whoami_pb2.WhoAmIResponse)
-"""Between what a caller is told about itself, and its message."""
 
 
 def run_id(request: Any) -> RunId:

@@ -22,7 +22,7 @@ from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.app.whoami import Introductions
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.rpc import convert, convert_jobs, convert_steps
+from pawl.agent_loop.rpc import convert, convert_jobs
 from pawl.chassis.auth import current_principal, require_user
 from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
@@ -206,8 +206,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return pb.ListCallsResponse(calls=page.calls, next_page_token=page.next_page_token)
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
-        steps = await self._steps.list(require_user(), convert.run_id(request))
-        return convert_steps.page(steps, convert.page(request))
+        return await self._steps.list(require_user(), convert.run_id(request), convert.page(request))
 
     async def WatchSteps(  # type: ignore[override]
         self, request: steps_pb2.WatchStepsRequest, context: Context
@@ -216,8 +215,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         after_seq = checks.seq(request.after_seq, "after_seq")
         parts = self._steps.watch(require_user(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):
-            async for changes, seq in parts:
-                await _write(context, convert_steps.watch_response(changes, seq))
+            async for part in parts:
+                await _write(context, part)
 
     async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
         page = await self._ledger.list_messages(
@@ -240,7 +239,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 await _write(context, part)
 
     async def WhoAmI(self, request: whoami_pb2.WhoAmIRequest, context: Context) -> whoami_pb2.WhoAmIResponse:
-        return convert.INTRODUCTION.write(await self._introductions.introduce(current_principal()))
+        return await self._introductions.introduce(current_principal())
 
 
 def _watch_response(page: Sequence[event_pb2.RunEvent] | gap_pb2.Gap) -> pb.WatchRunResponse:
