@@ -42,14 +42,6 @@ class CallState(StrEnum):
     DONE = "DONE"
 
 
-class ResultStatus(StrEnum):
-    """The fate of a result."""
-
-    ACCEPTED = "ACCEPTED"
-    LATE = "LATE"
-    UNKNOWN = "UNKNOWN"
-
-
 class AnswerKind(StrEnum):
     """The ways in which a worker says that a call has ended."""
 
@@ -109,21 +101,6 @@ class WorkerCall:
     """Unique for the execution that asks."""
     origin: Origin | None
     """None for a question about an earlier execution."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
-    """A call as it is handed to a worker. `deadline_time` is in seconds since 1970."""
-
-    purpose: Purpose
-    store_id: StoreId
-    call_id: CallId
-    lease_epoch: int
-    tool_name: str
-    details: CallDetails
-    deadline_time: float
-    attempt: int
-    last_checkpoint_json: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,16 +13,16 @@ import msgspec
 from pawl.chassis.database import Database
 from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
 from pawl.chassis.rows import read_each
+from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
+from pawl.tool_registry.app.workers.call import invocation
 from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallDetails,
     CallState,
-    Invocation,
     Origin,
     Purpose,
-    ResultStatus,
     WorkerCall,
     WorkerKey,
     source_of,
@@ -58,7 +58,7 @@ class PostgresWorkerRepository:
 
     async def attach(
         self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float
-    ) -> Mapping[CallId, int]:
+    ) -> Mapping[str, int]:
         tools = worker.tools
         async with self._database.transaction() as connection:
             await connection.execute(
@@ -122,7 +122,7 @@ class PostgresWorkerRepository:
         )
         return bool(rows)
 
-    async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
+    async def claim(self, worker: Attached, *, most: int) -> Sequence[pb.Invocation]:
         tools = worker.tools
         rows = await self._database.fetch(
             sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
@@ -146,7 +146,7 @@ class PostgresWorkerRepository:
         stored = msgspec.msgpack.encode(answer)
         rows = await self._database.fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
         rows = rows or await self._database.fetch(sql.KNOWN, *worker, call_id, lease_epoch)
-        return _finished(rows[0]) if rows else Finished(status=ResultStatus.UNKNOWN)
+        return _finished(rows[0]) if rows else Finished(status=pb.RESULT_STATUS_UNKNOWN)
 
     async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
         await self._database.fetch(sql.MARK_TOLD, call.store_id, call.call_id, lease_epoch)
@@ -208,22 +208,24 @@ class PostgresWorkerRepository:
                     await connection.remove_listener(sql.CHANNEL, on_notification)
 
 
-def _invocation(row: asyncpg.Record) -> Invocation:
-    return Invocation(
+def _invocation(row: asyncpg.Record) -> pb.Invocation:
+    details = msgspec.msgpack.decode(row["details"], type=CallDetails)
+    return invocation(
+        details,
         purpose=Purpose(row["purpose"]),
         store_id=row["store_id"],
         call_id=row["call_id"],
         lease_epoch=row["lease_epoch"],
         tool_name=row["tool_name"],
-        details=msgspec.msgpack.decode(row["details"], type=CallDetails),
-        deadline_time=row["deadline"].timestamp(),
+        deadline_time=row["deadline"],
         attempt=row["attempt"],
         last_checkpoint_json=row["last_checkpoint"] or b"",
     )
 
 
 def _finished(row: asyncpg.Record) -> Finished:
-    status, origin = ResultStatus.ACCEPTED if row["is_accepted"] else ResultStatus.LATE, row["late_origin"]
+    status = pb.RESULT_STATUS_ACCEPTED if row["is_accepted"] else pb.RESULT_STATUS_LATE
+    origin = row["late_origin"]
     if origin is None:
         return Finished(status=status)
     late = LateCall(tool_name=row["tool_name"], origin=msgspec.msgpack.decode(origin, type=Origin))

@@ -8,13 +8,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
+from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallState,
-    Invocation,
     Origin,
     Purpose,
-    ResultStatus,
     WorkerCall,
     WorkerKey,
 )
@@ -56,7 +55,7 @@ class LateCall:
 class Finished:
     """The fate of a result; `late` if it is one that the audit does not have yet."""
 
-    status: ResultStatus
+    status: pb.ResultStatus.ValueType
     late: LateCall | None = None
 
 
@@ -93,7 +92,7 @@ class WorkerRepository(Protocol):
 
     async def attach(
         self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float
-    ) -> Mapping[CallId, int]:
+    ) -> Mapping[str, int]:
         """Note a worker's stream, in place of an earlier one; returns the calls that it holds, with their epochs.
 
         Calls that it should hold and that are not in `held` are lost. Atomic.
@@ -119,7 +118,7 @@ class WorkerRepository(Protocol):
     async def adopt(self, call: WorkerCall) -> bool:
         """Take over a call that an execution of a dead process asked for, as it stands; False if there is none."""
 
-    async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
+    async def claim(self, worker: Attached, *, most: int) -> Sequence[pb.Invocation]:
         """Take waiting calls for a worker, those with the earliest deadlines; of several processes one gets each."""
 
     async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
