@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
@@ -31,7 +31,16 @@ from pawl.chassis.ids import CallId, StoreId
 from pawl.chassis.tasks import shield
 from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
 from pawl.tool.v1 import tool_pb2
-from pawl.values.tool import REPEATABLE, Disposition, EffectClass, ExecutionContext, Outcome, Progress, ReadTimeouts
+from pawl.values.tool import (
+    REPEATABLE,
+    Disposition,
+    EffectClass,
+    Execution,
+    ExecutionContext,
+    Outcome,
+    Progress,
+    ReadTimeouts,
+)
 
 CANCELLED = ExecutionResult(
     outcome=Outcome.CANCELLED,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.jobs import draft
@@ -43,7 +43,7 @@ from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.verdict import grant_digest
 from pawl.values.call import Series
 from pawl.values.call import Series as RegisteredSeries
-from pawl.values.tool import REPEATABLE, Disposition, EffectClass, Outcome, Progress, ReadTimeouts
+from pawl.values.tool import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts
 from pawl.values.tool import EffectClass as EffectOf
 from tests.fakes.registry import tool
 from tests.simulation.chance import Chance

@@ -7,6 +7,9 @@ from typing import Final
 
 import msgspec
 
+from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, StoreId, UserId
+from pawl.values.call import Answer, Series
+
 
 class ExecutionContext(StrEnum):
     """The places where a tool can run."""
@@ -98,6 +101,47 @@ class Outcome(StrEnum):
     """It has not ended: the tool asks a person something."""
     AWAITING_COMPLETION = "AWAITING_COMPLETION"
     """It has not ended: its tool has, and somebody outside completes it."""
+
+
+class RunContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that calls are about, and on whose behalf."""
+
+    store_id: StoreId
+    user_id: UserId
+    conversation_id: ConversationId
+    """The conversation whose rules hold: for a job the one that it reports to."""
+    run_id: RunId
+    user_roles: frozenset[str] = frozenset()
+    """Those that the user had when the run was started."""
+    approvals_required: int = 0
+    """People who must approve each gated call of the run; 0 means one."""
+    agent_name: str = ""
+    """The agent of the run; empty if it is not known."""
+    credential_id: CredentialId = CredentialId("")
+    """The credential that started the run."""
+    delegate_user_id: UserId = UserId("")
+    """The user of the delegate that started it for the user; empty for none."""
+    in_background: bool = False
+    """True if the run is a job."""
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """A call to be run. The registry knows it by its id, whoever asks and however often."""
+
+    call_id: CallId
+    tool_name: str
+    tool_version: int
+    arguments_json: bytes
+    earlier_attempts: int = 0
+    unknowns_resolved: int = 0
+    timeout_seconds: float = 0.0
+    approved_digest: str = ""
+    rule_id: str = ""
+    """The rule that the verdict on the call named."""
+    answers: tuple[Answer, ...] = ()
+    """The answers so far to the questions that its tool has asked."""
+    series: Series | None = None
+    """The series whose grant covers the call."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

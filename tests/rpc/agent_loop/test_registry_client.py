@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from pawl.agent_loop.adapters.registry import RegistryClient
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import ExecutionResult, ProposedCall, RecordedDecision, RecordedResult, Tool
@@ -28,7 +28,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values.call import CallState, DecisionKind
-from pawl.values.tool import Disposition, EffectClass, ExecutionContext, Outcome, Progress
+from pawl.values.tool import Disposition, EffectClass, Execution, ExecutionContext, Outcome, Progress
 from tests.fakes.anybody import Anybody
 
 CONTEXT = CallContext(
@@ -36,7 +36,11 @@ CONTEXT = CallContext(
     user_id=UserId("u"),
     conversation_id=ConversationId("c"),
     run_id=RunId("r"),
-    user_roles=("member",),
+    user_roles=frozenset(
+        {
+            "member",
+        }
+    ),
     approvals_required=2,
 )
 EXECUTION = Execution(

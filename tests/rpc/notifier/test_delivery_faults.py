@@ -22,8 +22,8 @@ from pawl.notifier.adapters.postgres import WAITING as WAITING_SQL
 from pawl.notifier.app.ports import NewChannel, NewCode
 from pawl.notifier.domain.announcement import (
     ApprovalAsked,
-    ApprovalSettled,
     Change,
+    Over,
     RunChange,
     draft_notification,
     draft_requests,
@@ -315,7 +315,7 @@ ASKED = ApprovalAsked(
     conversation_id=ConversationId("conv_1"),
     tool_name="pay",
 )
-SETTLED = ApprovalSettled(
+SETTLED = Over(
     time=TIME + timedelta(seconds=5), store_id=StoreId("acme"), run_id=RunId("run_1"), call_id=CallId("call_1")
 )
 RUNS = replace(WAITS, type="run.running", time=SETTLED.time)

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain import options, proposals
 from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
@@ -30,7 +30,7 @@ from pawl.errors import (
 )
 from pawl.values.call import CallState, DecisionKind
 from pawl.values.run import ENDED, RunState, StopCause, WaitKind
-from pawl.values.tool import Disposition
+from pawl.values.tool import Disposition, Execution
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World

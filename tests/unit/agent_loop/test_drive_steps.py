@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
@@ -22,6 +22,7 @@ from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloade
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
 from pawl.values.call import CallState
 from pawl.values.run import RunState, StopCause
+from pawl.values.tool import Execution
 from tests.fakes import virtual_time
 from tests.fakes.ledger import states_told
 from tests.fakes.loop_world import World

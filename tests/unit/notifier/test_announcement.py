@@ -16,7 +16,6 @@ from pawl.notifier.domain.announcement import (
     BODY_BYTES_MAX,
     TITLE_BYTES_MAX,
     ApprovalAsked,
-    ApprovalSettled,
     Over,
     RunChange,
     StarterPaused,
@@ -185,7 +184,7 @@ def test_a_change_of_a_run_ends_what_it_was_waited_for_and_its_end_approvals_too
     over = Over(store_id=StoreId("acme"), run_id=RunId("run_1"), time=CHANGE.time, run_ended=True)
     assert over_by(CHANGE) == over
     assert over_by(replace(CHANGE, type="run.running")) == replace(over, run_ended=False)
-    settled = ApprovalSettled(time=CHANGE.time, store_id=over.store_id, run_id=over.run_id, call_id=CallId("call_1"))
+    settled = Over(time=CHANGE.time, store_id=over.store_id, run_id=over.run_id, call_id=CallId("call_1"))
     assert over_by(settled) == replace(over, run_ended=False, call_id=CallId("call_1")), "of that call alone"
 
 
@@ -276,7 +275,7 @@ def test_a_call_that_awaits_an_approval_no_more_is_read() -> None:
     ids = (StoreId("acme"), RunId("run_1"), CallId("call_1"))
     message.call_changed.from_state = call_pb2.CALL_STATE_RUNNING
     assert read_change(SUBJECT, message.SerializeToString()) is None
-    assert found == ApprovalSettled(time=time, store_id=ids[0], run_id=ids[1], call_id=ids[2])
+    assert found == Over(time=time, store_id=ids[0], run_id=ids[1], call_id=ids[2])
 
 
 def test_that_a_trigger_has_paused_itself_is_told_to_its_user() -> None:

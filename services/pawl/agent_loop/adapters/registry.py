@@ -10,7 +10,7 @@ import grpc
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain import jobs, proposals
 from pawl.agent_loop.domain.agents import OfferedTool
 from pawl.agent_loop.domain.fact import OutputChecked
@@ -36,7 +36,7 @@ from pawl.event.v1 import call_pb2
 from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values.call import Series
-from pawl.values.tool import Disposition, ExecutionContext, Progress, ReadTimeouts
+from pawl.values.tool import Disposition, Execution, ExecutionContext, Progress, ReadTimeouts
 
 # The answer to a cancel may come this much later than the wait it asked for.
 _CANCEL_MARGIN_SECONDS: Final = 5.0

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.ports import CallContext, Execution, Registry
+from pawl.agent_loop.app.ports import CallContext, Registry
 from pawl.agent_loop.domain import settle
 from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.fact import OutputChecked
@@ -30,7 +30,7 @@ from pawl.chassis.ids import CallId
 from pawl.chassis.retry import TRANSIENT, Retry
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ToolNotFound
 from pawl.values.call import Answer, Series
-from pawl.values.tool import REPEATABLE, Disposition, Outcome, Progress, ReadTimeouts
+from pawl.values.tool import REPEATABLE, Disposition, Execution, Outcome, Progress, ReadTimeouts
 
 _PATIENCE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0

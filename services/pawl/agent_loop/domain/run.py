@@ -172,26 +172,33 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     hold_seconds: float = 0.0
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call is made in the background; see pawl.event.v1.Job for what each field means."""
+
+    interval_seconds: float = 0.0
+    iterations_max: int = 1
+    delay_first: bool = False
+    estimated_minutes: float = 0.0
+    until: Condition | None = None
+    """The result with which it ends before its time; None for any."""
+    when: Monitor | None = None
+    """The result that is told each time it becomes so; None for none."""
+    report_iterations: int = 0
+    report_seconds: float = 0.0
+    failures_told: int = 0
+    """0 for as many as are usual."""
+
+
+class Job(JobTerms, frozen=True, kw_only=True):
     """A call in the background, once or again and again; see pawl.event.v1.Job for what each field means."""
 
     tool_name: str
     arguments_json: bytes
     begin_time: float
-    interval_seconds: float = 0.0
-    iterations_max: int = 1
     end_time: float | None = None
-    delay_first: bool = False
     timeout_seconds: float = 0.0
-    estimated_minutes: float = 0.0
     reports: JobReports = JobReports.EVERY
     delegates: bool = False
-    until: Condition | None = None
-    when: Monitor | None = None
-    report_iterations: int = 0
-    report_seconds: float = 0.0
-    failures_told: int = 0
-    """0 for as many as are usual."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):

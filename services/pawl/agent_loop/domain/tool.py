@@ -66,40 +66,36 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision of a person about a gated call, for the audit chain."""
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person or a front end did about a call, for the audit chain."""
 
     call_id: CallId
     tool_name: str
     tool_version: int
-    kind: DecisionKind
     user_id: UserId
     arguments_json: bytes = b""
-    arguments_sha256: str = ""
-    """In place of the arguments."""
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
     definition_sha256: str = ""
     """As in `PinnedTool`."""
+
+
+class RecordedDecision(Recorded, frozen=True, kw_only=True):
+    """The decision of a person about a gated call."""
+
+    kind: DecisionKind
+    arguments_sha256: str = ""
+    """In place of the arguments."""
     for_series: bool = False
 
 
-class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a front-end call, for the audit chain; who brought the result or held the call, and how long."""
+class RecordedResult(Recorded, frozen=True, kw_only=True):
+    """The end of a front-end call: who brought the result or held the call, and how long."""
 
-    call_id: CallId
-    tool_name: str
-    tool_version: int
-    user_id: UserId
-    arguments_json: bytes
     content_json: bytes
     state: CallState
     duration_seconds: float
     """Since the lease; 0 without one."""
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    definition_sha256: str = ""
-    """As in `PinnedTool`."""
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,13 +49,18 @@ PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 """The log tells the progress of a call at most once in this time."""
 
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A client brings the result of a front-end call; `client_id` is empty on the unary path."""
+class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says of a call that it was offered; `client_id` is empty on the unary path."""
 
-    name: ClassVar[str] = "tool_result"
     call_id: CallId
     client_id: ClientId
     offer_epoch: int
+
+
+class ToolResult(OfOffer, frozen=True, kw_only=True):
+    """A client brings the result of a front-end call."""
+
+    name: ClassVar[str] = "tool_result"
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,13 +92,10 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class Progress(OfOffer, frozen=True, kw_only=True):
     """A client says how far it is with a front-end call."""
 
     name: ClassVar[str] = "progress"
-    call_id: CallId
-    client_id: ClientId
-    offer_epoch: int
     fraction: float | None
     message: str
 

@@ -25,7 +25,7 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import ApprovalAsked, ApprovalSettled, Change, RunChange, StarterPaused
+from pawl.notifier.domain.announcement import ApprovalAsked, Change, Over, RunChange, StarterPaused
 from pawl.notifier.domain.notification import EventId, Inbox
 from pawl.values.run import WaitKind
 
@@ -151,7 +151,7 @@ def read_change(subject: str, data: bytes) -> Change | None:
             return _approval_asked(event, _time(subject, event, call.user_id, call.call_id))
         case "call_changed" if event.call_changed.from_state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
             call_id = event.call_changed.call.call_id
-            return ApprovalSettled(
+            return Over(
                 time=_time(subject, event, call_id),
                 store_id=StoreId(event.store_id),
                 run_id=RunId(event.run_id),

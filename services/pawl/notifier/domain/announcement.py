@@ -81,18 +81,8 @@ class ApprovalAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalSettled:
-    """A call awaits an approval no more: somebody decided, nobody did in time, or its run was stopped."""
-
-    time: datetime
-    store_id: StoreId
-    run_id: RunId
-    call_id: CallId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """A need of which people were told before `time`, and which is no more: that of a run, or that to approve a call.
+    """A need that people were told of before `time`, and that is over: that of a run, or that to approve a call.
 
     Without `call_id` it is the run's own; with `run_ended` also that to approve calls of it.
     """
@@ -116,7 +106,7 @@ class StarterPaused:
     note: str
 
 
-Change: TypeAlias = RunChange | ApprovalAsked | ApprovalSettled | StarterPaused
+Change: TypeAlias = RunChange | ApprovalAsked | Over | StarterPaused
 
 _ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
 
@@ -202,8 +192,8 @@ def draft_requests(asked: ApprovalAsked, approvers: Collection[UserId]) -> list[
 
 def over_by(change: Change) -> Over | None:
     """Return the need that is over with a change, if one is: one that still is there is told anew."""
-    if isinstance(change, StarterPaused):
-        return None
+    if isinstance(change, StarterPaused | Over):
+        return change if isinstance(change, Over) else None
     if isinstance(change, RunChange):
         ended = change.type in _ENDED
         return Over(store_id=change.inbox.store_id, run_id=change.run_id, time=change.time, run_ended=ended)

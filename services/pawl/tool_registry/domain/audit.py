@@ -19,6 +19,7 @@ from typing import Final
 
 from pawl.chassis.ids import CallId, CredentialId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import dumps_canonical, storable
+from pawl.values.call import CallState
 from pawl.values.tool import Outcome
 
 TOOL_NAME_CHARACTERS_MAX: Final = 80
@@ -88,43 +89,13 @@ class AuditDraft:
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedDecision:
-    """The decision of a person about a call, and the digest of the arguments that the decision is about."""
-
-    tool_name: str
-    tool_version: int
-    kind: str
-    by_user_id: UserId
-    arguments_sha256: str
-    by_credential_id: CredentialId = CredentialId("")
-    by_delegate_user_id: UserId = UserId("")
-    is_for_series: bool = False
-
-
-ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
-    "SUCCEEDED": (Outcome.SUCCEEDED, ""),
-    "FAILED": (Outcome.FAILED, "TOOL_ERROR"),
-    "EXPIRED": (Outcome.FAILED, "EXPIRED"),
-    "CANCELLED": (Outcome.CANCELLED, "CANCELLED"),
+ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
+    CallState.SUCCEEDED: (Outcome.SUCCEEDED, ""),
+    CallState.FAILED: (Outcome.FAILED, "TOOL_ERROR"),
+    CallState.EXPIRED: (Outcome.FAILED, "EXPIRED"),
+    CallState.CANCELLED: (Outcome.CANCELLED, "CANCELLED"),
 }
 """Outcome and reason of a front-end call, by the state that it ended in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedResult:
-    """The end of a front-end call, by whom, and how long after its lease; `state` is one of `ENDS`."""
-
-    tool_name: str
-    tool_version: int
-    by_user_id: UserId
-    state: str
-    arguments_sha256: str
-    result_sha256: str
-    result_bytes: int
-    duration_seconds: float
-    by_credential_id: CredentialId = CredentialId("")
-    by_delegate_user_id: UserId = UserId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

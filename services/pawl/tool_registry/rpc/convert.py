@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import check_agent_name, check_id
@@ -12,14 +12,13 @@ from pawl.chassis.translate import Exceptions, Translator, Unknown
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
-from pawl.tool_registry.app.policy.call import ProposedCall
-from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
+from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
+from pawl.tool_registry.domain.audit import ENDS
 from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERSION_MAX, ToolDefinition, ToolVersion
 from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
-from pawl.values.call import Answer, Series
+from pawl.values.call import CallState, Series
 from pawl.values.tool import (
     Category,
     EffectClass,
@@ -94,7 +93,6 @@ _VERDICT: Final = WIRE.struct(
         ),
     ),
 )
-ANSWER: Final = WIRE.struct(Answer, execution_pb2.Answer)
 _SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 _CALL_RESULT: Final = WIRE.struct(
     ExecutionResult,
@@ -173,6 +171,18 @@ def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
     return message
 
 
+def _context_of(request: execution_pb2.ExecuteToolRequest) -> CallContext:
+    return call_context_from(request.context, request.call_id)
+
+
+execute_request: Final = WIRE.struct(
+    ExecuteRequest,
+    execution_pb2.ExecuteToolRequest,
+    Exceptions(read={"context": _context_of, "series": series_from}, unwritten=("context", "series")),
+).read
+"""Return a call to run; raises as `call_context_from` and `series_from`."""
+
+
 def caller_from(context: execution_pb2.CallContext) -> Principal:
     """Return on whose behalf a service asks.
 
@@ -209,72 +219,52 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
     )
 
 
-def decision_from(message: execution_pb2.RecordedDecision) -> RecordedDecision:
+def checked_decision(message: execution_pb2.RecordedDecision) -> execution_pb2.RecordedDecision:
     """Return what a person decided.
 
     Raises:
         InvalidField, InvalidId: the kind or the digest is not one, or the person's id is malformed.
     """
-    name = call_pb2.DecisionKind.Name(message.kind) if message.kind in call_pb2.DecisionKind.values() else ""
-    kind = name.removeprefix("DECISION_KIND_")
-    if kind in {"", "UNSPECIFIED"}:
+    if not message.kind or message.kind not in call_pb2.DecisionKind.values():
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
-    digest = message.arguments_sha256
-    return RecordedDecision(
-        tool_name=_label(message),
-        tool_version=_version(message.tool_version),
-        kind=kind,
-        by_user_id=check_id(message.user_id, "user_id"),
-        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
-        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
-        arguments_sha256=_sha256(digest, "arguments_sha256") if digest else sha256_hex(message.arguments_json),
-        is_for_series=message.for_series,
-    )
+    if message.arguments_sha256:
+        _check_sha256(message, "arguments_sha256")
+    _check_recorded(message)
+    return message
 
 
-def result_from(message: execution_pb2.RecordedResult) -> RecordedResult:
+def checked_result(message: execution_pb2.RecordedResult) -> execution_pb2.RecordedResult:
     """Return how a front-end call ended.
 
     Raises:
         InvalidField, InvalidId: the state, a digest or a number is not one, or the person's id is malformed.
     """
-    name = call_pb2.CallState.Name(message.state) if message.state in call_pb2.CallState.values() else ""
-    state = name.removeprefix("CALL_STATE_")
-    if state not in ENDS:
-        raise InvalidField(f"state: must be one of {', '.join(ENDS)}", field="state")
+    if message.state not in ENDS:
+        names = ", ".join(CallState(state).name for state in ENDS)
+        raise InvalidField(f"state: must be one of {names}", field="state")
     if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
         raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
     if message.result_bytes > _RESULT_BYTES_MAX:
         raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
-    return RecordedResult(
-        tool_name=_label(message),
-        tool_version=_version(message.tool_version),
-        by_user_id=check_id(message.user_id, "user_id"),
-        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
-        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
-        state=state,
-        arguments_sha256=_sha256(message.arguments_sha256, "arguments_sha256"),
-        result_sha256=_sha256(message.result_sha256, "result_sha256"),
-        result_bytes=message.result_bytes,
-        duration_seconds=message.duration_seconds,
-    )
+    _check_sha256(message, "arguments_sha256")
+    _check_sha256(message, "result_sha256")
+    _check_recorded(message)
+    return message
 
 
-def _label(message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult) -> str:
-    digest = message.definition_sha256
-    return own_label(message.tool_name, _sha256(digest, "definition_sha256")) if digest else message.tool_name
-
-
-def _version(number: int) -> int:
-    if number > VERSION_MAX:
+def _check_recorded(message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult) -> None:
+    if message.definition_sha256:
+        _check_sha256(message, "definition_sha256")
+    if message.tool_version > VERSION_MAX:
         raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
-    return number
+    check_id(message.user_id, "user_id")
+    check_id(message.credential_id, "credential_id", optional=True)
+    check_id(message.delegate_user_id, "delegate_user_id", optional=True)
 
 
-def _sha256(digest: str, field: str) -> str:
-    if not _SHA256.fullmatch(digest):
+def _check_sha256(message: Any, field: str) -> None:
+    if not _SHA256.fullmatch(getattr(message, field)):
         raise InvalidField(f"{field}: must be 64 hex digits", field=field)
-    return digest
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:

@@ -56,9 +56,7 @@ class PostgresWorkerRepository:
             await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
         )
 
-    async def attach(
-        self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float
-    ) -> Mapping[str, int]:
+    async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
         tools = worker.tools
         async with self._database.transaction() as connection:
             await connection.execute(

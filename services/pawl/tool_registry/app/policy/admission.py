@@ -140,9 +140,10 @@ class Admission:
                 return []
             request = ExecuteRequest(
                 context=call.context,
+                call_id=call.context.call_id,
                 tool_name=call.definition.name,
                 tool_version=call.tool.entry.version,
-                arguments=call.accepted.canonical,
+                arguments_json=call.accepted.canonical,
                 timeout_seconds=min(
                     call.definition.timeout_seconds or timeouts.timeout_seconds, timeouts.timeout_seconds_max
                 ),
@@ -267,7 +268,7 @@ class Admission:
             raise ToolNotFound(f"there is no tool {name!r} to run", tool_name=name)
         if tool.definition.context is not ExecutionContext.BACKEND:
             raise ToolNotFound(f"{name!r} does not run in the registry", tool_name=name)
-        accepted = await self.catalog.check(context.store_id, tool, request.arguments)
+        accepted = await self.catalog.check(context.store_id, tool, request.arguments_json)
         if isinstance(accepted, Refused):
             raise InvalidArguments(accepted.message)
         call = await self._counted(context, tool, accepted)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Final
 
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import CredentialId, RunId, UserId
 from pawl.chassis.parts import in_parts
 from pawl.errors import DependencyUnavailable
+from pawl.tool.v1.execution_pb2 import RecordedDecision, RecordedResult
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import AuditLog
 from pawl.tool_registry.domain.audit import (
@@ -18,14 +19,14 @@ from pawl.tool_registry.domain.audit import (
     UNKNOWN_TOOL,
     AuditDraft,
     AuditKind,
-    RecordedDecision,
-    RecordedResult,
     clean_name,
     sha256_hex,
 )
 from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
+from pawl.values.call import DecisionKind
 from pawl.values.tool import EffectClass
 
 # By the call with which it was given: its digest would say what the arguments were.
@@ -84,13 +85,10 @@ class AuditTrail:
         await self.write(
             [
                 replace(
-                    _of_call(context, AuditKind.DECIDED, decision.tool_name, decision.tool_version, time_us),
-                    verdict=decision.kind,
-                    reason=_GRANT.format(context.call_id) if decision.is_for_series else "",
-                    by_user_id=decision.by_user_id,
-                    by_credential_id=decision.by_credential_id,
-                    by_delegate_user_id=decision.by_delegate_user_id,
-                    arguments_sha256=decision.arguments_sha256,
+                    _recorded(context, AuditKind.DECIDED, decision, time_us),
+                    verdict=DecisionKind(decision.kind).name,
+                    reason=_GRANT.format(context.call_id) if decision.for_series else "",
+                    arguments_sha256=decision.arguments_sha256 or sha256_hex(decision.arguments_json),
                 )
                 for context, decision in decisions
             ]
@@ -128,12 +126,9 @@ class AuditTrail:
         await self.write(
             [
                 replace(
-                    _of_call(context, AuditKind.RETURNED, result.tool_name, result.tool_version, time_us),
+                    _recorded(context, AuditKind.RETURNED, result, time_us),
                     verdict=ENDS[result.state][0].value,
                     reason=ENDS[result.state][1],
-                    by_user_id=result.by_user_id,
-                    by_credential_id=result.by_credential_id,
-                    by_delegate_user_id=result.by_delegate_user_id,
                     arguments_sha256=result.arguments_sha256,
                     result_sha256=result.result_sha256,
                     result_bytes=result.result_bytes,
@@ -204,6 +199,20 @@ class AuditTrail:
                     written.set_exception(DependencyUnavailable("the audit chain takes no entries: verify it"))
                 else:
                     written.set_result(None)
+
+
+def _recorded(
+    context: CallContext, kind: AuditKind, told: RecordedDecision | RecordedResult, time_us: int
+) -> AuditDraft:
+    """Return the entry of what agent-loop has told, and by whom."""
+    digest = told.definition_sha256
+    label = own_label(told.tool_name, digest) if digest else told.tool_name
+    return replace(
+        _of_call(context, kind, label, told.tool_version, time_us),
+        by_user_id=UserId(told.user_id),
+        by_credential_id=CredentialId(told.credential_id),
+        by_delegate_user_id=UserId(told.delegate_user_id),
+    )
 
 
 def _of_call(context: CallContext, kind: AuditKind, tool_name: str, tool_version: int, time_us: int) -> AuditDraft:

@@ -20,7 +20,7 @@ from pawl.tool_registry.domain.rules import RuledCall, may_approve
 from pawl.tool_registry.domain.verdict import CallContext, call_digest, grant_digest
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.values.call import Answer, Series
-from pawl.values.tool import CAUTION, SEVERITY, Category, EffectClass
+from pawl.values.tool import CAUTION, SEVERITY, Category, EffectClass, Execution
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
@@ -46,24 +46,10 @@ class ProposedCall:
         return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecuteRequest:
-    """A call to run, as its run has it."""
+class ExecuteRequest(Execution, frozen=True, kw_only=True):
+    """A call to run, with its run."""
 
     context: CallContext
-    tool_name: str
-    tool_version: int
-    arguments: bytes
-    earlier_attempts: int = 0
-    timeout_seconds: float = 0.0
-    approved_digest: str = ""
-    unknowns_resolved: int = 0
-    rule_id: str = ""
-    """The rule that the verdict on the call named."""
-    answers: tuple[Answer, ...] = ()
-    """Answers to what the tool has asked so far."""
-    series: Series | None = None
-    """The series whose grant covers the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,9 +90,7 @@ class WorkerRepository(Protocol):
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
         """Return whether this group registered a definition before, and a live worker has the current one."""
 
-    async def attach(
-        self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float
-    ) -> Mapping[str, int]:
+    async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
         """Note a worker's stream, in place of an earlier one; returns the calls that it holds, with their epochs.
 
         Calls that it should hold and that are not in `held` are lost. Atomic.
