@@ -9,17 +9,22 @@ from pawl.values.call import SETTLED, CallState, DecisionKind, Question, Series
 from pawl.values.tool import Category, EffectClass, ExecutionContext, OfferFallback
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True):
+class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person did: who, and by which credential and delegate; empty if not known, or for none."""
+
+    user_id: UserId
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
+
+
+class Decided(ByPerson, frozen=True, kw_only=True):
     """The decision about a call, with the person and the time."""
 
     kind: DecisionKind
-    user_id: UserId
     reason: str = ""
     time: float = 0.0
     arguments_sha256: str = ""
     """Of the arguments that it is about, in hex; empty where it is not known."""
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
     series: Series | None = None
     """The series that it is about, with the call; None if it is about the call alone."""
 

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.call import CallResult
+from pawl.agent_loop.domain.call import ByPerson, CallResult
 from pawl.agent_loop.domain.run import RunFailure
-from pawl.chassis.ids import CallId, CommandId, CredentialId, RunId, UserId
+from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values.call import DecisionKind, Series
 from pawl.values.command import CallResolution
 from pawl.values.run import RunState, StopCause, Usage
@@ -99,12 +99,9 @@ CommandKind: TypeAlias = (
 )
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class Command(ByPerson, frozen=True, kw_only=True):
     """An entry of the inbox of a run."""
 
     command_id: CommandId
-    user_id: UserId
     time: float
     kind: CommandKind
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
