@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.call import ExecutionContext, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
-from pawl.agent_loop.domain.run import JobReports, ReportPolicy, Run
-from pawl.agent_loop.domain.tool import Disposition, Tool, Verdict
+from pawl.agent_loop.domain.run import Run
+from pawl.agent_loop.domain.tool import Tool, Verdict
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId
 from pawl.errors import DependencyUnavailable, DocumentNotFound, InvalidArguments, InvalidSchema, ToolExists
+from pawl.event.v1.call_pb2 import Call
+from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import tool_pb2
+from pawl.values.call import Series
+from pawl.values.tool import Disposition, ExecutionContext, JobReports, ReportPolicy
 
 _DIGEST = ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)
 
@@ -50,12 +52,19 @@ class FakeChecker:
         return OutputChecked()
 
     async def check_edit(
-        self, store_id: str, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
-    ) -> EditVerdict:
-        self.edited_with += [tool.name for tool in run.brought_tools if tool.name == call.tool_name]
+        self, read: GetRunResponse, call: Call, arguments_json: bytes, series: Series | None = None
+    ) -> Verdict:
+        names = (tool.definition.name for tool in read.own_tools)
+        self.edited_with += [name for name in names if name == call.tool_name]
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")
-        return EditVerdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32, series_digest="cd" * 32)
+        return Verdict(
+            call_id=CallId(call.call_id),
+            disposition=Disposition.APPROVE,
+            arguments_json=arguments_json.replace(b" ", b""),
+            digest="ef" * 32,
+            series_digest="cd" * 32,
+        )
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
         """Return the verdict on the call of a job: `denied`, `show`, `here` and `digest` have their own."""

@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from pawl.agent_loop.adapters.views import logged_event
 from pawl.agent_loop.app.public_ports import LiveSubscription
-from pawl.agent_loop.app.public_values import LoggedEvent
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import event_pb2
 
@@ -19,14 +17,14 @@ class FakeLive:
     def __init__(self) -> None:
         self.connected = True
         self.lose: Callable[[int], bool] = lambda _seq: False
-        self.takers: defaultdict[str, list[Callable[[LoggedEvent], Awaitable[None]]]] = defaultdict(list)
+        self.takers: defaultdict[str, list[Callable[[event_pb2.RunEvent], Awaitable[None]]]] = defaultdict(list)
         self.subscriptions = 0
         self.inboxes: list[Callable[[StoreId, UserId], None]] = []
         self.viewers: list[tuple[str, str, str]] = []
         self.ticks = 0
 
     async def subscribe(
-        self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
+        self, store_id: str, run_id: str, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
     ) -> FakeSubscription:
         self.subscriptions += 1
         self.takers[run_id].append(take)
@@ -47,17 +45,17 @@ class FakeLive:
     async def publish(self, event: event_pb2.RunEvent) -> None:
         if self.connected and not self.lose(event.seq):
             for take in list(self.takers[event.run_id]):
-                await take(logged_event(event_pb2.RunEvent.FromString(event.SerializeToString())))
+                await take(event_pb2.RunEvent.FromString(event.SerializeToString()))
 
 
-async def _nothing(_event: LoggedEvent) -> None: ...
+async def _nothing(_event: event_pb2.RunEvent) -> None: ...
 
 
 @dataclass(slots=True)
 class FakeSubscription:
     live: FakeLive
     run_id: str
-    take: Callable[[LoggedEvent], Awaitable[None]]
+    take: Callable[[event_pb2.RunEvent], Awaitable[None]]
 
     async def unsubscribe(self) -> None:
         if self.take in self.live.takers[self.run_id]:

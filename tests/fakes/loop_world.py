@@ -11,12 +11,14 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
-from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.command import Decide, ToolResult
-from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
+from pawl.agent_loop.domain.run import RunFailure
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import LeaseLost, RunEnded
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.run import ENDED, Usage
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.ledger import MemoryLedger
 from tests.fakes.model import FakeModel, Script

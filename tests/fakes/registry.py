@@ -12,18 +12,14 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext
+from pawl.agent_loop.app.ports import CallContext
+from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
-    Disposition,
     ExecutionPiece,
-    ExecutionProgress,
     ExecutionResult,
-    Outcome,
     ProposedCall,
-    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -35,6 +31,16 @@ from pawl.chassis.ids import CallId, StoreId
 from pawl.chassis.tasks import shield
 from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
 from pawl.tool.v1 import tool_pb2
+from pawl.values.tool import (
+    REPEATABLE,
+    Disposition,
+    EffectClass,
+    Execution,
+    ExecutionContext,
+    Outcome,
+    Progress,
+    ReadTimeouts,
+)
 
 CANCELLED = ExecutionResult(
     outcome=Outcome.CANCELLED,
@@ -159,7 +165,7 @@ class FakeRegistry:
         self.contexts.append(context)
         name, call_id = execution.tool_name, execution.call_id
         if self.tells_progress:
-            yield ExecutionProgress(fraction=0.5, message="half")
+            yield Progress(fraction=0.5, message="half")
         if self.verdicts[name].effect_class in REPEATABLE:
             yield await self._perform(call_id, name)
             return

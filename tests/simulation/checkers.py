@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from pawl.agent_loop.domain.call import EffectClass
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2
+from pawl.values.tool import EffectClass
 from tests.simulation import grants
 from tests.simulation.history import Sent
 from tests.simulation.record import Ledger, Record, call_state, run_state

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import cast
+from typing import Any
 
 import msgspec
 
-from pawl.agent_loop.app import frames
-from pawl.agent_loop.app.frames import ClientFrame, ClientTool, Hello, ServerFrame, ToolResult
-from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
-from pawl.chassis.ids import ClientId, RunId, RunKey, StoreId
+from pawl.agent.v1 import session_pb2 as pb
+from pawl.agent.v1.session_pb2 import SessionRequest, SessionResponse
+from pawl.agent.v1.types_pb2 import ToolResult
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import PawlError
-from pawl.event.v1 import gap_pb2
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.event.v1.gap_pb2 import Gap
+from pawl.values.command import CommandOutcome
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
 from tests.simulation.people import User
@@ -29,7 +31,7 @@ class FrontEnd:
         self._world = user.world
         self._draw = user.world.chance.stream("front end", user.name)
         self._client_id = f"cli_{user.name}"
-        self._unreceipted: dict[str, ClientFrame] = {}
+        self._unreceipted: dict[str, SessionRequest] = {}
         self._sent: dict[str, Sent] = {}
         self._positions: dict[str, int] = {}
         self._count = 0
@@ -41,14 +43,14 @@ class FrontEnd:
             await asyncio.sleep(0.2 + self._draw.random())
 
     async def _session(self, agent: AgentLoop) -> None:
-        to_server: asyncio.Queue[ClientFrame | None] = asyncio.Queue()
-        to_client: asyncio.Queue[ServerFrame | None] = asyncio.Queue()
+        to_server: asyncio.Queue[SessionRequest | None] = asyncio.Queue()
+        to_client: asyncio.Queue[SessionResponse | None] = asyncio.Queue()
 
-        async def incoming() -> AsyncIterator[ClientFrame]:
+        async def incoming() -> AsyncIterator[SessionRequest]:
             while (frame := await to_server.get()) is not None:
                 yield frame
 
-        async def send(frame: ServerFrame) -> None:
+        async def send(frame: SessionResponse) -> None:
             await asyncio.sleep(0.001)
             to_client.put_nowait(frame)
 
@@ -80,61 +82,65 @@ class FrontEnd:
             serving.cancel()
 
     async def _talk(
-        self, to_server: asyncio.Queue[ClientFrame | None], to_client: asyncio.Queue[ServerFrame | None]
+        self, to_server: asyncio.Queue[SessionRequest | None], to_client: asyncio.Queue[SessionResponse | None]
     ) -> None:
-        tools = tuple(ClientTool(name=name) for name in (*FRONT_END, OWN))
-        to_server.put_nowait(self._frame(Hello(client_id=ClientId(self._client_id), tools=tools, calls_max=2)))
+        tools = [pb.ClientTool(name=name) for name in (*FRONT_END, OWN)]
+        to_server.put_nowait(self._frame(hello=pb.Hello(client_id=self._client_id, tools=tools, calls_max=2)))
         attached: set[str] = set()
         running: list[asyncio.Task[None]] = []
         for unreceipted in self._unreceipted.values():
             to_server.put_nowait(unreceipted)
-        self._unreceipted = {key: f for key, f in self._unreceipted.items() if isinstance(f.content, ToolResult)}
+        self._unreceipted = {key: f for key, f in self._unreceipted.items() if f.HasField("tool_result")}
         async with asyncio.TaskGroup() as tasks:
             while not self._user.done:
                 for run_id in self._user.run_ids:
                     if run_id not in attached and run_id not in self._user.ended:
                         attached.add(run_id)
                         after = self._positions.get(run_id, 0)
-                        to_server.put_nowait(self._frame(frames.Attach(run_id=RunId(run_id), after_seq=after)))
+                        to_server.put_nowait(self._frame(attach=pb.Attach(run_id=run_id, after_seq=after)))
                 try:
                     async with asyncio.timeout(2.0):
                         frame = await to_client.get()
                 except TimeoutError:
-                    to_server.put_nowait(self._frame(frames.ClientHeartbeat()))
+                    to_server.put_nowait(self._frame(heartbeat=pb.ClientHeartbeat()))
                     continue
                 if frame is None:
                     break
-                if isinstance(frame, frames.Offer):
-                    running.append(tasks.create_task(self._run(frame, to_server)))
+                if frame.HasField("offer"):
+                    running.append(tasks.create_task(self._run(frame.offer, to_server)))
                 self._take(frame)
             for task in running:
                 task.cancel()
 
-    def _take(self, frame: ServerFrame) -> None:
-        match frame:
-            case frames.Event(run_id=run_id, event=event):
-                if event.seq != self._positions.get(run_id, 0) + 1:
-                    text = f"{self._client_id} got seq {event.seq} of {run_id} after {self._positions.get(run_id, 0)}"
+    def _take(self, frame: SessionResponse) -> None:
+        match frame.WhichOneof("frame"):
+            case "event":
+                event, position = frame.event, self._positions.get(frame.event.run_id, 0)
+                if event.seq != position + 1:
+                    text = f"{self._client_id} got seq {event.seq} of {event.run_id} after {position}"
                     self._world.history.violation("seqs_without_gaps", text)
-                self._positions[run_id] = event.seq
-                see(self._user, f"session {self._client_id}", run_id, event)
-            case frames.Gap(run_id=run_id, gap=gap):
-                self._positions[run_id] = skip(self._user, self._client_id, run_id, self._positions.get(run_id, 0), gap)
-            case frames.Receipt(frame_id=frame_id, status=status):
-                self._unreceipted.pop(frame_id, None)
-                if frame_id in self._sent:
-                    self._sent[frame_id].outcomes.append(status.value)
+                self._positions[event.run_id] = event.seq
+                see(self._user, f"session {self._client_id}", event.run_id, event)
+            case "gap":
+                run_id = frame.gap.run_id
+                position = self._positions.get(run_id, 0)
+                self._positions[run_id] = skip(self._user, self._client_id, run_id, position, frame.gap)
+            case "receipt":
+                receipt = frame.receipt
+                self._unreceipted.pop(receipt.frame_id, None)
+                if receipt.frame_id in self._sent:
+                    self._sent[receipt.frame_id].outcomes.append(CommandOutcome(receipt.status).name)
             case _:
                 pass
 
-    async def _run(self, offer: frames.Offer, to_server: asyncio.Queue[ClientFrame | None]) -> None:
+    async def _run(self, offer: pb.Offer, to_server: asyncio.Queue[SessionRequest | None]) -> None:
         """Do what the model asked the front end to do, and say what came of it, perhaps twice."""
         call = offer.call
         await asyncio.sleep(self._draw.choice([0.1, 1.0, 8.0]) * self._draw.random())
         self._count += 1
         content = msgspec.json.encode(f"shown {self._client_id} {self._count}" + "." * self._user.result_padding)
         frame = self._frame(
-            ToolResult(
+            tool_result=ToolResult(
                 run_id=call.run_id,
                 call_id=call.call_id,
                 content_json=content,
@@ -156,9 +162,9 @@ class FrontEnd:
         for _ in range(2 if self._draw.random() < 0.2 else 1):
             to_server.put_nowait(frame)
 
-    def _frame(self, content: frames.Content) -> ClientFrame:
+    def _frame(self, **content: Any) -> SessionRequest:
         self._count += 1
-        return ClientFrame(frame_id=f"frame_{self._count}", content=content)
+        return SessionRequest(frame_id=f"frame_{self._count}", **content)
 
 
 class Reader:
@@ -192,9 +198,8 @@ class Reader:
                 aclosing(watcher.events()) as events,
             ):
                 async for event in events:
-                    if isinstance(event, LogGap):
+                    if isinstance(event, Gap):
                         position = skip(self._user, name, run_id, position, event)
-                    if not isinstance(event, LoggedEvent):
                         continue
                     if event.seq != position + 1:
                         text = f"{name} got seq {event.seq} of {run_id} after {position}"
@@ -211,20 +216,18 @@ class Reader:
             self._user.world.history.unexpected("watch", error)
 
 
-def skip(user: User, watcher: str, run_id: str, position: int, gap: LogGap) -> int:
+def skip(user: User, watcher: str, run_id: str, position: int, gap: Gap) -> int:
     """EVT-1, where it can be seen: a gap begins where the watcher is, and stands for nothing that is there."""
-    document = cast("gap_pb2.Gap", gap.document)
     trimmed = user.world.tables.trimmed.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), 0)
-    if document.from_seq != position + 1 or gap.to_seq > trimmed:
-        text = f"{watcher} at seq {position} of {run_id} got a gap {document.from_seq} to {gap.to_seq} of {trimmed}"
+    if gap.from_seq != position + 1 or gap.to_seq > trimmed:
+        text = f"{watcher} at seq {position} of {run_id} got a gap {gap.from_seq} to {gap.to_seq} of {trimmed}"
         user.world.history.violation("seqs_without_gaps", text)
     return gap.to_seq
 
 
-def see(user: User, watcher: str, run_id: str, event: LoggedEvent) -> None:
+def see(user: User, watcher: str, run_id: str, event: RunEvent) -> None:
     """I8, where it can be seen: what is shown is in the ledger by now."""
-    document = event.document
-    payload: bytes = document.SerializeToString()  # type: ignore[attr-defined]
+    payload = event.SerializeToString()
     log = user.world.tables.events.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), [])
     if event.seq > len(log):
         text = f"{watcher} saw seq {event.seq} of {run_id}, whose log ends at {len(log)}"

@@ -8,13 +8,13 @@ from typing import Any
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message_factory import GetMessageClass
 
-from pawl.agent_loop.domain.run import Usage
 from pawl.chassis import auth
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.app.ports import Announcer, Limits, Ports
+from pawl.values.run import Usage
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads

@@ -8,25 +8,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
+from pawl.agent.v1.agent_pb2 import SendMessageRequest, StartRunRequest
+from pawl.agent.v1.types_pb2 import CallDecision, ToolResult
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.messages import SessionTools
-from pawl.agent_loop.app.public_values import CallView, MessagePolicy, PageAsked, PendingFilter, Reply, RunView
-from pawl.agent_loop.domain.call import CallState, DecisionKind
-from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.app.public_values import PageAsked
+from pawl.agent_loop.app.replies import Reply, is_taken
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import (
-    ENDED,
-    ApprovalExpiryPolicy,
-    BatchOrder,
-    TokenBudgetPolicy,
-    UnknownOutcomePolicy,
-)
+from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, BatchOrder, TokenBudgetPolicy, UnknownOutcomePolicy
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull, RunOfAnotherUser
-from pawl.event.v1 import run_pb2
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution, CommandOutcome
+from pawl.values.run import ENDED, MessagePolicy
 from tests.simulation import grants, own_tools
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
@@ -65,7 +63,7 @@ class User:
         self._attention = self.draw.choice([0.05, 0.5, 0.9])
         # Some add to a budget that is not used up: while the model writes, too.
         self._generosity = self.purse.choice([0.03, 0.03, 0.8])
-        self._handled: set[tuple[str, str]] = set()
+        self._handled: set[tuple[str, int]] = set()
         self._count = 0
 
     async def live(self) -> None:
@@ -96,7 +94,7 @@ class User:
             conversation_id=self.conversation_id,
             text=f"plan-{name} please" + "." * padding,
             plan=name,
-            policy=policy.value,
+            policy=policy.name,
         )
         self.world.history.messages.append(message)
         model, *fallbacks = self.models.choice([("",), ("",), ("",), ("",), MODELS[:2], MODELS])
@@ -122,16 +120,16 @@ class User:
     ) -> None:
         count, conversation_id = self._count, self.conversation_id
 
-        async def work(agent: AgentLoop) -> RunView:
+        async def work(agent: AgentLoop) -> run_pb2.Run:
             messages = agent.clients.messages
-            said = UserMessage(
-                conversation_id=ConversationId(conversation_id), text=message.text, options=asked, policy=policy
-            )
+            said = {"text": message.text, "options": wire.ASKED.fields(asked), "policy": policy.value}
             if policy is MessagePolicy.STEER:
-                run, message.steered = await messages.send(self.caller, RequestId(message.request_id), said)
-                return run
-            said = replace(said, conversation_id=ConversationId(conversation_id if count > 1 else ""))
-            return await messages.start(self.caller, RequestId(message.request_id), said, session)
+                steer = SendMessageRequest(**said, conversation_id=conversation_id)
+                sent = await messages.send(self.caller, RequestId(message.request_id), steer)
+                message.steered = sent.steered
+                return sent.run
+            start = StartRunRequest(**said, conversation_id=conversation_id if count > 1 else "")
+            return await messages.start(self.caller, RequestId(message.request_id), start, session)
 
         try:
             run = await self.world.insist(self.network, self.draw, "submit", work)
@@ -139,8 +137,7 @@ class User:
             self.world.history.tell(f"{message.request_id} refused: {error.reason}")
             return
         message.run_ids.append(run.run_id)
-        document = run.document
-        self.conversation_id = message.conversation_id = document.conversation_id  # type: ignore[attr-defined]
+        self.conversation_id = message.conversation_id = run.conversation_id
         self.run_ids[run.run_id] = None
 
     def _finds_more(self) -> bool:
@@ -170,25 +167,29 @@ class User:
             if not self.world.chance.calm and self.draw.random() < 0.04:
                 await self._cancel(run_id)
 
-    async def _read(self, run_id: str) -> RunView:
+    async def _read(self, run_id: str) -> run_pb2.Run:
         return await self.world.insist(
             self.network, self.draw, "get_run", lambda agent: agent.ledger.get_run(self.caller, RunId(run_id))
         )
 
-    async def _see(self, run: RunView, call: CallView) -> None:
+    async def _see(self, run: run_pb2.Run, call: call_pb2.Call) -> None:
         calm = self.world.chance.calm
-        key = (call.call_id, call.state.value)
+        key = (call.call_id, call.state)
         if key in self._handled and (not calm or self.draw.random() < 0.5):
             return
         if not calm and self.draw.random() > self._attention:
             return
-        if call.tool_name in (*FRONT_END, OWN) and call.state is CallState.OFFERED and not self._answers_itself(call):
+        if (
+            call.tool_name in (*FRONT_END, OWN)
+            and call.state == call_pb2.CALL_STATE_OFFERED
+            and not self._answers_itself(call)
+        ):
             return
         self._handled.add(key)
         times = 2 if self.draw.random() < 0.15 else 1
         command_id = f"cmd_{self.name}_{self._next()}"
         # Who may resolve a call is for the door to say, which these requests do not pass.
-        if self.draw.random() < 0.1 and call.state is not CallState.RUNNING:
+        if self.draw.random() < 0.1 and call.state != call_pb2.CALL_STATE_RUNNING:
             await self._respond(_STRANGER, run, call, f"cmd_stranger_{self._next()}")
         await asyncio.gather(*(self._respond(self.caller, run, call, command_id) for _ in range(times)))
         if not calm and self.draw.random() < 0.06:
@@ -196,7 +197,7 @@ class User:
         if self.draw.random() < 0.1:
             await self._respond(self.caller, run, call, f"cmd_{self.name}_{self._next()}")
 
-    def _answers_itself(self, call: CallView) -> bool:
+    def _answers_itself(self, call: call_pb2.Call) -> bool:
         """Whether the user brings the result without a stream, though a front end may be about to."""
         if not self._has_front_end:
             return True
@@ -207,8 +208,8 @@ class User:
         self._count += 1
         return self._count
 
-    async def _respond(self, caller: Principal, run: RunView, call: CallView, command_id: str) -> None:
-        match call.state:
+    async def _respond(self, caller: Principal, run: run_pb2.Run, call: call_pb2.Call, command_id: str) -> None:
+        match CallState(call.state):
             case CallState.AWAITING_APPROVAL:
                 await self._decide(caller, call, command_id)
             case CallState.ASKED:
@@ -220,36 +221,40 @@ class User:
             case _:
                 return
 
-    async def _decide(self, caller: Principal, call: CallView, command_id: str) -> None:
+    async def _decide(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
-        document = call.document
-        arguments: bytes = document.arguments_json  # type: ignore[attr-defined]
+        arguments = call.arguments_json
         kind = draw.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.EDIT, DecisionKind.REJECT])
-        digest: str = document.approval.digest if draw.random() < 0.95 else "0" * 64  # type: ignore[attr-defined]
+        digest = call.approval.digest if draw.random() < 0.95 else "0" * 64
         edited = msgspec.json.encode({"n": 1000 + draw.randrange(100)}) if kind is DecisionKind.EDIT else b""
-        wished = grants.wish(self.world.chance, command_id, document.approval, kind)  # type: ignore[attr-defined]
+        wished = grants.wish(self.world.chance, command_id, call.approval, kind)
         decision = CallDecision(
             run_id=call.run_id,
             call_id=call.call_id,
-            kind=kind,
+            kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{kind.name}"),
             digest=wished.digest if wished else digest,
             arguments_json=edited,
             for_series=wished is not None,
-            edited_series=wished.edited if wished else None,
+            edited_series=wire.SERIES.write(wished.edited) if wished and wished.edited else None,
         )
-        sent = self._sent(caller, command_id, call, kind.value, content=edited or arguments, digest=digest)
+        sent = self._sent(caller, command_id, call, kind.name, content=edited or arguments, digest=digest)
         sent.grants = grants.granted(call.run_id, edited or arguments, self.world.journal.version, wished)
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
-    async def _answer(self, caller: Principal, call: CallView, command_id: str) -> None:
+    async def _answer(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
         kind = draw.choice([DecisionKind.ANSWER, DecisionKind.ANSWER, DecisionKind.REJECT])
         answer = f"answer {command_id}" if kind is DecisionKind.ANSWER else ""
-        decision = CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, answer=answer)
-        sent = self._sent(caller, command_id, call, kind.value, content=answer.encode())
+        decision = CallDecision(
+            run_id=call.run_id,
+            call_id=call.call_id,
+            kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{kind.name}"),
+            answer=answer,
+        )
+        sent = self._sent(caller, command_id, call, kind.name, content=answer.encode())
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
-    async def _return(self, caller: Principal, call: CallView, command_id: str) -> None:
+    async def _return(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
         content = msgspec.json.encode(f"result {command_id}" + "." * self.result_padding)
         result = ToolResult(
             run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=False, offer_epoch=0
@@ -260,28 +265,27 @@ class User:
             lambda agent: agent.clients.inbox.submit_result(caller, RequestId(command_id), result),
         )
 
-    async def _resolve(self, caller: Principal, call: CallView, command_id: str) -> None:
+    async def _resolve(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
         resolution = draw.choice(list(CallResolution))
         content = msgspec.json.encode(f"it happened {command_id}") if resolution is CallResolution.HAPPENED else b""
-        sent = self._sent(caller, command_id, call, resolution.value, content=content)
+        sent = self._sent(caller, command_id, call, resolution.name, content=content)
         await self._send(
             sent,
             lambda agent: agent.clients.inbox.resolve(
                 caller,
                 RequestId(command_id),
-                run_id=call.run_id,
-                call_id=call.call_id,
-                resolution=resolution,
+                run_id=RunId(call.run_id),
+                call_id=CallId(call.call_id),
+                resolution=ledger_pb2.CallResolution.Value(f"CALL_RESOLUTION_{resolution.name}"),
                 content_json=content,
             ),
         )
 
-    async def _pay(self, run: RunView) -> None:
+    async def _pay(self, run: run_pb2.Run) -> None:
         """Add to the budget of a run, mostly when it waits for that; some are stingy."""
-        document: Any = run.document
-        waits = run_pb2.WAIT_KIND_BUDGET in document.waits
-        if not document.token_budget or self.purse.random() > (0.4 if waits else self._generosity):
+        waits = run_pb2.WAIT_KIND_BUDGET in run.waits
+        if not run.token_budget or self.purse.random() > (0.4 if waits else self._generosity):
             return
         command_id, tokens = f"top_{self.name}_{self._next()}", self.purse.choice([1, 200, 1500])
         if self.purse.random() < 0.1:
@@ -336,7 +340,7 @@ class User:
         )
 
     def _sent(
-        self, caller: Principal, command_id: str, call: CallView, kind: str, *, content: bytes, digest: str = ""
+        self, caller: Principal, command_id: str, call: call_pb2.Call, kind: str, *, content: bytes, digest: str = ""
     ) -> Sent:
         for earlier in self.world.history.commands:
             if earlier.command_id == command_id:
@@ -359,9 +363,10 @@ class User:
         except PawlError as error:
             sent.outcomes.append(error.reason)
             return
-        sent.outcomes.append(reply.outcome.value)
-        self.world.history.tell(f"receipt {sent.command_id} {sent.kind} {reply.outcome}")
-        if reply.taken and sent.taken_at is None:
+        outcome = CommandOutcome(reply.outcome).name
+        sent.outcomes.append(outcome)
+        self.world.history.tell(f"receipt {sent.command_id} {sent.kind} {outcome}")
+        if is_taken(reply) and sent.taken_at is None:
             sent.taken_at = asyncio.get_running_loop().time()
 
 
@@ -374,18 +379,16 @@ class Approver(User):
 
     async def live(self) -> None:
         """Look at the inbox of the store now and then, until cancelled."""
-        wanted = PendingFilter(of_store=True)
+        wanted = ledger_pb2.ListPendingCallsRequest(of_all_users=True, page_size=50)
         while True:
             await asyncio.sleep(0.5 + 4.0 * self.draw.random())
             page = await self.world.insist(
                 self.network,
                 self.draw,
                 "list_pending",
-                lambda agent: agent.ledger.list_pending(self.caller, wanted, PageAsked(page_size=50, page_token="")),
+                lambda agent: agent.ledger.list_pending(self.caller, wanted),
             )
-            for call in page.items:
-                if isinstance(call, RunView):
-                    continue  # Its user adds tokens.
+            for call in page.calls:
                 if self.world.chance.calm or self.draw.random() < self._attention:
                     await self._decide(self.caller, call, f"cmd_{self.name}_{self._next()}")
 
@@ -410,9 +413,8 @@ class Operator:
                     self._caller, RunId(""), PageAsked(page_size=50, page_token="")
                 ),
             )
-            for run in page.items:
-                document: Any = run.document
-                if document.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
+            for run in page.runs:
+                if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
                     await self._mend(run.run_id)
 
     async def _mend(self, run_id: str) -> None:

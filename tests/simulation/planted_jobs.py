@@ -90,7 +90,7 @@ OF_JOBS = (
     Mutant(
         name="every_job_is_told_of_as_a_success",
         module=_LOOP,
-        text='told["state"] = str(notice.state)',
+        text='told["state"] = notice.state.name',
         instead='told["state"] = "COMPLETED"',
         checker="notices_are_new_once",
         seed=1,

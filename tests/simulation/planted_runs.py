@@ -139,10 +139,11 @@ OF_RUNS = (
     ),
     Mutant(
         name="feeds_give_what_they_did_not_see_in_order",
-        module="pawl.agent_loop.adapters.views",
-        text="seq=event.seq,",
-        instead="seq=event.seq - event.seq // 7,",
+        module="pawl.agent_loop.app.feed",
+        text="        self._tail.append(event)\n",
+        instead="        self._tail.extend([event] * (2 if event.seq % 7 == 0 else 1))\n",
         checker="seqs_without_gaps",
+        seed=2,
     ),
     Mutant(
         name="events_are_shown_before_they_are_written",

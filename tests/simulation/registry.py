@@ -15,21 +15,16 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
-from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, Series
+from pawl.agent_loop.app.ports import CallContext
+from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.jobs import draft
 from pawl.agent_loop.domain.proposals import to_check
 from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
-    Disposition,
     ExecutionPiece,
-    ExecutionProgress,
     ExecutionResult,
-    Outcome,
     ProposedCall,
-    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -38,14 +33,18 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RunId, StoreId
+from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.chassis.tasks import shield
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
+from pawl.event.v1.call_pb2 import Call
+from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool_registry.domain import execution as recorded
-from pawl.tool_registry.domain.definition import EffectClass as EffectOf
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
-from pawl.tool_registry.domain.verdict import Series as RegisteredSeries
 from pawl.tool_registry.domain.verdict import grant_digest
+from pawl.values.call import Series
+from pawl.values.call import Series as RegisteredSeries
+from pawl.values.tool import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts
+from pawl.values.tool import EffectClass as EffectOf
 from tests.fakes.registry import tool
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History
@@ -164,11 +163,11 @@ class Server:
 
     async def record_decisions(self, decisions: Sequence[RecordedDecision]) -> None:
         self._journal.history.decided.update(
-            (decision.call_id, decision.kind.value, decision.user_id) for decision in decisions
+            (decision.call_id, decision.kind.name, decision.user_id) for decision in decisions
         )
 
     async def record_results(self, results: Sequence[RecordedResult]) -> None:
-        self._journal.history.decided.update((result.call_id, result.state.value, result.user_id) for result in results)
+        self._journal.history.decided.update((result.call_id, result.state.name, result.user_id) for result in results)
 
     def _is_granted(self, series: Series, context: CallContext, call: Execution | ProposedCall) -> bool:
         """Return whether a grant is of exactly this call, and counts it, once."""
@@ -222,7 +221,9 @@ class Server:
                 if known is not None:
                     return known
             unknowns = entry.unknowns if entry else 0
-            self._journal.entries[execution.call_id] = _Entry(self, verdict.effect_class, unknowns)
+            self._journal.entries[execution.call_id] = _Entry(
+                self, verdict.effect_class or EffectClass.AT_MOST_ONCE, unknowns
+            )
             running = self._running[execution.call_id] = asyncio.get_running_loop().create_task(
                 self._record(context, execution)
             )
@@ -325,8 +326,7 @@ class Server:
 
 
 def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
-    outcome = recorded.Outcome[result.outcome.value]
-    return recorded.ExecutionResult(outcome=outcome, content=result.result.content_json)
+    return recorded.ExecutionResult(outcome=result.outcome, content=result.result.content_json)
 
 
 def _result(execution: Execution) -> ExecutionResult:
@@ -402,7 +402,7 @@ class Client:
     async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         server = self._current[-1]
         if execution.call_id.endswith(("1", "5", "a")):
-            yield ExecutionProgress(fraction=0.5, message="half")
+            yield Progress(fraction=0.5, message="half")
         yield await self._network.call(
             server.process, "execute", lambda: server.execute(context, execution), deadline_seconds=None
         )
@@ -421,15 +421,22 @@ class Client:
         return OutputChecked(output_json=(output or "").encode())
 
     async def check_edit(
-        self, store_id: str, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
-    ) -> EditVerdict:
+        self, read: GetRunResponse, call: Call, arguments_json: bytes, series: Series | None = None
+    ) -> Verdict:
+        run = read.run
         if b'"bad"' in arguments_json:
             raise InvalidArguments("they may not run")
-        digest = digest_of(store_id, call.call_id, call.tool_name, arguments_json)
+        digest = digest_of(run.store_id, call.call_id, call.tool_name, arguments_json)
         granted = ""
         if series is not None and not self._current[-1].asks:
             granted = _series_digest(series, run.run_id, call.tool_name, arguments_json, self._current[-1].version)
-        return EditVerdict(arguments_json=arguments_json, digest=digest, series_digest=granted)
+        return Verdict(
+            call_id=CallId(call.call_id),
+            disposition=Disposition.APPROVE,
+            arguments_json=arguments_json,
+            digest=digest,
+            series_digest=granted,
+        )
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
         assert run.job is not None

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pawl.chassis.ids import RunKey
-from pawl.job_store.domain.schedules import Overlap
 from pawl.job_store.domain.triggers import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.run import Overlap
 
 
 class Fired(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.agent_loop.app.public_values import MessagePolicy
 from pawl.chassis.ids import ConversationId
 from pawl.job_store.domain.rows import ConversationKey
+from pawl.values.run import MessagePolicy
 from tests.simulation.people import STORE, User
 
 _TALKATIVE = 0.3

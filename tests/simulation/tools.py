@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.domain.call import EffectClass, OfferFallback, Question
 from pawl.agent_loop.domain.tool import Verdict
+from pawl.values.call import Question
+from pawl.values.tool import EffectClass, OfferFallback
 from tests.fakes.registry import tool
 
 TOOLS: dict[str, Verdict] = {
@@ -32,4 +33,4 @@ BACK_END = ("look", "note", "pay", "book", "mail")
 
 def effect_class(name: str) -> EffectClass:
     """Return what may be done when nobody knows whether a call happened."""
-    return TOOLS[name].effect_class
+    return TOOLS[name].effect_class or EffectClass.AT_MOST_ONCE

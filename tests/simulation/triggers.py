@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.job_store.adapters.triggers import PostgresTriggers
 from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS
-from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.triggers import ClaimedEvent, LaneRow, TriggerChange, TriggerKey, TriggerRow
+from pawl.values.run import RunState
 from tests.simulation.chance import Chance
 from tests.simulation.store import Database
 

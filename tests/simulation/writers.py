@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pawl.agent.v1 import conversation_pb2 as pb
-from pawl.agent_loop.app.public_values import MessagePolicy
 from pawl.event.v1 import conversation_pb2
+from pawl.values.run import MessagePolicy
 from tests.simulation.people import User
 
 _RATE = 0.25

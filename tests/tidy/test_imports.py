@@ -41,6 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "mailbox",
         "model_server",
         "tools",
+        "values",
         "worker",
         *SERVICES,
     ]
@@ -74,6 +75,8 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("job_store/domain/rows", "import asyncpg"),
         ("agent_loop/app/start", "import asyncpg"),
         ("agent_loop/domain/run", "import grpc"),
+        ("values/run", "import google.protobuf"),
+        ("values/run", "import pawl.agent_loop.domain"),
         ("agent_loop/domain/batch", "import pawl.agent_loop.app"),
         ("tool_registry/app/policy/check", "import pawl.tool_registry.app.execution"),
         ("tool_registry/adapters/http/tools", "import pawl.tool_registry.adapters.mcp"),

@@ -9,7 +9,10 @@ from pydantic import AfterValidator, Field, PlainValidator, SecretStr
 
 from pawl.agent_loop.domain.guidelines import GUIDELINES
 from pawl.agent_loop.domain.history import ReasoningEcho
-from pawl.agent_loop.domain.limits import DeploymentLimits, read_limits
+from pawl.agent_loop.domain.limits import (
+    DeploymentLimits,
+    read_limits,
+)
 from pawl.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX, RunDefaults
 from pawl.chassis import strict_json
 from pawl.chassis.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings

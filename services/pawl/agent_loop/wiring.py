@@ -11,7 +11,6 @@ from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_se
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
-from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.adapters.agent_ledger import AgentLedger
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import watch
@@ -114,7 +113,7 @@ class ClientSide:
             watches=self.watches,
             sessions=self.sessions,
             undoing=Undoing(ledger=ledger, defaults=defaults),
-            steps=RunSteps(ledger=ledger, watches=self.watches, take_in=step_log.take_in),
+            steps=RunSteps(ledger=ledger, watches=self.watches),
             introductions=Introductions(
                 checker=checker, agents=self.agents, defaults=defaults, takes_images=takes_images, version=_VERSION
             ),

@@ -7,7 +7,6 @@
 See docs/tools.md.
 """
 
-from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext
 from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
 from pawl.tool_registry.sdk.context import (
     OutcomeUnknown,
@@ -23,6 +22,7 @@ from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.process import ProcessLimits
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass, ExecutionContext
 
 __all__ = [
     "Awaited",

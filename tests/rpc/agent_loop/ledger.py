@@ -15,20 +15,13 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_values import (
-    CallView,
     ClientSession,
-    DecisionCommand,
-    Outcome,
-    PublicCommand,
-    Reply,
-    ResultCommand,
 )
-from pawl.agent_loop.domain.call import CallState, DecisionKind, OfferLease
-from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, ClientId, CommandId, ConversationId, IdSource, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ClientId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.app.ports import Limits, LiveEvent
 from pawl.job_store.domain import states, turn
@@ -39,6 +32,8 @@ from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, Conv
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
 from pawl.job_store.rpc.events import encode_event
+from pawl.values.call import CallState
+from pawl.values.run import RunState
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
@@ -51,20 +46,9 @@ PAGE_EVENTS = 20
 _LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000))
 
 
-def waiting_call(call_id: str, document: Any) -> CallView:
+def waiting_call(call_id: str) -> call_pb2.Call:
     """A call that waits for an approval, as a page of what waits has it."""
-    return CallView(
-        run_id=RunId("run_1"),
-        call_id=CallId(call_id),
-        tool_name="pay",
-        tool_version=1,
-        state=CallState.AWAITING_APPROVAL,
-        offer=OfferLease(),
-        approval_digest="d",
-        approval_count=0,
-        deadline_time=0.0,
-        document=document,
-    )
+    return call_pb2.Call(run_id="run_1", call_id=call_id, tool_name="pay", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
 
 
 class _NumberedIds(IdSource):
@@ -115,7 +99,8 @@ class PlayedLedger(PublicLedger):
         super().__init__(channel)
         self.down = False
         self.reads = 0
-        self.commands: list[PublicCommand] = []
+        self.commands: list[ledger_pb2.Command] = []
+        """The commands that were taken, without their ids and users."""
         self.released: list[tuple[str, str]] = []
         self._database = PromptDatabase(lambda: datetime.fromtimestamp(clock.now(), UTC), History())
         self._tables = self._database.tables
@@ -205,7 +190,7 @@ class PlayedLedger(PublicLedger):
     async def change(self, run_id: str, state: RunState, **fields: Any) -> None:
         """Let the run change its state."""
         before = self._row(run_id)
-        run = replace(before, state=states.RunState[state], **fields)
+        run = replace(before, state=state, **fields)
         if run.state.is_terminal:
             run = replace(run, worker_id=None, claim_at=None, end_time=self._database.now())
             key = ConversationKey(run.store_id, run.conversation_id)
@@ -266,7 +251,7 @@ class PlayedLedger(PublicLedger):
             user_id=run.user_id,
             round=1,
             index=len(self._tables.calls_of(run.key)),
-            state=states.CallState(state),
+            state=CallState(state),
             tool_name=tool_name,
             tool_version=version,
             fallback_tool_name="",
@@ -289,7 +274,7 @@ class PlayedLedger(PublicLedger):
     async def settle(self, call_id: str, state: call_pb2.CallState.ValueType = call_pb2.CALL_STATE_CANCELLED) -> None:
         """Let a call leave OFFERED."""
         call = self._call_row(call_id)
-        await self._call_changed(replace(call, state=states.CallState(state), reserved_by=""), call.state)
+        await self._call_changed(replace(call, state=CallState(state), reserved_by=""), call.state)
 
     async def lose_lease(self, call_id: str) -> None:
         """Let the lease of a call run out, as the ledger's sweep does."""
@@ -300,24 +285,20 @@ class PlayedLedger(PublicLedger):
     # The port, where a test looks at it.
 
     async def send_command(
-        self,
-        caller: Principal,
-        run_id: RunId,
-        command_id: CommandId,
-        command: PublicCommand,
-        *,
-        as_operator: bool = False,
-    ) -> Reply:
-        reply = await super().send_command(caller, run_id, command_id, command, as_operator=as_operator)
-        if reply.outcome is Outcome.ACCEPTED:
+        self, caller: Principal, run_id: RunId, command: ledger_pb2.Command, **fields: Any
+    ) -> ledger_pb2.SendCommandResponse:
+        reply = await super().send_command(caller, run_id, command, **fields)
+        if reply.outcome == ledger_pb2.COMMAND_OUTCOME_ACCEPTED:
+            command.ClearField("command_id")
+            command.ClearField("user_id")
             self.commands.append(command)
-            match command:
-                case ResultCommand():
-                    await self.settle(command.call_id, call_pb2.CALL_STATE_SUCCEEDED)
-                case DecisionCommand():
-                    rejected = command.kind is DecisionKind.REJECT
+            match command.WhichOneof("kind"):
+                case "tool_result":
+                    await self.settle(command.tool_result.call_id, call_pb2.CALL_STATE_SUCCEEDED)
+                case "decision":
+                    rejected = command.decision.kind == call_pb2.DECISION_KIND_REJECT
                     state = call_pb2.CALL_STATE_REJECTED if rejected else call_pb2.CALL_STATE_RUNNABLE
-                    await self.settle(command.call_id, state)
+                    await self.settle(command.decision.call_id, state)
                 case _:
                     pass
         return reply
@@ -340,7 +321,7 @@ class PlayedLedger(PublicLedger):
     def _call_row(self, call_id: str) -> CallRow:
         return next(row for row in self._tables.calls.values() if row.call_id == call_id)
 
-    async def _call_changed(self, call: CallRow, from_state: states.CallState | None) -> None:
+    async def _call_changed(self, call: CallRow, from_state: CallState | None) -> None:
         await self._log(self._row(call.run_id), CallChanged(from_state=from_state, call=call), call=call)
 
     async def _log(self, run: RunRow, body: EventBody, *, call: CallRow | None = None) -> None:

@@ -140,7 +140,7 @@ async def test_a_request_id_is_used_for_one_request(api: Api, ledger: PlayedLedg
         assert getattr(first, "run", first) == getattr(again, "run", again), name
         if not isinstance(request, undo_pb2.UndoRunRequest):
             assert await reason(api(other)) == "REQUEST_ID_REUSED", name
-    assert [type(command).__name__ for command in ledger.commands] == ["Cancel"]
+    assert [command.WhichOneof("kind") for command in ledger.commands] == ["cancel"]
 
 
 async def test_a_ledger_that_is_away_is_unavailable(api: Api, ledger: PlayedLedger) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
 from pawl.agent.v1 import jobs_pb2 as pb
-from pawl.agent_loop.domain.command import Cancel, Decide, Pause
-from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
-from pawl.job_store.domain.approval import Series
+from pawl.job.v1 import ledger_pb2
+from pawl.values.call import Series
+from pawl.values.run import RunState
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
@@ -122,7 +122,9 @@ async def test_a_job_that_was_stopped_is_cancelled_and_one_that_had_ended_stays_
     stopped = (await jobs.StopJob(request, metadata=ME)).job
     assert (stopped.state, stopped.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_USER)
     assert (await jobs.StopJob(request, metadata=ME)).job.state == run_pb2.RUN_STATE_CANCELLING
-    assert ledger.commands == [Cancel(cause=StopCause.USER, reason="enough")]
+    assert ledger.commands == [
+        ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER, reason="enough"))
+    ]
     other = pb.StopJobRequest(request_id="r1", job_id=job_id, reason="other")
     assert await reason(jobs.StopJob(other, metadata=ME)) == "REQUEST_ID_REUSED"
     await ledger.finish(await add_job(ledger, 2))
@@ -140,7 +142,7 @@ async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: Pl
     waiting = (await jobs.GetJob(pb.GetJobRequest(job_id=job_id), metadata=ME)).job.waiting
     assert (waiting.reason, list(waiting.user_ids)) == (waiting_pb2.WAIT_REASON_PAUSED, ["me"])
     await jobs.ResumeJob(pb.ResumeJobRequest(request_id="r1", job_id=job_id), metadata=ME)
-    assert ledger.commands == [Pause(), Pause(), Pause(resumes=True)]
+    assert [command.pause.resumes for command in ledger.commands] == [False, False, True]
     reused = pb.ResumeJobRequest(request_id="p1", job_id=job_id)
     assert await reason(jobs.ResumeJob(reused, metadata=ME)) == "REQUEST_ID_REUSED"
     assert await reason(jobs.PauseJob(pb.PauseJobRequest(job_id="run_1"), metadata=ME)) == "RUN_NOT_FOUND"
@@ -193,7 +195,9 @@ async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody
         run = ledger.runs[job_id].run
         assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_OPERATOR)
     assert ledger.runs["run_1"].run.state != run_pb2.RUN_STATE_CANCELLING
-    assert ledger.commands == 2 * [Cancel(cause=StopCause.OPERATOR, reason="on fire")]
+    assert ledger.commands == 2 * [
+        ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_OPERATOR, reason="on fire"))
+    ]
 
 
 async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops_others(
@@ -257,8 +261,9 @@ async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_s
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     """ASYNC-4, HITL-2: what watches for something cannot lose its deadline by an edit of how often it looks."""
-    end = datetime.fromtimestamp(clock.now() + 600, UTC)
-    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end)
+    end_time = clock.now() + 600
+    end = datetime.fromtimestamp(end_time, UTC)
+    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end_time)
     await add_job(ledger, 1)
     for number, edited_end in enumerate([None, end + timedelta(hours=1)]):
         waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
@@ -275,7 +280,5 @@ async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_s
             edited_series=edited,
         )
         await stub.Decide(agent_pb2.DecideRequest(run_id="job_1", decision=decision), metadata=APPROVER)
-        command = ledger.commands[-1]
-        assert isinstance(command, Decide)
-        assert command.edited_series is not None
-        assert datetime.fromtimestamp(command.edited_series.end_time or 0, UTC) == (edited_end or end)
+        taken = ledger.commands[-1].decision.edited_series
+        assert taken.end_time.ToDatetime(tzinfo=UTC) == (edited_end or end)

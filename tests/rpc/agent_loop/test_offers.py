@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
-from pawl.agent_loop.app.public_values import ResultCommand
-from pawl.chassis.ids import CallId, ClientId
+from pawl.chassis.ids import ClientId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.job_store.domain.rows import Offer
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.client import ACCEPTED, Client, until
@@ -65,12 +65,11 @@ async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: Playe
     offer = await client.offer()
     assert (await client.answer(offer, b'{"ok":true}')).status == ACCEPTED
     assert (await client.answer(offer, b'{"ok":false}')).status == LATE
-    assert ledger.commands[0] == ResultCommand(
-        call_id=CallId("call_1"),
-        content_json=b'{"ok":true}',
-        is_error=False,
-        client_id=ClientId("cli_a"),
+    assert ledger.commands[0].tool_result == ledger_pb2.ToolResultCommand(
+        call_id="call_1",
+        client_id="cli_a",
         offer_epoch=1,
+        result=call_pb2.CallResult(content_json=b'{"ok":true}'),
     )
     assert not [kept for kept in client._kept if kept.HasField("offer_revoked")]
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pawl.agent.v1 import operator_pb2
-from pawl.agent_loop.app.public_values import RedriveCommand
-from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.values.run import RunState
 from tests.rpc.agent_loop.conftest import BOSS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
@@ -66,7 +65,7 @@ async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStu
     for _ in range(2):
         answer = await operators.RedriveRun(request, metadata=BOSS)
         assert answer.state == run_pb2.RUN_STATE_QUEUED
-    assert ledger.commands == [RedriveCommand(reason="mended")]
+    assert ledger.commands == [ledger_pb2.Command(redrive=ledger_pb2.RedriveCommand(reason="mended"))]
     assert await reason(operators.RedriveRun(redrive(request_id="r2"), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"
 
 
@@ -80,7 +79,9 @@ async def test_a_run_that_needs_attention_is_ended_once(
     for _ in range(2):
         answer = await operators.EndRun(end(request_id="r1", reason="enough"), metadata=BOSS)
         assert answer.state == run_pb2.RUN_STATE_CANCELLING
-    assert ledger.commands == [Cancel(cause=StopCause.OPERATOR, reason="enough")]
+    assert ledger.commands == [
+        ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_OPERATOR, reason="enough"))
+    ]
     await ledger.change("run_1", RunState.CANCELLED)
     answer = await operators.EndRun(end(), metadata=BOSS)
     assert answer.state == run_pb2.RUN_STATE_CANCELLED

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.agent_pb2 import WatchPendingResponse
 from pawl.agent_loop.app.looks import FALLBACK_PAUSES, READERS_MAX
-from pawl.agent_loop.app.pending import Pending, PendingPart
-from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.app.pending import Pending
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import PawlError, PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
+from pawl.values.run import RunState
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import ADMIN, ME
@@ -68,7 +69,7 @@ async def test_a_stream_is_complete_when_it_says_so_and_shows_life(
             seen += [call.call_id for call in response.calls]
             complete = response.complete
         assert seen == names
-        assert await stream.read() == agent_pb2.WatchPendingResponse()
+        assert await stream.read() == WatchPendingResponse()
         await ledger.settle(names[3])
         while not (response := await stream.read()).gone_call_ids:
             assert not response.calls
@@ -106,10 +107,11 @@ class LargeInbox(PlayedLedger):
 
     def __init__(self) -> None: ...
 
-    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
-        number = int(page.page_token or 0)
-        calls = [waiting_call(f"call_{number}_{index}", b"") for index in range(4)]
-        return Page(items=tuple(calls), next_page_token=str(number + 1) if number + 1 < self.pages else "")
+    async def list_pending(self, caller: Principal, request: ListPendingCallsRequest) -> ListPendingCallsResponse:
+        number = int(request.page_token or 0)
+        calls = [waiting_call(f"call_{number}_{index}") for index in range(4)]
+        token = str(number + 1) if number + 1 < self.pages else ""
+        return ListPendingCallsResponse(calls=calls, next_page_token=token)
 
 
 async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +119,13 @@ async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypat
     monkeypatch.setattr("pawl.agent_loop.app.pending.ITEMS_MAX", 4)
     ledger = LargeInbox()
     watching = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.001).watch(
-        Principal(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=0
+        Principal(store_id=StoreId("local"), user_id=UserId("me")), ListPendingCallsRequest(), silence_seconds=0
     )
     async with asyncio.timeout(60), aclosing(watching):
         part = await anext(watching)
-        assert (len(part.items), part.complete, part.truncated) == (4, True, True)
+        assert (len(part.calls), part.complete, part.truncated) == (4, True, True)
         for ledger.pages in (1, 2):
-            assert await anext(watching) == PendingPart(truncated=ledger.pages == 2)
+            assert await anext(watching) == WatchPendingResponse(truncated=ledger.pages == 2)
 
 
 # Looks at what waits, shared by those who see the same and by nobody else.
@@ -132,7 +134,7 @@ async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypat
 CALLER = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
 ADMIN_CALLER = replace(CALLER, roles=frozenset({"member", "admin"}))
 OTHER = replace(CALLER, user_id=UserId("you"))
-MINE, STORE_WIDE = PendingFilter(), PendingFilter(of_store=True)
+MINE, STORE_WIDE = ListPendingCallsRequest(), ListPendingCallsRequest(of_all_users=True)
 
 
 class Ledger(PlayedLedger):
@@ -146,9 +148,9 @@ class Ledger(PlayedLedger):
         self.error: PawlError | None = None
         self.now_reading = self.most_reading = 0
 
-    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
-        self.asked[caller.user_id, wanted.of_store] += 1
-        found = [waiting_call(name, name) for name in self.waiting.get(caller.user_id, ())]
+    async def list_pending(self, caller: Principal, request: ListPendingCallsRequest) -> ListPendingCallsResponse:
+        self.asked[caller.user_id, request.of_all_users] += 1
+        found = [waiting_call(name) for name in self.waiting.get(caller.user_id, ())]
         self.now_reading += 1
         self.most_reading = max(self.most_reading, self.now_reading)
         try:
@@ -157,21 +159,21 @@ class Ledger(PlayedLedger):
             self.now_reading -= 1
         if self.error is not None:
             raise self.error
-        return Page(items=tuple(found), next_page_token="")
+        return ListPendingCallsResponse(calls=found)
 
 
 class Tab:
     """A watcher that reads all that it is told."""
 
-    def __init__(self, pending: Pending, caller: Principal, wanted: PendingFilter = MINE) -> None:
+    def __init__(self, pending: Pending, caller: Principal, wanted: ListPendingCallsRequest = MINE) -> None:
         self._parts = pending.watch(caller, wanted, silence_seconds=3600)
-        self.told: list[PendingPart] = []
+        self.told: list[WatchPendingResponse] = []
         self.error: PawlError | None = None
         self.task = asyncio.create_task(self._read())
 
     @property
     def call_ids(self) -> list[str]:
-        return [item.call_id for part in self.told for item in part.items if isinstance(item, CallView)]
+        return [call.call_id for part in self.told for call in part.calls]
 
     async def _read(self) -> None:
         try:
@@ -202,7 +204,7 @@ class World:
         for changed in self.live.inboxes:
             changed(StoreId(store), UserId(user))
 
-    def open(self, caller: Principal, wanted: PendingFilter = MINE) -> Tab:
+    def open(self, caller: Principal, wanted: ListPendingCallsRequest = MINE) -> Tab:
         self.tabs.append(tab := Tab(self.pending, caller, wanted))
         return tab
 
@@ -299,7 +301,7 @@ async def test_many_users_wait_their_turn_at_the_ledger_and_none_is_refused() ->
         world.ledger.gate.set()
         for _ in range(users // READERS_MAX):
             await world.settle()
-        assert all(tab.told == [PendingPart(complete=True)] for tab in tabs)
+        assert all(tab.told == [WatchPendingResponse(complete=True)] for tab in tabs)
         assert world.ledger.most_reading == READERS_MAX
 
 

@@ -12,22 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.agent_loop.adapters import views
 from pawl.agent_loop.adapters.registry import RegistryClient
-from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
-from pawl.agent_loop.domain.tool import (
-    Disposition,
-    ExecutionProgress,
-    ExecutionResult,
-    Outcome,
-    ProposedCall,
-    RecordedDecision,
-    RecordedResult,
-    Tool,
-)
+from pawl.agent_loop.domain.tool import ExecutionResult, ProposedCall, RecordedDecision, RecordedResult, Tool
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, UserId
@@ -36,7 +25,10 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.tool import Disposition, EffectClass, Execution, ExecutionContext, Outcome, Progress
 from tests.fakes.anybody import Anybody
 
 CONTEXT = CallContext(
@@ -44,7 +36,11 @@ CONTEXT = CallContext(
     user_id=UserId("u"),
     conversation_id=ConversationId("c"),
     run_id=RunId("r"),
-    user_roles=("member",),
+    user_roles=frozenset(
+        {
+            "member",
+        }
+    ),
     approvals_required=2,
 )
 EXECUTION = Execution(
@@ -239,7 +235,7 @@ async def test_ends_of_front_end_calls_are_reported_by_digest(registry: Registry
 async def test_an_execution_gives_its_progress_and_its_result(registry: RegistryClient, stand_in: StandIn) -> None:
     async with aclosing(registry.execute(CONTEXT, EXECUTION)) as pieces:
         progress, result = [piece async for piece in pieces]
-    assert progress == ExecutionProgress(fraction=0.5, message="half")
+    assert progress == Progress(fraction=0.5, message="half")
     assert isinstance(result, ExecutionResult)
     assert (result.outcome, result.result.error_reason) == (Outcome.FAILED, "TOOL_ERROR")
     asked = stand_in.asked[0]
@@ -287,10 +283,10 @@ async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channe
     """Who edits decides for the user of the run: neither gives the roles of the one what the other may not call."""
     options = run_pb2.RunOptions(approvals_required=2)
     whose: dict[str, Any] = {"conversation_id": "c", "user_id": "u", "user_roles": ["member"]}
-    run = run_pb2.Run(run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)
+    run = run_pb2.Run(store_id="s", run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)
     waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
     call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2, state=waits)
-    await RegistryClient(channel).check_edit(StoreId("s"), views.run_view(run), views.call_view(call), b"{}")
+    await RegistryClient(channel).check_edit(ledger_pb2.GetRunResponse(run=run), call, b"{}")
 
     (request,) = stand_in.asked
     assert request.context == execution_pb2.CallContext(

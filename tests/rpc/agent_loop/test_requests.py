@@ -11,14 +11,12 @@ import pytest
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app import watch
-from pawl.agent_loop.app.public_values import DecisionCommand, DecisionRight, ResultCommand
-from pawl.agent_loop.domain.call import DecisionKind
-from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc import convert
 from pawl.agent_loop.wiring import ClientSide
-from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.values.run import RunState
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.asking import top_up
@@ -88,7 +86,9 @@ async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others
         ("call_4", types_pb2.RECEIPT_STATUS_UNKNOWN, "CALL_NOT_FOUND"),
     ]
     assert [call.call_id for call in response.run.pending_calls] == ["call_2"]
-    assert ResultCommand(call_id=CallId("call_1"), content_json=b'{"ok": true}', is_error=True) in ledger.commands
+    (taken,) = ledger.commands
+    result = call_pb2.CallResult(content_json=b'{"ok": true}', is_error=True, error_reason="TOOL_ERROR")
+    assert taken.tool_result == ledger_pb2.ToolResultCommand(call_id="call_1", result=result)
     again = await stub.SubmitToolResults(request, metadata=ME)
     assert again.receipts[0].status == types_pb2.RECEIPT_STATUS_DUPLICATE
 
@@ -149,17 +149,15 @@ async def test_edited_arguments_are_checked_and_made_canonical(
     assert error.message == "to: not an address; subject: missing"
     assert not ledger.commands
     await stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "ann"}', reason="typo"), metadata=APPROVER)
-    edited = DecisionCommand(
-        call_id=CallId("call_1"),
-        kind=DecisionKind.EDIT,
+    edited = ledger_pb2.DecisionCommand(
+        call_id="call_1",
+        kind=EDIT,
         digest=DIGEST,
         arguments_json=b'{"to":"ann"}',
         edited_digest="ef" * 32,
         reason="typo",
-        answer="",
-        right=DecisionRight.STORE,
     )
-    assert ledger.commands == [edited]
+    assert [command.decision for command in ledger.commands] == [edited]
 
 
 async def test_cancelling_again_or_too_late_shows_the_run_as_it_is(
@@ -337,7 +335,7 @@ def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
     asked = run_pb2.RunOptions(model="m", temperature=0.5, tool_names=["a"])
     asked.limits.rounds_max = 3
     asked.limits.run_timeout_seconds = 2.5
-    message = wire.ASKED.write(convert.options(asked))
+    message = wire.ASKED.write(wire.asked_options(asked))
     assert message.limits == asked.limits
     assert (message.model, message.temperature, list(message.tool_names)) == ("m", 0.5, ["a"])
     assert not message.HasField("output_tokens_max")
@@ -346,7 +344,7 @@ def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
 @pytest.mark.parametrize("asked", [run_pb2.RunOptions(), run_pb2.RunOptions(limits=run_pb2.RunLimits())])
 def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
     """I2: job-store tells requests apart by their bytes, and versions before wrote no empty limits."""
-    assert not wire.ASKED.write(convert.options(asked)).HasField("limits")
+    assert not wire.ASKED.write(wire.asked_options(asked)).HasField("limits")
 
 
 async def test_a_top_up_counts_once_and_up_to_the_ceiling(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:

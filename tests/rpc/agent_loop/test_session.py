@@ -10,14 +10,10 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.agent_loop.app.frames import Event, Welcome
-from pawl.agent_loop.app.public_values import DecisionCommand, LoggedEvent
 from pawl.agent_loop.app.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.command import Cancel
-from pawl.chassis.ids import ClientId, RunId
 from pawl.chassis.rpc_server import RpcServer
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client, until
@@ -83,18 +79,16 @@ async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
     """An event has up to a mebibyte, 64 frames may wait, and a user may have 200 streams."""
     outgoing = Outgoing(64)
 
-    def event(size_bytes: int) -> Event:
-        return Event(
-            run_id=RunId("run_1"),
-            event=LoggedEvent(seq=1, size_bytes=size_bytes, run_state=None, call=None, document=None),
-        )
+    def event(size_bytes: int) -> session_pb2.SessionResponse:
+        delta = event_pb2.OutputDelta(text="x" * size_bytes)
+        return session_pb2.SessionResponse(event=event_pb2.RunEvent(seq=1, output_delta=delta))
 
     for _ in range(2):
         outgoing.put_nowait(event(1024 * 1024 // 2))
     with pytest.raises(asyncio.QueueFull):
         outgoing.put_nowait(event(1))
     waiting = asyncio.ensure_future(
-        outgoing.put(Welcome(client_id=ClientId("c"), offer_lease_seconds=1, silence_max_seconds=1))
+        outgoing.put(session_pb2.SessionResponse(welcome=session_pb2.Welcome(client_id="c")))
     )
     assert await outgoing.get() == event(1024 * 1024 // 2)
     await waiting
@@ -247,7 +241,7 @@ async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncSt
     message = await client.ask(message=session_pb2.UserMessage(conversation_id="conv_1", text="And then?"))
     assert (message.status, message.run_id) == (ACCEPTED, "run_2")
     assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1", reason="enough"))).status == ACCEPTED
-    assert [type(command) for command in ledger.commands] == [DecisionCommand, Cancel]
+    assert [command.WhichOneof("kind") for command in ledger.commands] == ["decision", "cancel"]
 
 
 async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(client: Client, ledger: PlayedLedger) -> None:

@@ -11,14 +11,13 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.feed import BEHIND_EVENTS_MAX
-from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
 from pawl.chassis.ids import RunId
 from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
-from pawl.event.v1 import event_pb2
+from pawl.event.v1 import event_pb2, gap_pb2
+from pawl.values.run import RunState
 from tests import poll
 from tests.fakes import virtual_time
 from tests.fakes.live_events import FakeLive
@@ -120,7 +119,7 @@ async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: PlayedLedger
         await ledger.append(count=2)
         events = watcher.events()
         found = [await anext(events), await anext(events)]
-        assert [event.seq for event in found if isinstance(event, LoggedEvent)] == [2, 3]
+        assert [event.seq for event in found if isinstance(event, event_pb2.RunEvent)] == [2, 3]
         await events.aclose()
 
 
@@ -167,7 +166,7 @@ async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
     live.connected = False
     list_events, failures = ledger.list_events, itertools.count()
 
-    async def fail(*_: Any) -> EventPage:
+    async def fail(*_: Any) -> None:
         next(failures)
         raise error
 
@@ -201,7 +200,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     async def slow() -> None:
         async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
             async for event in watcher.events():
-                assert isinstance(event, LoggedEvent)
+                assert isinstance(event, event_pb2.RunEvent)
                 if event.seq == 3:
                     stuck.set()
                     await asyncio.Event().wait()
@@ -209,7 +208,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     async def fast() -> None:
         async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
             async for event in watcher.events():
-                assert isinstance(event, LoggedEvent)
+                assert isinstance(event, event_pb2.RunEvent)
                 seen.append(event.seq)
 
     slow_task, fast_task = asyncio.create_task(slow()), asyncio.create_task(fast())
@@ -235,7 +234,7 @@ async def test_a_watcher_of_the_past_is_never_cut_off(ledger: PlayedLedger, watc
     seen: list[int] = []
     async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
         async for event in watcher.events():
-            assert isinstance(event, LoggedEvent)
+            assert isinstance(event, event_pb2.RunEvent)
             seen.append(event.seq)
             if event.seq <= 100:
                 await ledger.append(count=5)
@@ -314,13 +313,13 @@ async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
 ) -> None:
     """Their replica was cut off from everything meanwhile: none hangs, none gets a hole."""
     await ledger.add_run()
-    seen: list[list[int | LogGap]] = [[], []]
+    seen: list[list[int | gap_pb2.Gap]] = [[], []]
 
-    async def watch(mine: list[int | LogGap]) -> None:
+    async def watch(mine: list[int | gap_pb2.Gap]) -> None:
         async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
             async for event in watcher.events():
                 assert event is not None
-                mine.append(event if isinstance(event, LogGap) else event.seq)
+                mine.append(event if isinstance(event, gap_pb2.Gap) else event.seq)
 
     watching = [asyncio.create_task(watch(mine)) for mine in seen]
     await until(lambda: seen == [[1], [1]])
@@ -333,6 +332,6 @@ async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
     async with asyncio.timeout(60):
         await asyncio.gather(*watching)
     for mine in seen:
-        assert isinstance(mine[1], LogGap)
-        assert mine[1].document == ledger.gap("run_1", 1)
+        assert isinstance(mine[1], gap_pb2.Gap)
+        assert mine[1] == ledger.gap("run_1", 1)
         assert mine == [1, mine[1], 11]

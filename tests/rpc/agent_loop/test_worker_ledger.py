@@ -16,21 +16,21 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
+from pawl.agent_loop.adapters.public_ledger import PublicLedger, submission
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import Claim
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
-from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.run import RunOptions
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallId, CredentialId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
 from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
+from pawl.values.call import CallState, Question
+from pawl.values.run import ENDED, MessagePolicy, RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
@@ -145,7 +145,7 @@ async def test_a_run_goes_to_its_end_and_leaves_the_same_log_as_in_memory(
         await Drive(await claim(client), dependencies).run()
         await respond(replica, key)
         run = (await replica.stub.GetRun(ledger_pb2.GetRunRequest(store_id=STORE, run_id=key.run_id))).run
-        state = RunState(run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_"))
+        state = RunState(run.state)
 
     assert run.output_text == "All is done."
     assert run.usage.model_calls == 3
@@ -230,15 +230,17 @@ async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[Publi
         yield PublicLedger(channel), WorkerLedgerClient(channel)
 
 
-def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE) -> NewMessage:
-    return NewMessage(
-        request_id=RequestId(request_id),
-        conversation_id=ConversationId("conv"),
-        conversation_must_exist=False,
-        text="hello",
-        options=RunOptions(),
+def message(
+    caller: Principal, request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE
+) -> ledger_pb2.SubmitMessageRequest:
+    return submission(
+        caller,
         asked_options=AskedOptions(),
-        policy=policy,
+        options=RunOptions(),
+        request_id=request_id,
+        conversation_id="conv",
+        text="hello",
+        policy=policy.value,
     )
 
 
@@ -248,14 +250,11 @@ async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_ow
     """HITL-4: kept in the ledger, and told to the loop; who started it counts, and not who entered it."""
     public, worker = clients
     mine = dataclasses.replace(MEMBER, credential_id=CredentialId("key_1"), delegate_user_id=UserId("shop"))
-    created, _ = await public.submit_message(mine, message("r1"))
-    again, _ = await public.submit_message(
-        dataclasses.replace(MEMBER, credential_id=CredentialId("key_2")), message("r1")
-    )
-    assert (again.run_id, again.credential_id, again.delegate_user_id) == (created.run_id, "key_1", "shop")
+    created = (await public.submit_message(message(mine, "r1"))).run
     other = dataclasses.replace(MEMBER, credential_id=CredentialId("key_2"))
-    _, steered = await public.submit_message(other, message(policy=MessagePolicy.STEER))
-    assert steered
+    again = (await public.submit_message(message(other, "r1"))).run
+    assert (again.run_id, again.credential_id, again.delegate_user_id) == (created.run_id, "key_1", "shop")
+    assert (await public.submit_message(message(other, policy=MessagePolicy.STEER))).steered
     (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
     loaded = await worker.load(claim)
     assert (loaded.run.credential_id, loaded.run.delegate_user_id) == ("key_1", "shop")
@@ -268,10 +267,9 @@ async def test_neither_a_repetition_nor_a_message_that_enters_widens_the_roles_o
 ) -> None:
     """I2: a key that got another role between two attempts makes no second run."""
     public, worker = clients
-    first, _ = await public.submit_message(MEMBER, message("r1"))
-    again, _ = await public.submit_message(ADMIN, message("r1"))
+    first = (await public.submit_message(message(MEMBER, "r1"))).run
+    again = (await public.submit_message(message(ADMIN, "r1"))).run
     assert again.run_id == first.run_id
-    _, steered = await public.submit_message(ADMIN, message(policy=MessagePolicy.STEER))
-    assert steered
+    assert (await public.submit_message(message(ADMIN, policy=MessagePolicy.STEER))).steered
     (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
     assert (await worker.load(claim)).run.user_roles == ("member",)

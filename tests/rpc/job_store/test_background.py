@@ -12,7 +12,6 @@ from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
@@ -258,8 +257,8 @@ class Removing(PublicLedger):
     removed = ""
     database: Database
 
-    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
-        found = await super().list_runs(caller, wanted, page)
+    async def list_runs(self, caller: Principal, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+        found = await super().list_runs(caller, request)
         await self.database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
         return found
 

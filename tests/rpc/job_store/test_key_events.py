@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.chassis.ids import KeyId, StoreId, UserId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.domain import keys as rules
 from pawl.job_store.domain.key_events import KeyEventKind, event_of
-from pawl.job_store.domain.keys import Governor
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.rpc.job_store.test_keys import World, create, refused, world
 
@@ -79,8 +79,11 @@ async def test_of_two_who_revoke_a_key_at_once_one_did_it(world: World) -> None:
     key = await repository.get(KeyId(made.key.key_id), None)
     assert key is not None
     for user_id in ("ann", "bob"):
-        governor = Governor(
-            store_id=StoreId("local"), user_id=UserId(user_id), credential_id=user_id, roles=frozenset({"operator"})
+        governor = Principal(
+            store_id=StoreId("local"),
+            user_id=UserId(user_id),
+            credential_id=CredentialId(user_id),
+            roles=frozenset({"operator"}),
         )
         event = event_of(KeyEventKind.KEY_REVOKED, key, time=NOW, governor=governor)
         await repository.revoke(rules.revoked(governor, key, now=NOW), event)

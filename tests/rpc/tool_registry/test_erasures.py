@@ -20,11 +20,11 @@ from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
-from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.files import FileLimits, Planned, PutFile
 from pawl.tool_registry.domain.journal import JournalCall
 from pawl.tool_registry.domain.rules import RuleScope
 from pawl.tool_registry.domain.workers import CallDetails, Purpose, WorkerCall
+from pawl.values.tool import EffectClass
 from tests.rpc.tool_registry.registry import refusal, running
 from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified
 

@@ -12,8 +12,8 @@ import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
 from pawl.tool_registry.domain import rules
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tools import Tool, tool
+from pawl.values.tool import Category, EffectClass
 from tests.rpc.tool_registry.registry import (
     FOR_ANN,
     Registry,

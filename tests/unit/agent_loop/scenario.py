@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from pawl.agent_loop.app.worker import Worker
-from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarted
-from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState
+from pawl.agent_loop.domain.run import RunOptions
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey
+from pawl.values.call import CallState, Question
+from pawl.values.run import ENDED, RunState
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool

@@ -10,27 +10,8 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import budget, history, planning, proposals, step
 from pawl.agent_loop.domain.assembly import ModelAnswer, RawCall
-from pawl.agent_loop.domain.call import (
-    Call,
-    CallResult,
-    CallState,
-    DecisionKind,
-    EffectClass,
-    ExecutionContext,
-    OfferFallback,
-    Question,
-)
-from pawl.agent_loop.domain.command import (
-    CallResolution,
-    Cancel,
-    Command,
-    CommandKind,
-    Decide,
-    Resolve,
-    Steer,
-    ToolResult,
-    TopUp,
-)
+from pawl.agent_loop.domain.call import Call, CallResult
+from pawl.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult, TopUp
 from pawl.agent_loop.domain.decision import (
     CheckFallback,
     Execute,
@@ -54,10 +35,14 @@ from pawl.agent_loop.domain.fact import (
 )
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import Problem, UsageReport
-from pawl.agent_loop.domain.run import ENDED, FailureClass, Run, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions
 from pawl.agent_loop.domain.state import MODEL, State
-from pawl.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
+from pawl.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
+from pawl.values.call import CallState, DecisionKind, Question
+from pawl.values.command import CallResolution
+from pawl.values.run import ENDED, RunState, StopCause
+from pawl.values.tool import Disposition, EffectClass, ExecutionContext, OfferFallback, Outcome
 from tests.fakes.provider import check_history
 from tests.simulation.reference import CALL_MOVES, ONCE_BEGUN
 
@@ -235,7 +220,7 @@ class Simulation:
             after = plan.state.calls[call_id]
             assert not call.settled or after == call, "a settled call changed"
             if after.state is not call.state:
-                move = (call.state.value, after.state.value)
+                move = (call.state.name, after.state.name)
                 assert move[1] in CALL_MOVES[move[0]].split(), f"the ledger would refuse {move}"
                 assert move not in ONCE_BEGUN or call.attempt, f"the ledger would refuse {move} before it began"
         for event in plan.events:

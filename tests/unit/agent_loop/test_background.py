@@ -14,13 +14,16 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import background, job_program, jobs
 from pawl.agent_loop.domain import background as domain
 from pawl.agent_loop.domain.background import ITERATIONS_MAX, NAMES, Wish
-from pawl.agent_loop.domain.call import Call, CallState, Series
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.jobs import wishes_of
-from pawl.agent_loop.domain.run import Job, JobReports, RunOptions, RunState
+from pawl.agent_loop.domain.run import Job, RunOptions
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.errors import InvalidField, InvalidJson, TooLarge
+from pawl.values.call import CallState, Series
+from pawl.values.run import RunState
+from pawl.values.tool import JobReports
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story

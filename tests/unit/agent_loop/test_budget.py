@@ -16,21 +16,14 @@ from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import budget, loop_state
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
 from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_limits
+from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_limits
 from pawl.agent_loop.domain.model import UsageReport
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import (
-    FailureClass,
-    PinnedAgent,
-    RunOptions,
-    RunState,
-    TokenBudgetPolicy,
-    Usage,
-    WaitKind,
-)
+from pawl.agent_loop.domain.run import FailureClass, PinnedAgent, RunOptions, TokenBudgetPolicy
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import InvalidField
+from pawl.values.run import TOKENS_MAX, RunState, Usage, WaitKind
 from tests.fakes.ledger import STORE
 from tests.fakes.loop_world import World
 from tests.fakes.model import says

@@ -12,14 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain import options, proposals
-from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.run import ENDED, ApprovalExpiryPolicy, RunOptions, RunState, StopCause, WaitKind
+from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions
 from pawl.agent_loop.domain.state import MODEL
-from pawl.agent_loop.domain.tool import Disposition, ExecutionPiece, RecordedDecision, RecordedResult, Verdict
+from pawl.agent_loop.domain.tool import ExecutionPiece, RecordedDecision, RecordedResult, Verdict
 from pawl.chassis.ids import CallId, CallKey, RunKey, UserId
 from pawl.errors import (
     DependencyUnavailable,
@@ -28,6 +28,9 @@ from pawl.errors import (
     PawlError,
     RunEnded,
 )
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.run import ENDED, RunState, StopCause, WaitKind
+from pawl.values.tool import Disposition, Execution
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World

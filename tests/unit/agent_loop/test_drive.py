@@ -8,19 +8,15 @@ import json
 import pytest
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.domain.call import CallResult, CallState
+from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import ModelRequest
-from pawl.agent_loop.domain.run import (
-    RunOptions,
-    RunState,
-    StopCause,
-    ToolChoice,
-    ToolChoiceMode,
-)
+from pawl.agent_loop.domain.run import RunOptions, ToolChoice, ToolChoiceMode
+from pawl.values.call import CallState
+from pawl.values.run import RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, finished, present, shown_text

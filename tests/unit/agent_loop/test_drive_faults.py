@@ -17,14 +17,11 @@ from pawl.agent_loop.domain.command import Cancel, Steer
 from pawl.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.run import (
-    RunOptions,
-    RunState,
-    StopCause,
-)
+from pawl.agent_loop.domain.run import RunOptions
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
+from pawl.values.run import RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World

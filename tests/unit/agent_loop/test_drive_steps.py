@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.app.worker import WorkerLimits
-from pawl.agent_loop.domain.call import CallResult, CallState
+from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
 from pawl.agent_loop.domain.event import OutputDelta, RoundStarted
-from pawl.agent_loop.domain.run import FailureClass, RunFailure, RunState, StopCause
+from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.tool import ExecutionPiece
 from pawl.chassis.ids import RunKey
 from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloaded, PawlError
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
+from pawl.values.call import CallState
+from pawl.values.run import RunState, StopCause
+from pawl.values.tool import Execution
 from tests.fakes import virtual_time
 from tests.fakes.ledger import states_told
 from tests.fakes.loop_world import World

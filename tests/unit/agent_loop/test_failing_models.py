@@ -13,7 +13,6 @@ from pawl.agent_loop.adapters.model.breaker import Breaker
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import answering, loop_state, retry
 from pawl.agent_loop.domain.assembly import Assembly
-from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.domain.fact import ModelFailed
 from pawl.agent_loop.domain.limits import Limits
@@ -33,10 +32,12 @@ from pawl.agent_loop.domain.model import (
     TextPiece,
 )
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions, RunState, WaitKind
+from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import InvalidField
+from pawl.values.call import CallState
+from pawl.values.run import RunState, WaitKind
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.manual_clock import ManualClock

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import agent_program, agents, history, output, parts, settle
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
-from pawl.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.decision import Finish, PinTools
 from pawl.agent_loop.domain.fact import FallbackChecked
 from pawl.agent_loop.domain.fact_rules import apply_fact
@@ -25,18 +25,13 @@ from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import Finished, TextPiece
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.results import contents
-from pawl.agent_loop.domain.run import (
-    FailureClass,
-    ReasoningEffort,
-    ResponseFormat,
-    RoundLimitPolicy,
-    Run,
-    RunOptions,
-    RunState,
-)
+from pawl.agent_loop.domain.run import FailureClass, ReasoningEffort, ResponseFormat, RoundLimitPolicy, Run, RunOptions
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import Disposition, Verdict
+from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.values.call import CallState
+from pawl.values.run import RunState
+from pawl.values.tool import Disposition, ExecutionContext, OfferFallback
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

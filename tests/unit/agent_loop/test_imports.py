@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.domain import imports
-from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage, HistoryRole
 from pawl.agent_loop.domain.message import Role
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, RequestId, RunKey, StoreId, UserId
 from pawl.client.history import history as from_json
 from pawl.errors import ForkPointOpen, InvalidHistory
+from pawl.values.call import CallState
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World

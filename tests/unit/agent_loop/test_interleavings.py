@@ -5,20 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pawl.agent_loop.domain.call import CallState, DecisionKind
-from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.event import RoundStarted
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.run import (
-    ENDED,
-    BatchOrder,
-    RunOptions,
-    RunState,
-    TokenBudgetPolicy,
-    UnknownOutcomePolicy,
-)
+from pawl.agent_loop.domain.run import BatchOrder, RunOptions, TokenBudgetPolicy, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import CallId
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution
+from pawl.values.run import ENDED, RunState
 from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
 
 BATCHES = st.lists(st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), min_size=1, max_size=2)

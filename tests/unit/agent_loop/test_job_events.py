@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.domain import jobs
-from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.command import Completed, Pause
-from pawl.agent_loop.domain.run import JobReports, Notice, Run, RunState, WaitKind
+from pawl.agent_loop.domain.run import Notice, Run
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import ExecutionResult, Outcome
+from pawl.agent_loop.domain.tool import ExecutionResult
 from pawl.chassis.ids import RunId
+from pawl.values.call import CallState
+from pawl.values.run import RunState, WaitKind
+from pawl.values.tool import JobReports, Outcome
 from tests.fakes.model import calls, says
 from tests.fakes.registry import NOT_COMPLETED, tool
 from tests.unit.agent_loop.scenario import present

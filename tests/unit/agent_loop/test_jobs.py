@@ -15,25 +15,18 @@ from msgspec.structs import replace
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.background import read
-from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece
-from pawl.agent_loop.domain.run import (
-    ENDED,
-    Job,
-    JobReports,
-    Notice,
-    ReportPolicy,
-    Run,
-    RunOptions,
-    RunState,
-    StopCause,
-)
+from pawl.agent_loop.domain.run import Job, Notice, Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.job_store.domain.rows import ConversationKey
+from pawl.values.call import CallState
+from pawl.values.run import ENDED, RunState, StopCause
+from pawl.values.tool import EffectClass, JobReports, ReportPolicy
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, fails, says

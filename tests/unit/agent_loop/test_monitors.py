@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import condition, expression, loop_state, monitor
-from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.expression import ExpressionError
 from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
-from pawl.agent_loop.domain.run import Job, JobReports, Monitor
+from pawl.agent_loop.domain.run import Job, Monitor
+from pawl.values.call import CallState
+from pawl.values.tool import JobReports
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_background import iteration
 

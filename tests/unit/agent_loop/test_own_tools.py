@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.domain.call import CallState, OfferFallback
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
+from pawl.agent_loop.domain.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.errors import LeaseLost
 from pawl.event.v1 import run_pb2
+from pawl.values.call import CallState
+from pawl.values.run import RunState
+from pawl.values.tool import OfferFallback
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

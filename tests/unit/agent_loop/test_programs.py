@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import planning, program, undo_program
-from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass, Inverse
+from pawl.agent_loop.domain.call import Call, CallResult, Inverse
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.decide import decide
 from pawl.agent_loop.domain.decision import (
@@ -26,19 +26,14 @@ from pawl.agent_loop.domain.event import Warned
 from pawl.agent_loop.domain.fact import CallChecked, CallExecuted, CallsRead
 from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.run import (
-    Job,
-    PinnedTool,
-    Run,
-    RunOptions,
-    RunState,
-    Undo,
-    WaitKind,
-)
+from pawl.agent_loop.domain.run import Job, PinnedTool, Run, RunOptions, Undo
 from pawl.agent_loop.domain.state import State, check_of
-from pawl.agent_loop.domain.tool import ExecutionResult, Outcome
+from pawl.agent_loop.domain.tool import ExecutionResult
 from pawl.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.values.call import CallState
+from pawl.values.run import RunState, WaitKind
+from pawl.values.tool import EffectClass, Outcome
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.simulation import OK
 

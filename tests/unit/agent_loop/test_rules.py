@@ -5,27 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.call import CallState, DecisionKind
-from pawl.agent_loop.domain.command import (
-    CallResolution,
-)
 from pawl.agent_loop.domain.event import RoundStarted, Warned
 from pawl.agent_loop.domain.fact import CallExecuted
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import Problem
 from pawl.agent_loop.domain.retry import delay
-from pawl.agent_loop.domain.run import (
-    BatchOrder,
-    FailureClass,
-    RoundLimitPolicy,
-    RunOptions,
-    RunState,
-    UnknownOutcomePolicy,
-    WaitKind,
-)
+from pawl.agent_loop.domain.run import BatchOrder, FailureClass, RoundLimitPolicy, RunOptions, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import CallId
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution
+from pawl.values.run import RunState, WaitKind
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf import json_format
 
-from pawl.agent_loop.adapters import step_log
-from pawl.agent_loop.adapters.views import log_gap, logged_event
-from pawl.agent_loop.domain.step_history import Step, StepChange, Steps, StepStatus, StepType
+from pawl.agent.v1 import steps_pb2 as pb
+from pawl.agent.v1.steps_pb2 import Step, StepChange
+from pawl.agent_loop.app.step_history import Steps
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from tests.golden import GAP, LOG, TOLD
 
@@ -97,61 +98,60 @@ def whole_run() -> list[event_pb2.RunEvent]:
 
 def steps_of(log: list[event_pb2.RunEvent]) -> Steps:
     steps = Steps()
-    step_log.take_in(steps, [logged_event(event) for event in log])
+    steps.take(log)
     return steps
 
 
-def applied(shown: dict[str, Step], changes: tuple[StepChange, ...]) -> None:
+def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
     """What a client does with changes."""
     for change in changes:
         step, old = change.step, shown.get(change.step.step_id)
         content = old.content + step.content if change.appends and old else step.content
-        shown[step.step_id] = Step(
-            **{name: getattr(step, name) for name in Step.__struct_fields__} | {"content": content}
-        )
+        step.content = content
+        shown[step.step_id] = step
 
 
 def test_a_run_is_told_in_steps() -> None:
     told = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
 
     assert told == [
-        ("1-reasoning", StepType.REASONING, StepStatus.DONE, "First I look.\n\u00e9"),
-        ("1-text", StepType.PLANNING, StepStatus.DONE, "Let me see."),
-        ("call_b", StepType.TOOL_CALL, StepStatus.DONE, '{"n":1}'),
-        ("call_b-result", StepType.RESULT, StepStatus.DONE, '"done"'),
-        ("call_a", StepType.QUESTION, StepStatus.DONE, "Which?"),
-        ("call_a-result", StepType.RESULT, StepStatus.DONE, '"done"'),
-        ("2-reasoning", StepType.REASONING, StepStatus.DONE, "Now all is known."),
-        ("2-text", StepType.ANSWER, StepStatus.DONE, "Done."),
+        ("1-reasoning", pb.STEP_TYPE_REASONING, pb.STEP_STATUS_DONE, "First I look.\n\u00e9"),
+        ("1-text", pb.STEP_TYPE_PLANNING, pb.STEP_STATUS_DONE, "Let me see."),
+        ("call_b", pb.STEP_TYPE_TOOL_CALL, pb.STEP_STATUS_DONE, '{"n":1}'),
+        ("call_b-result", pb.STEP_TYPE_RESULT, pb.STEP_STATUS_DONE, '"done"'),
+        ("call_a", pb.STEP_TYPE_QUESTION, pb.STEP_STATUS_DONE, "Which?"),
+        ("call_a-result", pb.STEP_TYPE_RESULT, pb.STEP_STATUS_DONE, '"done"'),
+        ("2-reasoning", pb.STEP_TYPE_REASONING, pb.STEP_STATUS_DONE, "Now all is known."),
+        ("2-text", pb.STEP_TYPE_ANSWER, pb.STEP_STATUS_DONE, "Done."),
     ]
 
 
 def test_what_an_attempt_that_failed_wrote_is_void() -> None:
     steps = Steps()
-    log = [logged_event(event) for event in whole_run()]
-    step_log.take_in(steps, log[:3])
+    log = whole_run()
+    steps.take(log[:3])
 
-    changes = step_log.take_in(steps, log[3:4])
+    changes = steps.take(log[3:4])
 
     assert [(change.step.step_id, change.step.status, change.step.content) for change in changes] == [
-        ("1-reasoning", StepStatus.VOID, ""),
-        ("1-text", StepStatus.VOID, ""),
+        ("1-reasoning", pb.STEP_STATUS_VOID, ""),
+        ("1-text", pb.STEP_STATUS_VOID, ""),
     ]
-    assert steps.all() == ()
+    assert not steps.all()
 
 
 def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> None:
-    log = [logged_event(event) for event in whole_run()]
+    log = whole_run()
     whole = steps_of(whole_run()).all()
     for start in range(len(log)):
         for size in (1, 2, 5, len(log)):
             steps = Steps()
-            step_log.take_in(steps, log[:start])
+            steps.take(log[:start])
             shown = {step.step_id: step for step in steps.all()}
             for first in range(start, len(log), size):
-                applied(shown, step_log.take_in(steps, log[first : first + size]))
-            assert tuple(shown[step.step_id] for step in whole) == whole
-            assert all(step.status is StepStatus.VOID for step in shown.values() if step not in whole)
+                applied(shown, steps.take(log[first : first + size]))
+            assert [shown[step.step_id] for step in whole] == whole
+            assert all(step.status == pb.STEP_STATUS_VOID for step in shown.values() if step not in whole)
 
 
 def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
@@ -163,7 +163,7 @@ def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
     snapshot = gap_pb2.RunSnapshot(messages=messages, calls=newest.values())
     steps = Steps()
 
-    changes = step_log.take_in(steps, log_gap(gap_pb2.Gap(to_seq=16, snapshot=snapshot)))
+    changes = steps.take_gap(gap_pb2.Gap(to_seq=16, snapshot=snapshot))
 
     assert steps.all() == steps_of(log).all()
     assert [change.step for change in changes] == list(steps.all())
@@ -179,7 +179,7 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
         messages=[log[2].message_added.message], calls=[event.call_changed.call for event in log[:2]]
     )
     steps = Steps()
-    step_log.take_in(steps, log_gap(gap_pb2.Gap(to_seq=3, snapshot=snapshot)))
+    steps.take_gap(gap_pb2.Gap(to_seq=3, snapshot=snapshot))
 
     ids = [step.step_id for step in steps_of(log).all()]
 
@@ -193,7 +193,7 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
 def logged() -> list[Any]:
     """The log, as whoever makes steps reads it."""
     events = json.loads(LOG.read_text())
-    return [logged_event(json_format.ParseDict(each, event_pb2.RunEvent())) for each in events]
+    return [json_format.ParseDict(each, event_pb2.RunEvent()) for each in events]
 
 
 def shown(steps: Steps) -> list[dict[str, str]]:
@@ -201,11 +201,11 @@ def shown(steps: Steps) -> list[dict[str, str]]:
     told: list[dict[str, str]] = []
     for step in steps.all():
         match step.type:
-            case StepType.REASONING:
+            case pb.STEP_TYPE_REASONING:
                 told.append({"reasoning": step.content})
-            case StepType.PLANNING | StepType.ANSWER:
+            case pb.STEP_TYPE_PLANNING | pb.STEP_TYPE_ANSWER:
                 told.append({"text": step.content})
-            case StepType.RESULT:
+            case pb.STEP_TYPE_RESULT:
                 (call,) = [each for each in told if each.get("call") == step.call_id]
                 call["result"] = step.content
             case _:
@@ -225,14 +225,14 @@ def expected() -> list[dict[str, str]]:
 def test_steps_tell_the_golden_log_as_everybody_does() -> None:
     steps = Steps()
     for each in logged():
-        step_log.take_in(steps, [each])
+        steps.take([each])
     assert shown(steps) == expected()
 
 
 def test_steps_tell_it_so_behind_a_gap_too() -> None:
     steps = Steps()
-    step_log.take_in(steps, log_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap())))
-    step_log.take_in(steps, logged()[-1:])
+    steps.take_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap()))
+    steps.take(logged()[-1:])
     assert shown(steps) == expected()
 
 

@@ -15,27 +15,21 @@ from pydantic import ValidationError
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import planning, repetition, step
-from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
-from pawl.agent_loop.domain.command import (
-    CallResolution,
-    Cancel,
-    Command,
-    CommandKind,
-    Decide,
-    Resolve,
-    Steer,
-    ToolResult,
-)
+from pawl.agent_loop.domain.call import Call, CallResult
+from pawl.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
 from pawl.agent_loop.domain.decision import StopCalls
 from pawl.agent_loop.domain.limits import CEILINGS, OF_TOOLS, DeploymentLimits, Limits, read_limits
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
+from pawl.agent_loop.domain.run import RunOptions, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution
+from pawl.values.run import RunState, StopCause
 from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer
 
 

@@ -11,25 +11,18 @@ import pytest
 
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.domain.agents import AgentDefinition, ToolSelection
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import ModelRequest
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import (
-    ENDED,
-    PinnedAgent,
-    Run,
-    RunOptions,
-    RunState,
-    StopCause,
-    TokenBudgetPolicy,
-    WaitKind,
-)
+from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, TokenBudgetPolicy
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
+from pawl.values.call import CallState
+from pawl.values.run import ENDED, RunState, StopCause, WaitKind
 from tests.fakes.ledger import STORE, USER, states_told
 from tests.fakes.loop_world import LEASE_SECONDS, World
 from tests.fakes.model import Script, calls, fails, says

@@ -13,24 +13,16 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import undo
-from pawl.agent_loop.domain.call import (
-    ApprovalRequest,
-    Call,
-    CallResult,
-    CallState,
-    Decided,
-    DecisionKind,
-    EffectClass,
-    ExecutionContext,
-    Inverse,
-    Question,
-)
+from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallResult, Decided, Inverse
 from pawl.agent_loop.domain.command import Cancel, Decide, Steer
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.run import ENDED, Run, RunState, StopCause, Undo
+from pawl.agent_loop.domain.run import Run, Undo
 from pawl.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import RunNotFound
+from pawl.values.call import CallState, DecisionKind, Question
+from pawl.values.run import ENDED, RunState, StopCause
+from pawl.values.tool import EffectClass, ExecutionContext
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

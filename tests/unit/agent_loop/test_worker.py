@@ -12,10 +12,11 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import WorkerLimits
-from pawl.agent_loop.domain.call import Question
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause
+from pawl.agent_loop.domain.run import RunFailure
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
+from pawl.values.call import Question
+from pawl.values.run import RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

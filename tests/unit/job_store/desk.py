@@ -6,7 +6,8 @@ from pawl.chassis.ids import ConversationId
 from pawl.job_store.domain.background import Background
 from pawl.job_store.domain.jobs import Entered
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, QueueKey, RunRow
-from pawl.job_store.domain.states import CallState, RunState
+from pawl.values.call import CallState
+from pawl.values.run import RunState
 from tests.unit.job_store.world import STORE, World, change, delegation
 
 

@@ -14,7 +14,8 @@ from pawl.chassis.ids import CallId, UserId
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain.command import Steer
 from pawl.job_store.domain.decisions import Decide
-from pawl.job_store.domain.states import CallState, DecisionKind, DecisionRight
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import DecisionRight
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, delegation
 
 CALL = CallId("call")

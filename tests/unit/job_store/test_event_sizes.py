@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.event.v1 import call_pb2
 from pawl.job_store.domain.rows import CallRow
-from pawl.job_store.domain.states import CallState
 from pawl.job_store.rpc import messages
+from pawl.values.call import CallState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

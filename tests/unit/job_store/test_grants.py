@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId
 from pawl.errors import IllegalTransition
-from pawl.job_store.domain.approval import Series
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.decisions import Decide
-from pawl.job_store.domain.states import CallState, DecisionKind, DecisionRight
+from pawl.values.call import CallState, DecisionKind, Series
+from pawl.values.command import DecisionRight
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
 SERIES = Series(digest="c" * 64, interval_seconds=60.0, iterations_max=3)

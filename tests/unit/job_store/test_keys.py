@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
-from pawl.chassis.ids import KeyId, StoreId, UserId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.roles import ROLES, ROLES_OF_A_STORE, Role
 from pawl.errors import InvalidField, InvalidId, KeyNotFound, PawlError, PermissionDenied, TooLarge
 from pawl.job_store.domain.keys import (
     MAKERS_MAX,
-    Governor,
     Key,
     check_new,
     governed_store,
+    is_deployment,
     new_key,
     revoked,
 )
@@ -28,17 +29,20 @@ CUSTOM = ("finance", "night-shift")
 STORES = ("acme", "other")
 
 
-def operator(store_id: str = "acme", *roles: str) -> Governor:
-    return Governor(
+def operator(store_id: str = "acme", *roles: str) -> Principal:
+    return Principal(
         store_id=StoreId(store_id),
         user_id=UserId("olga"),
-        credential_id="key_o",
+        credential_id=CredentialId("key_o"),
         roles=frozenset({Role.OPERATOR, *roles}),
     )
 
 
-DEPLOYMENT = Governor(
-    store_id=StoreId(""), user_id=UserId("deployment"), credential_id="key_d", roles=frozenset({Role.DEPLOYMENT})
+DEPLOYMENT = Principal(
+    store_id=StoreId(""),
+    user_id=UserId("deployment"),
+    credential_id=CredentialId("key_d"),
+    roles=frozenset({Role.DEPLOYMENT}),
 )
 OPERATORS = st.builds(
     lambda store, roles: operator(store, *roles),
@@ -62,7 +66,7 @@ KEYS = st.builds(
 ORDINARY = Key(user_id=UserId("ann"), roles=frozenset({"member"}), create_time=NOW)
 
 
-def made(governor: Governor, asked: Key) -> Key | None:
+def made(governor: Principal, asked: Key) -> Key | None:
     try:
         key = new_key(governor, asked, key_id=KeyId("key_1"), now=NOW)
         check_new(key, 0, 0)
@@ -72,7 +76,7 @@ def made(governor: Governor, asked: Key) -> Key | None:
 
 
 @given(OPERATORS, KEYS)
-def test_an_operator_gives_no_more_than_it_has(governor: Governor, asked: Key) -> None:
+def test_an_operator_gives_no_more_than_it_has(governor: Principal, asked: Key) -> None:
     """OPS-1: of its own store only, and never a way to decide that it has not."""
     key = made(governor, asked)
     if key is None:
@@ -85,7 +89,7 @@ def test_an_operator_gives_no_more_than_it_has(governor: Governor, asked: Key) -
 
 
 @given(GOVERNORS, KEYS)
-def test_a_key_has_a_meaning(governor: Governor, asked: Key) -> None:
+def test_a_key_has_a_meaning(governor: Principal, asked: Key) -> None:
     key = made(governor, asked)
     if key is None:
         return
@@ -106,11 +110,11 @@ def test_the_deployment_gives_any_role_of_any_store(roles: frozenset[str], store
 
 @given(GOVERNORS, st.sampled_from(["", *STORES]), st.booleans())
 def test_who_may_make_keys_of_a_store_may_revoke_and_list_them_and_nobody_else(
-    governor: Governor, store_id: str, ended: bool
+    governor: Principal, store_id: str, ended: bool
 ) -> None:
     key = with_fields(ORDINARY, store_id=StoreId(store_id), revoke_time=NOW if ended else None)
     later = NOW + timedelta(hours=1)
-    if not governor.is_deployment and store_id != governor.store_id:
+    if not is_deployment(governor) and store_id != governor.store_id:
         with pytest.raises(KeyNotFound):
             revoked(governor, key, now=later)
         if store_id:
@@ -149,20 +153,28 @@ def test_a_refusal_says_why(asked: Key, error: type[PawlError], says: str) -> No
         check_new(new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW), 0, 0)
 
 
-def key_of(governor: Governor, user_id: str) -> Key:
-    store_id = StoreId("acme") if governor.is_deployment else StoreId("")
+def key_of(governor: Principal, user_id: str) -> Key:
+    store_id = StoreId("acme") if is_deployment(governor) else StoreId("")
     asked = with_fields(ORDINARY, store_id=store_id, roles=frozenset({Role.OPERATOR}), user_id=UserId(user_id))
     return new_key(governor, asked, key_id=KeyId("key_1"), now=NOW)
 
 
-def with_key(key: Key) -> Governor:
-    return replace(operator(), user_id=key.user_id, credential_id=key.key_id, people=key.maker_user_ids - {key.user_id})
+def with_key(key: Key) -> Principal:
+    return replace(
+        operator(),
+        user_id=key.user_id,
+        credential_id=CredentialId(key.key_id),
+        people=key.maker_user_ids - {key.user_id},
+    )
 
 
 USERS = st.sampled_from([UserId("olga"), UserId("otto"), UserId("zoe"), UserId("zed")])
 KEY_MAKERS = st.builds(
     lambda user_id, people, local: replace(
-        operator(), user_id=user_id, people=people - {user_id}, credential_id="local" if local else "key_o"
+        operator(),
+        user_id=user_id,
+        people=people - {user_id},
+        credential_id=CredentialId("local" if local else "key_o"),
     ),
     USERS,
     st.frozensets(USERS, max_size=2),
@@ -171,10 +183,10 @@ KEY_MAKERS = st.builds(
 
 
 @given(KEY_MAKERS | st.just(DEPLOYMENT), st.lists(USERS, min_size=1, max_size=5))
-def test_a_key_is_in_the_hands_of_all_who_made_those_it_comes_from(first: Governor, users: list[UserId]) -> None:
+def test_a_key_is_in_the_hands_of_all_who_made_those_it_comes_from(first: Principal, users: list[UserId]) -> None:
     """HITL-4: nobody becomes a second person by a key that they make, or that somebody makes with such a one."""
     # What the deployment and the local key make is nobody's; who has one of these answers for those that it makes.
-    begins_anew = first.is_deployment or first.credential_id == "local"
+    begins_anew = is_deployment(first) or first.credential_id == "local"
     hands = set() if begins_anew else {first.user_id, *first.people}
     governor = first
     for user_id in users:

@@ -6,7 +6,9 @@ import pytest
 
 from pawl.errors import InboxChanged
 from pawl.job_store.domain.command import Cancel, Pause
-from pawl.job_store.domain.states import CallState, CommandOutcome, RunState, StopCause
+from pawl.values.call import CallState
+from pawl.values.command import CommandOutcome
+from pawl.values.run import RunState, StopCause
 from tests.unit.job_store.desk import desk_with_a_job
 from tests.unit.job_store.world import change
 

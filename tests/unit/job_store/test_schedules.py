@@ -21,7 +21,6 @@ from pawl.job_store.domain.schedules import (
     Definition,
     FireOutcome,
     FireRow,
-    Overlap,
     Owner,
     ScheduleRow,
     judge,
@@ -31,8 +30,8 @@ from pawl.job_store.domain.schedules import (
     with_ending,
     with_fire,
 )
-from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.timing import Timing
+from pawl.values.run import Overlap, RunState
 from tests.tables import for_each
 
 BERLIN = "Europe/Berlin"

@@ -13,10 +13,12 @@ from pawl.chassis.ids import CallId, CallKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, RunEnded
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.domain import call_table, run_table, states
+from pawl.job_store.domain import call_table, run_table
 from pawl.job_store.domain.calls import WITH_CHILD
 from pawl.job_store.domain.delegation import Delegation
-from pawl.job_store.domain.states import CallState, LeaseAction, RunState, StopCause
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CommandOutcome
+from pawl.values.run import LeaseAction, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 
 RUN_MOVES = {
@@ -166,13 +168,13 @@ def test_only_a_run_that_waits_for_a_person_may_sleep_without_end() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "prefix"),
     [
-        (states.RunState, run_pb2.RunState, "RUN_STATE_"),
-        (states.CallState, call_pb2.CallState, "CALL_STATE_"),
-        (states.StopCause, run_pb2.StopCause, "STOP_CAUSE_"),
-        (states.DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_"),
-        (states.MessagePolicy, ledger_pb2.MessagePolicy, "MESSAGE_POLICY_"),
-        (states.LeaseAction, ledger_pb2.LeaseAction, "LEASE_ACTION_"),
-        (states.CommandOutcome, ledger_pb2.CommandOutcome, "COMMAND_OUTCOME_"),
+        (RunState, run_pb2.RunState, "RUN_STATE_"),
+        (CallState, call_pb2.CallState, "CALL_STATE_"),
+        (StopCause, run_pb2.StopCause, "STOP_CAUSE_"),
+        (DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_"),
+        (MessagePolicy, ledger_pb2.MessagePolicy, "MESSAGE_POLICY_"),
+        (LeaseAction, ledger_pb2.LeaseAction, "LEASE_ACTION_"),
+        (CommandOutcome, ledger_pb2.CommandOutcome, "COMMAND_OUTCOME_"),
     ],
 )
 def test_the_numbers_are_those_of_the_contract(ours: type, theirs: object, prefix: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pawl.errors import QueueFull, RequestIdReused
-from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
+from pawl.values.run import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import World
 
 

@@ -11,7 +11,8 @@ from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.conversations import UpdateConversation
 from pawl.job_store.domain.jobs import Entered
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow
-from pawl.job_store.domain.states import MessagePolicy, RunState, Sharing, StopCause
+from pawl.job_store.domain.states import Sharing
+from pawl.values.run import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.desk import Desk
 from tests.unit.job_store.world import BOB, STORE, USER, World
 

@@ -17,9 +17,10 @@ from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.offers import Leased, LeaseOffer
 from pawl.job_store.domain.rows import CallRow, LastCommit, Queue, QueueKey, RunRow
-from pawl.job_store.domain.states import CallState, DecisionKind, MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.unit_of_work import UnitOfWork
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.run import MessagePolicy, RunState, StopCause
 
 DIGEST = "ab" * 32
 EDITED_DIGEST = "cd" * 32

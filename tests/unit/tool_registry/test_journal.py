@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
+from pawl.values.tool import EffectClass, Outcome
 from tests.tables import for_each
 
 JOURNALED = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)

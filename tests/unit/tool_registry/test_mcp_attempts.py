@@ -13,8 +13,9 @@ from pawl.tool_registry.adapters.mcp.attempts import (
     TooLarge,
     check_again,
 )
-from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition
+from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
+from pawl.values.tool import Category, EffectClass
 from tests.tables import for_each
 
 REPEATABLE = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT]

@@ -17,8 +17,9 @@ from pawl.tool_registry.adapters.mcp.definitions import listed
 from pawl.tool_registry.adapters.mcp.elicitation import Reader
 from pawl.tool_registry.adapters.mcp.transports import Pace, effort, limit_request
 from pawl.tool_registry.app.catalog.ports import Helper
-from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, ToolVersion
+from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.values.tool import Category, EffectClass
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each
 

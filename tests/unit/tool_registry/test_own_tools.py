@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField, ToolExists
 from pawl.tool_registry.domain.audit import TOOL_NAME_CHARACTERS_MAX
-from pawl.tool_registry.domain.definition import Category, ExecutionContext, ToolDefinition, ToolVersion, can_exist
+from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion, can_exist
 from pawl.tool_registry.domain.registering import (
     FRONT_END,
     OWN_TOOLS_MAX,
@@ -22,6 +22,7 @@ from pawl.tool_registry.domain.registering import (
     own_version,
 )
 from pawl.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope, ruling
+from pawl.values.tool import Category, ExecutionContext
 from tests.tables import for_each
 
 STORE, ANN = StoreId("s"), UserId("ann")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField
-from pawl.tool_registry.domain.definition import Category
 from pawl.tool_registry.domain.patterns import (
     ArgumentKind,
     ArgumentPattern,
@@ -37,6 +36,7 @@ from pawl.tool_registry.domain.rules import (
     check_rule,
     ruling,
 )
+from pawl.values.tool import Category
 from tests.tables import for_each
 
 ANN = UserId("ann")

@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from pawl.tool_registry.domain.definition import JobReports, ReportPolicy, decode_definition, encode_definition
+from pawl.tool_registry.domain.definition import decode_definition, encode_definition
 from pawl.tool_registry.sdk.docstring import read_docstring
 from pawl.tool_registry.sdk.values import plain, without
 from pawl.tools import (
@@ -27,6 +27,7 @@ from pawl.tools import (
     cannot_say,
     tool,
 )
+from pawl.values.tool import JobReports, ReportPolicy
 from tests.tables import for_each
 
 

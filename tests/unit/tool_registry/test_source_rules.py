@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.errors import InvalidField
-from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, can_exist
+from pawl.tool_registry.domain.definition import ToolDefinition, can_exist
 from pawl.tool_registry.domain.source import (
     DiscoveredTool,
     ToolPolicy,
@@ -22,6 +22,7 @@ from pawl.tool_registry.domain.source import (
     registered_names,
     under_policies,
 )
+from pawl.values.tool import Category, EffectClass
 from tests.tables import for_each
 
 SOURCE_NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)

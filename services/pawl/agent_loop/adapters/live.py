@@ -8,9 +8,7 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from pawl.agent_loop.adapters.views import logged_event
 from pawl.agent_loop.app.public_ports import LiveSubscription
-from pawl.agent_loop.app.public_values import LoggedEvent
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
 from pawl.chassis.ids import RunId, StoreId, UserId
@@ -35,7 +33,7 @@ class BusEvents:
         return self._bus.connected
 
     async def subscribe(
-        self, store_id: StoreId, run_id: RunId, take: Callable[[LoggedEvent], Awaitable[None]]
+        self, store_id: StoreId, run_id: RunId, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
     ) -> LiveSubscription:
         async def deliver(subject: str, data: bytes) -> None:
             try:
@@ -46,7 +44,7 @@ class BusEvents:
             # A subject says where an event was sent; only the event says whose it is.
             for event in events:
                 if event.store_id == store_id and event.run_id == run_id:
-                    await take(logged_event(event))
+                    await take(event)
 
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.domain.run import Usage
 from pawl.chassis.metrics import Metrics
+from pawl.values.run import Usage
 
 
 class PrometheusMeter:

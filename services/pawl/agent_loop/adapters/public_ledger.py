@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -12,62 +11,28 @@ from msgspec.structs import asdict
 
 from pawl.agent.v1 import conversation_pb2 as public
 from pawl.agent.v1 import conversation_pb2_grpc
-from pawl.agent_loop.adapters import undo_reads, wire, wire_events
-from pawl.agent_loop.adapters.views import call_view, lease_answer, log_gap, logged_event, reply, run_view
+from pawl.agent_loop.adapters import undo_reads, wire
 from pawl.agent_loop.app.public_values import (
-    CallView,
     ClientSession,
-    DecisionCommand,
-    DecisionRight,
-    EventPage,
-    LeaseAnswer,
-    NewJob,
-    NewMessage,
-    Page,
     PageAsked,
-    PendingFilter,
-    ProgressCommand,
-    PublicCommand,
-    Reply,
-    ResultCommand,
-    RunFilter,
-    RunView,
 )
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.agent_loop.domain.options import AskedOptions
+from pawl.agent_loop.domain.run import RunOptions
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal, for_user
-from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId
+from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId
 from pawl.chassis.rpc_client import translated
-from pawl.chassis.translate import Exceptions
 from pawl.errors import ConversationNotFound
-from pawl.event.v1 import call_pb2, conversation_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
+from pawl.values.command import CommandOutcome
+from pawl.values.run import ENDED, RunState
 
 EVENTS_PER_PAGE = 256
-
-_MESSAGE: Final = wire.WIRE.struct(
-    NewMessage,
-    pb.SubmitMessageRequest,
-    Exceptions(
-        of_message=("store_id", "user_id", "user_roles", "credential_id", "delegate_user_id", "people"),
-        write={
-            "tools": lambda message: map(wire.OWN_TOOL.fields, message.brought.tools if message.brought else ()),
-            "client_id": lambda message: message.brought.client_id if message.brought else "",
-            "asked_tools_sha256": lambda message: message.brought.asked_sha256 if message.brought else b"",
-        },
-        of_struct=("brought",),
-    ),
-)
-_RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
-_RUN_FILTER: Final = wire.WIRE.struct(
-    RunFilter,
-    pb.ListRunsRequest,
-    Exceptions(of_message=("store_id", "user_id", "page_size", "page_token")),
-)
-_CALL_STATES: Final = wire.WIRE.enum(CallState, call_pb2.CallState)
+_NOT_DUE: Final = ENDED | {RunState.RUNNING}
 
 
 def _of(caller: Principal) -> dict[str, Any]:
@@ -84,23 +49,25 @@ def _with(caller: Principal) -> dict[str, Any]:
     }
 
 
-def submission(caller: Principal, message: NewMessage) -> pb.SubmitMessageRequest:
-    """Return the request that brings a message to the ledger."""
+def submission(
+    caller: Principal, *, asked_options: AskedOptions, options: RunOptions, **fields: Any
+) -> pb.SubmitMessageRequest:
+    """Return the request that brings a message of a user; `asked_options` are what the user said of the options."""
     return pb.SubmitMessageRequest(
-        **_of(caller), **_with(caller), user_roles=sorted(caller.roles), **_MESSAGE.fields(message)
+        **_of(caller),
+        **_with(caller),
+        user_roles=sorted(caller.roles),
+        asked_options=wire.ASKED.fields(asked_options),
+        options=wire.OPTIONS.fields(options),
+        **fields,
     )
-
-
-_NOT_DUE: Final = ENDED | {RunState.RUNNING}
 
 
 class PublicLedger:
     """The ledger, for a user, over a channel to job-store. A thing of another user is not found.
 
     Every method may raise DependencyUnavailable and makes no retries; mutations with the same id and payload can be
-    sent again.
-
-    `run_due` is called when something that it brought may have made a run due.
+    sent again. `run_due` is called when something that it brought may have made a run due.
     """
 
     def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
@@ -109,33 +76,26 @@ class PublicLedger:
         self._channel = channel
         self._run_due = run_due
 
-    async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
-        """Bring a message; return the run that it started or entered, and whether it entered one.
+    async def submit_message(self, message: pb.SubmitMessageRequest) -> pb.SubmitMessageResponse:
+        """Bring a message.
 
         Raises:
             ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
         """
-        response = await translated(self._stub.SubmitMessage(submission(caller, message)))
-        self._note(run := run_view(response.run))
-        return run, response.steered
+        response = await translated(self._stub.SubmitMessage(message))
+        self._note(response.run)
+        return response
 
-    async def start_job(self, caller: Principal, job: NewJob) -> RunView:
+    async def start_job(self, job: pb.StartJobRequest) -> run_pb2.Run:
         """Create a job and return it; with the request id of an earlier one return that.
 
         Raises:
             ConversationNotFound, ConversationErased, TooManyJobs, QueueFull, RequestIdReused,
-                ToolExists (see `NewJob`)
+                ToolExists (see `only_repeat`)
         """
-        request = pb.StartJobRequest(
-            message=submission(caller, job.message),
-            run_id=job.run_id,
-            new_conversation_id=job.new_conversation_id,
-            job=wire.JOB.write(job.job),
-            asked_sha256=job.asked_sha256,
-        )
-        response = await translated(self._stub.StartJob(request))
-        self._note(run := run_view(response.run))
-        return run
+        response = await translated(self._stub.StartJob(job))
+        self._note(response.run)
+        return response.run
 
     async def conversation_with_key(self, caller: Principal, key: str) -> ConversationId:
         """Read the id of the user's conversation with a key of the client; empty if there is none."""
@@ -160,134 +120,98 @@ class PublicLedger:
         response: bytes = await translated(call(request, metadata=for_user(caller)))
         return response
 
-    def _note(self, run: RunView) -> None:
-        """See that a run is claimed, if it may be due: one that is being driven is not, its worker is told."""
+    def _note(self, run: run_pb2.Run) -> None:
+        """See that a run is claimed, if it may be due: the worker of one that is being driven is notified."""
         if run.state not in _NOT_DUE:
             self._run_due()
 
     async def send_command(
-        self,
-        caller: Principal,
-        run_id: RunId,
-        command_id: CommandId,
-        command: PublicCommand,
-        *,
-        as_operator: bool = False,
-    ) -> Reply:
-        """Send a command and return the final word on it.
-
-        With `as_operator` the run may be of any user of the caller's store; so it may for a decision about a gated
-        call with the right STORE, and the reply then says of the run only where it stands.
+        self, caller: Principal, run_id: RunId, command: pb.Command, **fields: Any
+    ) -> pb.SendCommandResponse:
+        """Send a command and return the final word on it; `fields` are those of the request.
 
         Raises:
             RequestIdReused: the id came before with another payload.
         """
-        request = pb.SendCommandRequest(
-            **_of(caller),
-            run_id=run_id,
-            command=pb.Command(
-                command_id=command_id, user_id=caller.user_id, **wire_events.PUBLIC_COMMAND.fields(command)
-            ),
-            as_operator=as_operator,
-            **_with(caller),
-        )
-        if isinstance(command, ResultCommand | ProgressCommand):
-            request.session_id = command.session_id
-        if isinstance(command, DecisionCommand):
-            request.decision_right = _RIGHTS.write(command.right)
-        answer = reply(await translated(self._stub.SendCommand(request)))
-        if answer.taken and answer.run is not None:
-            self._note(answer.run)
-        return answer
+        command.user_id = caller.user_id
+        request = pb.SendCommandRequest(**_of(caller), **_with(caller), run_id=run_id, command=command, **fields)
+        response = await translated(self._stub.SendCommand(request))
+        if CommandOutcome(response.outcome).is_taken and response.HasField("run"):
+            self._note(response.run)
+        return response
 
     async def lease_offer(
         self, caller: Principal, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
-    ) -> LeaseAnswer:
+    ) -> pb.LeaseOfferResponse:
         """Ask for an offered call."""
         request = pb.LeaseOfferRequest(
-            **_of(caller),
-            run_id=run_id,
-            call_id=call_id,
-            client_id=client.client_id,
-            session_id=client.session_id,
-            lease_seconds=lease_seconds,
+            **_of(caller), **asdict(client), run_id=run_id, call_id=call_id, lease_seconds=lease_seconds
         )
-        return lease_answer(await translated(self._stub.LeaseOffer(request)))
+        return await translated(self._stub.LeaseOffer(request))
 
     async def renew_offers(
         self, caller: Principal, client: ClientSession, lease_seconds: float
-    ) -> tuple[CallView, ...]:
+    ) -> Sequence[call_pb2.Call]:
         """Renew all offers that the session holds and return them."""
-        request = pb.RenewOffersRequest(
-            **_of(caller), client_id=client.client_id, session_id=client.session_id, lease_seconds=lease_seconds
-        )
-        response = await translated(self._stub.RenewOffers(request))
-        return tuple(call_view(call) for call in response.calls)
+        request = pb.RenewOffersRequest(**_of(caller), **asdict(client), lease_seconds=lease_seconds)
+        return (await translated(self._stub.RenewOffers(request))).calls
 
     async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
         """Give back the session's offers, of one run or of all; not what another of the client has taken over."""
-        request = pb.ReleaseOffersRequest(
-            **_of(caller), client_id=client.client_id, session_id=client.session_id, run_id=run_id
-        )
+        request = pb.ReleaseOffersRequest(**_of(caller), **asdict(client), run_id=run_id)
         await translated(self._stub.ReleaseOffers(request))
 
-    async def get_run(self, caller: Principal, run_id: RunId) -> RunView:
+    async def get_run(self, caller: Principal, run_id: RunId) -> run_pb2.Run:
         """Read a run with its pending calls.
 
         Raises:
             RunNotFound
         """
-        request = pb.GetRunRequest(**_of(caller), run_id=run_id)
-        response = await translated(self._stub.GetRun(request))
-        tools = tuple(map(wire.OWN_TOOL.read, response.own_tools))
-        return replace(run_view(response.run), brought_tools=tools) if tools else run_view(response.run)
+        return (await translated(self._stub.GetRun(pb.GetRunRequest(**_of(caller), run_id=run_id)))).run
 
-    async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> CallView:
+    async def get_run_as_service(self, caller: Principal, run_id: RunId) -> pb.GetRunResponse:
+        """Read a run of any user of the caller's store, with the tools that came with it.
+
+        Raises:
+            RunNotFound
+        """
+        return await translated(self._stub.GetRun(pb.GetRunRequest(store_id=caller.store_id, run_id=run_id)))
+
+    async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> call_pb2.Call:
         """Read a call; with `for_approval` also one of another user of the store that awaits its approval, or did.
 
         Raises:
             CallNotFound
         """
         request = pb.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
-        response = await translated(self._stub.GetCall(request))
-        return call_view(response.call)
+        return (await translated(self._stub.GetCall(request))).call
 
-    async def list_events(self, caller: Principal, run_id: RunId, after_seq: int) -> EventPage:
+    async def list_events(self, caller: Principal, run_id: RunId, after_seq: int) -> pb.ListEventsResponse:
         """Read the log after `after_seq`, as far as one page goes.
 
         Raises:
             RunNotFound, SeqBeyondEnd
         """
         request = pb.ListEventsRequest(**_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE)
-        response = await translated(self._stub.ListEvents(request))
-        return EventPage(
-            events=tuple(logged_event(event) for event in response.events),
-            last_seq=response.last_seq,
-            ended=response.ended,
-            gap=log_gap(response.gap) if response.HasField("gap") else None,
-        )
+        return await translated(self._stub.ListEvents(request))
 
-    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
+    async def list_runs(self, caller: Principal, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
         """Read the user's runs.
 
         Raises:
             InvalidPageToken
         """
-        request = pb.ListRunsRequest(**_of(caller), **asdict(page), **_RUN_FILTER.fields(wanted))
-        if wanted.running_jobs_of_store:
-            request.user_id = ""
-        response = await translated(self._stub.ListRuns(request))
-        return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
+        request.store_id = caller.store_id
+        request.user_id = "" if request.running_jobs_of_store else caller.user_id
+        return await translated(self._stub.ListRuns(request))
 
-    async def list_calls(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[CallView]:
+    async def list_calls(self, caller: Principal, run_id: RunId, page: PageAsked) -> pb.ListCallsResponse:
         """Read the calls of a run with whole results.
 
         Raises:
             RunNotFound, InvalidPageToken
         """
-        request = pb.ListCallsRequest(**_of(caller), run_id=run_id, **asdict(page))
-        response = await translated(self._stub.ListCalls(request))
-        return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
+        return await translated(self._stub.ListCalls(pb.ListCallsRequest(**_of(caller), run_id=run_id, **asdict(page))))
 
     async def undo_sources(self, caller: Principal, run_id: RunId) -> tuple[UndoSource, ...]:
         """Read the calls of a run, each with the calls that have tried to undo it.
@@ -297,15 +221,16 @@ class PublicLedger:
         """
         return await undo_reads.sources(self._stub, caller.store_id, caller.user_id, run_id)
 
-    async def list_messages(self, caller: Principal, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
-        """Read the messages of a conversation, as documents.
+    async def list_messages(
+        self, caller: Principal, conversation_id: ConversationId, page: PageAsked
+    ) -> pb.ListMessagesResponse:
+        """Read the messages of a conversation.
 
         Raises:
             ConversationNotFound, InvalidPageToken
         """
         request = pb.ListMessagesRequest(**_of(caller), conversation_id=conversation_id, **asdict(page))
-        response = await translated(self._stub.ListMessages(request))
-        return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
+        return await translated(self._stub.ListMessages(request))
 
     async def import_conversation(
         self,
@@ -332,7 +257,7 @@ class PublicLedger:
         )
         return (await translated(self._stub.ImportConversation(request))).conversation
 
-    async def list_attention(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[RunView]:
+    async def list_attention(self, caller: Principal, run_id: RunId, page: PageAsked) -> pb.ListAttentionResponse:
         """Read the runs of the store that need attention, of all users, or the one with `run_id`.
 
         With their calls in doubt, the longest waiting first.
@@ -341,10 +266,9 @@ class PublicLedger:
             InvalidPageToken
         """
         request = pb.ListAttentionRequest(store_id=caller.store_id, run_id=run_id, **asdict(page))
-        response = await translated(self._stub.ListAttention(request))
-        return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
+        return await translated(self._stub.ListAttention(request))
 
-    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
+    async def list_pending(self, caller: Principal, request: pb.ListPendingCallsRequest) -> pb.ListPendingCallsResponse:
         """Read the calls that wait, oldest first, then the runs that wait for tokens.
 
         Those of other users come without what belongs to their conversations.
@@ -352,14 +276,5 @@ class PublicLedger:
         Raises:
             InvalidPageToken
         """
-        request = pb.ListPendingCallsRequest(
-            **_of(caller),
-            **asdict(page),
-            of_all_users=wanted.of_store,
-            states=map(_CALL_STATES.write, wanted.states),
-            tool_name=wanted.tool_name,
-            conversation_id=wanted.conversation_id,
-        )
-        response = await translated(self._stub.ListPendingCalls(request))
-        calls, runs = tuple(map(call_view, response.calls)), tuple(map(run_view, response.runs))
-        return Page(items=(*calls, *runs), next_page_token=response.next_page_token)
+        request.store_id, request.user_id = caller.store_id, caller.user_id
+        return await translated(self._stub.ListPendingCalls(request))

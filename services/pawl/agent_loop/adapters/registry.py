@@ -10,21 +10,16 @@ import grpc
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
+from pawl.agent_loop.app.ports import CallContext
 from pawl.agent_loop.domain import jobs, proposals
 from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.call import ExecutionContext, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
 from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
-    Disposition,
     ExecutionPiece,
-    ExecutionProgress,
     ExecutionResult,
     ProposedCall,
-    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -36,9 +31,12 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, StoreId
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
-from pawl.errors import Internal, InvalidArguments
+from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2
+from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
+from pawl.values.call import Series
+from pawl.values.tool import Disposition, Execution, ExecutionContext, Progress, ReadTimeouts
 
 # The answer to a cancel may come this much later than the wait it asked for.
 _CANCEL_MARGIN_SECONDS: Final = 5.0
@@ -77,7 +75,7 @@ _TOOL: Final = wire.WIRE.struct(
             "description": lambda tool: tool.definition.description,
             "arguments_schema_json": lambda tool: tool.definition.arguments_schema_json,
             "fallback_tool_name": lambda tool: tool.definition.fallback_tool_name,
-            "context": lambda tool: _CONTEXTS.read(tool.definition.context),
+            "context": lambda tool: _CONTEXTS.read(tool.definition.context) if tool.definition.context else None,
         },
         of_message=("definition", "source", "create_time"),
         of_struct=("own_definition", "definition_sha256"),
@@ -87,7 +85,7 @@ _READS: Final = wire.WIRE.struct(ReadTimeouts, execution_pb2.ExecuteReads)
 wire.WIRE.struct(ExecutionResult, execution_pb2.ExecutionResult, Exceptions(of_message=("duration_seconds",)))
 _VERDICT: Final = wire.WIRE.struct(Verdict, execution_pb2.Verdict)
 _PIECE: Final = wire.WIRE.one_of(
-    execution_pb2.ExecuteToolResponse, "kind", {"progress": ExecutionProgress, "result": ExecutionResult}
+    execution_pb2.ExecuteToolResponse, "kind", {"progress": Progress, "result": ExecutionResult}
 )
 _OUTPUT: Final = wire.WIRE.struct(OutputChecked, execution_pb2.CheckOutputResponse)
 _STOPPED: Final = wire.WIRE.struct(Stopped, execution_pb2.CancelExecutionResponse)
@@ -193,43 +191,23 @@ class RegistryClient:
         return _OUTPUT.read(await translated(self._stub.CheckOutput(request)))
 
     async def check_edit(
-        self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
-    ) -> EditVerdict:
-        context = CallContext(
-            store_id=store_id,
-            # Who edits it decides for the user of the run: that user must be allowed to make the call.
-            user_id=run.user_id,
-            conversation_id=run.reports_to_conversation_id or run.conversation_id,
-            run_id=run.run_id,
-            in_background=bool(run.reports_to_conversation_id),
-            user_roles=tuple(sorted(run.user_roles)),
-            approvals_required=run.approvals_required,
-            credential_id=run.credential_id,
-            delegate_user_id=run.delegate_user_id,
-            agent_name=run.agent_name,
-            above=run.above,
-        )
+        self, read: GetRunResponse, call: call_pb2.Call, arguments_json: bytes, series: Series | None = None
+    ) -> Verdict:
+        own_tools = (wire.OWN_TOOL.read(tool) for tool in read.own_tools)
         proposed = ProposedCall(
-            call_id=call.call_id,
+            call_id=CallId(call.call_id),
             tool_name=call.tool_name,
             tool_version=call.tool_version,
             arguments_json=arguments_json,
             edited=True,
             series=series,
-            own_tool=next((tool for tool in run.brought_tools if tool.name == call.tool_name), None),
+            own_tool=next((tool for tool in own_tools if tool.name == call.tool_name), None),
         )
-        verdicts = await self.check(context, [proposed], [call.tool_name])
-        if len(verdicts) != 1:
-            raise Internal("the registry answered one call with another number of verdicts")
-        verdict = verdicts[0]
+        # Who edits it decides for the user of the run: that user must be allowed to make the call.
+        (verdict,) = await self.check(CallContext.of(wire.RUN.read(read.run)), [proposed], [call.tool_name])
         if verdict.disposition is Disposition.REFUSE:
             raise InvalidArguments(verdict.error_message)
-        return EditVerdict(
-            arguments_json=verdict.arguments_json,
-            digest=verdict.digest,
-            preview=verdict.preview,
-            series_digest=verdict.series_digest,
-        )
+        return verdict
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
         job = run.job
@@ -240,10 +218,8 @@ class RegistryClient:
         pinned = tuple(PinnedTool(name=tool.name, version=tool.version) for tool in found.tools)
         known = [tool.name for tool in pinned] or [tool.name for tool in await self.offered(caller)]
         proposed = proposals.to_check(replace(run, tools=pinned), [jobs.draft(run, job, now)])
-        verdicts = await self.check(context, proposed, known)
-        if len(verdicts) != 1:
-            raise Internal("the registry answered one call with another number of verdicts")
-        return verdicts[0]
+        (verdict,) = await self.check(context, proposed, known)
+        return verdict
 
     async def count_tools(self, caller: Principal) -> int:
         request = execution_pb2.ResolveToolsRequest(context=_of(caller), tools_max=1)

@@ -7,14 +7,13 @@ from datetime import datetime
 
 import grpc
 
-from pawl.agent_loop.adapters.public_ledger import submission
-from pawl.agent_loop.app.public_values import NewMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1 import schedules_pb2_grpc
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 
 
 class ScheduleLedger:
@@ -48,7 +47,7 @@ class ScheduleLedger:
     async def fire(
         self,
         due: pb.DueSchedule,
-        message: NewMessage | None,
+        message: SubmitMessageRequest | None,
         *,
         refusal: str = "",
         request_id: RequestId,
@@ -63,7 +62,7 @@ class ScheduleLedger:
         """
         request = pb.FireScheduleRequest(
             due=due,
-            message=None if message is None else submission(caller_of(due.owner), message),
+            message=message,
             refusal=refusal,
             request_id=request_id,
         )

@@ -7,13 +7,12 @@ from typing import Final
 import grpc
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain.run import Usage
-from pawl.agent_loop.domain.titles import TitleTask
 from pawl.chassis.rows import read_each
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1 import titles_pb2_grpc
+from pawl.values.run import TitleTask, Usage
 
 _TASK: Final = wire.WIRE.struct(TitleTask, pb.TitleTask)
 _USAGE: Final = wire.WIRE.struct(Usage, run_pb2.Usage)

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 
 import grpc
 
-from pawl.agent_loop.adapters.public_ledger import submission
-from pawl.agent_loop.adapters.schedule_ledger import caller_of
-from pawl.agent_loop.app.public_values import NewMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1.trigger_pb2 import MailPosition
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 
 
 class TriggerLedger:
@@ -40,7 +38,7 @@ class TriggerLedger:
         self,
         due: pb.DueTrigger,
         event: pb.TriggerEvent,
-        message: NewMessage | None,
+        message: SubmitMessageRequest | None,
         *,
         refusal: str = "",
         claimed: bool = False,
@@ -51,7 +49,7 @@ class TriggerLedger:
             due=due,
             event=event,
             claimed=claimed,
-            message=None if message is None else submission(caller_of(due.owner), message),
+            message=message,
             refusal=refusal,
             mail=mail,
             skipped=skipped,

@@ -5,38 +5,21 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from pawl.agent_loop.domain.call import (
-    ApprovalRequest,
-    Call,
-    CallResult,
-    EffectClass,
-    ExecutionContext,
-    OfferFallback,
-    Question,
-    QuestionKind,
-    Series,
-)
+from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallResult
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import (
-    FailureClass,
-    Grant,
-    Job,
-    JobReports,
-    Monitor,
-    Run,
-    RunFailure,
-    RunOptions,
-    RunState,
-    Undo,
-    Usage,
-)
+from pawl.agent_loop.domain.parts import Part
+from pawl.agent_loop.domain.run import FailureClass, Grant, Job, Monitor, PinnedAgent, Run, RunFailure, RunOptions, Undo
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
+from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
+from pawl.values.call import Question, QuestionKind, Series
+from pawl.values.run import RunState, Usage
+from pawl.values.tool import EffectClass, ExecutionContext, JobReports, OfferFallback
 
 _DEFAULTS: Final[dict[type[Enum], Enum]] = {
     **enum_defaults(RunOptions()),
@@ -64,6 +47,20 @@ def _result(message: call_pb2.Call) -> CallResult | None:
 
 WIRE: Final = Translator(_unknown, defaults=_DEFAULTS)
 
+
+def _no_known_value(unknown: Unknown) -> InvalidField:
+    return InvalidField(f"{unknown.field} has no known value", field=unknown.field)
+
+
+CLIENTS: Final = Translator(_no_known_value, defaults=enum_defaults(AskedOptions()))
+"""For requests of clients: a value that is not known is an InvalidField."""
+_LIMITS_ASKED: Final = Exceptions(
+    read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
+    write={"limits": lambda asked: dict(asked.limits) or None},
+)
+asked_options: Final = CLIENTS.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED, field="options").read
+"""Return what a client asks of a run; InvalidField if an enum has no known value."""
+
 USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
 FAILURE: Final = WIRE.struct(RunFailure, run_pb2.RunFailure)
 WIRE.struct(Condition, run_pb2.JobCondition)
@@ -75,14 +72,8 @@ WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))
 UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
 LIMITS: Final = WIRE.struct(Limits, run_pb2.RunLimits)
 OPTIONS: Final = WIRE.struct(RunOptions, run_pb2.RunOptions)
-ASKED: Final = WIRE.struct(
-    AskedOptions,
-    run_pb2.RunOptions,
-    Exceptions(
-        read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
-        write={"limits": lambda asked: dict(asked.limits) or None},
-    ),
-)
+ASKED: Final = WIRE.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED)
+AGENT: Final = WIRE.struct(PinnedAgent, run_pb2.PinnedAgent)
 RUN: Final = WIRE.struct(
     Run,
     run_pb2.Run,
@@ -109,6 +100,7 @@ RUN: Final = WIRE.struct(
         )
     ),
 )
+PART: Final = WIRE.struct(Part, message_pb2.Part)
 MESSAGE: Final = WIRE.struct(
     Message,
     message_pb2.Message,

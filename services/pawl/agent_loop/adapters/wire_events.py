@@ -5,12 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.public_values import (
-    DecisionCommand,
-    ProgressCommand,
-    RedriveCommand,
-    ResultCommand,
-)
 from pawl.agent_loop.domain.command import (
     AgentEnded,
     Cancel,
@@ -92,37 +86,4 @@ KIND: Final = wire.WIRE.one_of(
 )
 COMMAND: Final = wire.WIRE.struct(
     Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))
-)
-
-wire.WIRE.struct(
-    ResultCommand,
-    ledger_pb2.ToolResultCommand,
-    Exceptions(
-        write={
-            "result": lambda command: {
-                "content_json": command.content_json,
-                "is_error": command.is_error,
-                "error_reason": "TOOL_ERROR" if command.is_error else "",
-            }
-        },
-        of_struct=("content_json", "is_error", "session_id"),
-    ),
-)
-wire.WIRE.struct(ProgressCommand, ledger_pb2.ProgressCommand, Exceptions(of_struct=("session_id",)))
-wire.WIRE.struct(DecisionCommand, ledger_pb2.DecisionCommand, Exceptions(of_struct=("right",)))
-PUBLIC_COMMAND: Final = wire.WIRE.one_of(
-    ledger_pb2.Command,
-    "kind",
-    {
-        "tool_result": ResultCommand,
-        "decision": DecisionCommand,
-        "cancel": Cancel,
-        "resolve": Resolve,
-        "progress": ProgressCommand,
-        "redrive": RedriveCommand,
-        "top_up": TopUp,
-        "pause": Pause,
-    },
-    # A message is submitted, the ledger says itself that an agent ended, and the registry that a call was completed.
-    without=("steer", "completed", "agent_ended"),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.app.public_values import DecisionRight
 from pawl.chassis.auth import Principal
 from pawl.chassis.roles import APPROVERS
 from pawl.errors import PermissionDenied
+from pawl.values.command import DecisionRight
 
 
 def decision_right(caller: Principal) -> DecisionRight:

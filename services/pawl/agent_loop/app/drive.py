@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import RunTasks, WorkerDependencies
 from pawl.agent_loop.domain import budget, planning, step
-from pawl.agent_loop.domain.call import CallResult, CallState
+from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.command import TopUp
 from pawl.agent_loop.domain.command_rules import (
     approvals_given,
@@ -44,14 +44,16 @@ from pawl.agent_loop.domain.fact import (
 )
 from pawl.agent_loop.domain.options import as_deployed
 from pawl.agent_loop.domain.planning import Plan
-from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, Usage
+from pawl.agent_loop.domain.run import RunFailure
 from pawl.agent_loop.domain.state import MODEL, State
-from pawl.agent_loop.domain.step import LeaseAction, Step
+from pawl.agent_loop.domain.step import Step
 from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis.ids import CallId, CommandId
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.tasks import within
 from pawl.errors import IllegalTransition, InboxChanged
+from pawl.values.call import CallState
+from pawl.values.run import ENDED, LeaseAction, RunState, Usage
 
 T = TypeVar("T")
 

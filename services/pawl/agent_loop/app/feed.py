@@ -16,14 +16,16 @@ from typing import Final
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_ports import LiveEvents, LiveSubscription
-from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
-from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
 from pawl.chassis.tasks import shield, within
 from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.event.v1.gap_pb2 import Gap
+from pawl.job.v1.ledger_pb2 import ListEventsResponse
+from pawl.values.run import ENDED
 
 BEHIND_EVENTS_MAX: Final = 256
 BEHIND_BYTES_MAX: Final = 1024 * 1024
@@ -39,27 +41,25 @@ class Watcher:
 
     def __init__(self, feed: Feed, after_seq: int) -> None:
         self._feed = feed
-        self._page: EventPage | None = None
+        self._page: ListEventsResponse | None = None
         self._joined = False
         self.scope: asyncio.Timeout | None = None
         self.position = after_seq
         """Seq of the last event that the client took: it came back for more."""
         self.cut = False
 
-    async def events(self) -> AsyncGenerator[LoggedEvent | LogGap, None]:
+    async def events(self) -> AsyncGenerator[RunEvent | Gap, None]:
         """Give what `pages` gives, one by one."""
         async with aclosing(self.pages()) as pages:
             async for page in pages:
-                if isinstance(page, LogGap):
+                if isinstance(page, Gap):
                     yield page
                     continue
                 for event in page:
                     yield event
                     self.position = event.seq
 
-    async def pages(
-        self, *, silence_seconds: float | None = None
-    ) -> AsyncGenerator[Sequence[LoggedEvent] | LogGap, None]:
+    async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[RunEvent] | Gap, None]:
         """Give the events in order, those together that are there; end after the last.
 
         A page without events comes after each `silence_seconds` without one. A gap comes
@@ -71,7 +71,7 @@ class Watcher:
         """
         while True:
             if self._page is not None:
-                if self._page.gap is not None:
+                if self._page.HasField("gap"):
                     yield self._page.gap
                     self.position = self._page.gap.to_seq
                 for events in _parts(self._page.events):
@@ -123,10 +123,10 @@ class Feed:
         self._readers = readers
         self._subscribing: asyncio.Task[LiveSubscription] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._tail: deque[LoggedEvent] = deque()
+        self._tail: deque[RunEvent] = deque()
         self._tail_bytes = 0
         self._last_seq: int | None = None
-        self._ahead: dict[int, LoggedEvent] = {}
+        self._ahead: dict[int, RunEvent] = {}
         self._due = asyncio.Event()
         self._changed = asyncio.Event()
         self._fault: PawlError | None = None
@@ -152,7 +152,7 @@ class Feed:
             subscription = await self._subscribing
             await subscription.unsubscribe()
 
-    async def read(self, after_seq: int) -> EventPage:
+    async def read(self, after_seq: int) -> ListEventsResponse:
         """Read a page of the log; at its end, the tail begins."""
         page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
         end = _end(page, after_seq)
@@ -167,7 +167,7 @@ class Feed:
         """Return whether the event after `position` is in the tail, or will be its next."""
         return self._last_seq is not None and self._first_seq() <= position + 1
 
-    def after(self, position: int) -> Sequence[LoggedEvent]:
+    def after(self, position: int) -> Sequence[RunEvent]:
         """Return the events of the tail after `position`, none if they are yet to come.
 
         Raises:
@@ -192,7 +192,7 @@ class Feed:
     def _first_seq(self) -> int:
         return (self._last_seq or 0) - len(self._tail) + 1
 
-    async def _take(self, event: LoggedEvent) -> None:
+    async def _take(self, event: RunEvent) -> None:
         """Take a live event. One that comes too early waits for those before it."""
         if self._last_seq is not None and event.seq <= self._last_seq:
             return
@@ -212,13 +212,13 @@ class Feed:
         if self._ahead:
             self._due.set()
 
-    def _append(self, event: LoggedEvent) -> None:
+    def _append(self, event: RunEvent) -> None:
         self._tail.append(event)
-        self._tail_bytes += event.size_bytes
+        self._tail_bytes += event.ByteSize()
         self._last_seq = event.seq
-        self.ended = self.ended or event.run_state in ENDED
+        self.ended = self.ended or event.run_changed.run.state in ENDED
         while len(self._tail) > BEHIND_EVENTS_MAX or (self._tail_bytes > BEHIND_BYTES_MAX and len(self._tail) > 1):
-            self._tail_bytes -= self._tail.popleft().size_bytes
+            self._tail_bytes -= self._tail.popleft().ByteSize()
         for watcher in self.watchers:
             watcher.check_not_behind(self._first_seq())
         self._wake()
@@ -248,7 +248,7 @@ class Feed:
         while not self.ended:
             after_seq = self._last_seq or 0
             page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
-            if page.gap is not None:
+            if page.HasField("gap"):
                 self._skip_to(page.gap.to_seq)
             for event in page.events:
                 if event.seq == (self._last_seq or 0) + 1:
@@ -267,13 +267,13 @@ class Feed:
         self._wake()
 
 
-def _parts(events: Sequence[LoggedEvent]) -> Iterator[Sequence[LoggedEvent]]:
+def _parts(events: Sequence[RunEvent]) -> Iterator[Sequence[RunEvent]]:
     """Return events in parts that make one message each."""
-    return in_parts(events, lambda event: event.size_bytes, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
+    return in_parts(events, RunEvent.ByteSize, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
 
 
-def _end(page: EventPage, after_seq: int) -> int:
+def _end(page: ListEventsResponse, after_seq: int) -> int:
     """Return the seq up to which a page tells the log."""
     if page.events:
         return page.events[-1].seq
-    return page.gap.to_seq if page.gap is not None else after_seq
+    return page.gap.to_seq if page.HasField("gap") else after_seq

@@ -9,50 +9,39 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
+from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app import approvers, operators
-from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
+from pawl.agent_loop.app import approvers, operators, replies
 from pawl.agent_loop.app.public_ports import CallChecker
-from pawl.agent_loop.app.public_values import (
-    NOBODY,
-    CallView,
-    ClientSession,
-    DecisionCommand,
-    DecisionRight,
-    EditVerdict,
-    Outcome,
-    ProgressCommand,
-    Reply,
-    ResultCommand,
-    RunView,
-)
+from pawl.agent_loop.app.public_values import NOBODY, ClientSession
+from pawl.agent_loop.app.replies import Reply
 from pawl.agent_loop.domain import background, checks
-from pawl.agent_loop.domain.call import CallState, DecisionKind, Series
-from pawl.agent_loop.domain.command import CallResolution, Cancel, Pause, Resolve, TopUp
-from pawl.agent_loop.domain.limits import TOKENS_MAX
-from pawl.agent_loop.domain.run import StopCause
+from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.auth import Principal, check_decides
-from pawl.chassis.ids import CallId, ClientId, CommandId, IdSource, RequestId, RunId
+from pawl.chassis.ids import CallId, ClientId, IdSource, RequestId, RunId
 from pawl.errors import (
     AlreadyExists,
     CallNotFound,
-    CallNotPending,
     FailedPrecondition,
     GrantNotOffered,
     InvalidArgument,
     InvalidField,
     NotFound,
     OutOfRange,
-    PawlError,
     PermissionDenied,
     ResourceExhausted,
-    RunEnded,
     RunNotFound,
 )
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values.call import Series
+from pawl.values.command import DecisionRight
+from pawl.values.run import TOKENS_MAX
 
 REFUSALS: Final = (
     InvalidArgument,
@@ -93,7 +82,7 @@ class Inbox:
 
     async def lease(
         self, caller: Principal, run_id: RunId, call_id: CallId, client_id: ClientId
-    ) -> tuple[bool, CallView]:
+    ) -> pb.LeaseOfferResponse:
         """Lease an offered call to a client without a stream for `lease_seconds`, or renew that; return the call.
 
         Raises:
@@ -102,18 +91,18 @@ class Inbox:
         answer = await self._ledger.lease_offer(
             caller, run_id, call_id, client=ClientSession(client_id=client_id), lease_seconds=self.lease_seconds
         )
-        if answer.call is None:
+        if not answer.HasField("call"):
             raise CallNotFound
-        return answer.granted, answer.call
+        return answer
 
     async def submit_results(
         self,
         caller: Principal,
         request_id: RequestId,
         run_id: RunId,
-        results: Sequence[ToolResult],
+        results: Sequence[types_pb2.ToolResult],
         client_id: ClientId = NOBODY.client_id,
-    ) -> tuple[list[Reply], RunView]:
+    ) -> tuple[list[Reply], run_pb2.Run]:
         """Bring results without a stream; return one reply each, in order, and the run after them.
 
         Of a client, those of the calls that it has leased.
@@ -124,16 +113,16 @@ class Inbox:
             RunNotFound
         """
         client = ClientSession(client_id=client_id)
-        replies = await asyncio.gather(
+        found = await asyncio.gather(
             *(_alone(self.submit_result(caller, _derived(request_id, result), result, client)) for result in results)
         )
-        if any(reply.reason == RunNotFound.reason for reply in replies):
+        if any(reply.reason == RunNotFound.reason for reply in found):
             raise RunNotFound
-        runs = [reply.run for reply in replies if reply.run is not None]
-        return replies, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
+        runs = [reply.run for reply in found if reply.HasField("run")]
+        return found, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
 
     async def submit_result(
-        self, caller: Principal, request_id: RequestId, result: ToolResult, client: ClientSession = NOBODY
+        self, caller: Principal, request_id: RequestId, result: types_pb2.ToolResult, client: ClientSession = NOBODY
     ) -> Reply:
         """Bring one result; of a client, under the lease that the result names.
 
@@ -143,35 +132,41 @@ class Inbox:
             InvalidJson, TooLarge: the content is wrong.
             RequestIdReused
         """
-        command = ResultCommand(
-            call_id=result.call_id,
+        returned = call_pb2.CallResult(
             content_json=checks.result_json(result.content_json),
             is_error=result.is_error,
+            error_reason="TOOL_ERROR" if result.is_error else "",
+        )
+        command = pb.ToolResultCommand(
+            call_id=result.call_id,
+            result=returned,
             client_id=client.client_id,
             offer_epoch=result.offer_epoch if client.client_id else 0,
-            session_id=client.session_id,
         )
-        return await self._ledger.send_command(caller, result.run_id, self._command_id(request_id), command)
+        return await self._send(caller, result.run_id, request_id, client.session_id, tool_result=command)
 
     async def report_progress(
-        self, caller: Principal, request_id: RequestId, progress: ToolProgress, client: ClientSession
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        progress: session_pb2.ToolProgressReport,
+        client: ClientSession,
     ) -> Reply:
         """Bring progress of an offered call.
 
         Raises:
             InvalidField, TooLarge
         """
-        command = ProgressCommand(
+        command = pb.ProgressCommand(
             call_id=progress.call_id,
             client_id=client.client_id,
             offer_epoch=progress.offer_epoch,
-            session_id=client.session_id,
-            fraction=checks.fraction(progress.fraction),
+            fraction=checks.fraction(progress.fraction if progress.HasField("fraction") else None),
             message=checks.text(progress.message, "message", bytes_max=checks.PROGRESS_BYTES_MAX, may_be_empty=True),
         )
-        return await self._ledger.send_command(caller, progress.run_id, CommandId(request_id), command)
+        return await self._send(caller, progress.run_id, request_id, client.session_id, progress=command)
 
-    async def decide(self, caller: Principal, request_id: RequestId, decision: CallDecision) -> Reply:
+    async def decide(self, caller: Principal, request_id: RequestId, decision: types_pb2.CallDecision) -> Reply:
         """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
 
         Raises:
@@ -184,62 +179,63 @@ class Inbox:
         check_decides(caller)
         _check_decision(decision)
         right = approvers.decision_right(caller)
-        verdict, series = EditVerdict(arguments_json=b"", digest=""), None
-        if decision.kind is DecisionKind.EDIT:
-            verdict, series = await self._check_edit(caller, decision, right)
-        elif decision.kind is DecisionKind.ANSWER:
-            await self._check_answer(caller, decision)
-        command = DecisionCommand(
+        command = pb.DecisionCommand(
             call_id=decision.call_id,
             kind=decision.kind,
             digest=decision.digest,
-            arguments_json=verdict.arguments_json,
-            edited_digest=verdict.digest,
             reason=decision.reason,
             answer=decision.answer,
-            edited_preview=verdict.preview,
             for_series=decision.for_series,
-            edited_series=series,
-            right=right,
         )
+        if decision.kind == call_pb2.DECISION_KIND_EDIT:
+            verdict, series = await self._check_edit(caller, decision, right)
+            command.arguments_json, command.edited_digest = verdict.arguments_json, verdict.digest
+            command.edited_preview = verdict.preview
+            if series is not None:
+                command.edited_series.CopyFrom(wire.SERIES.write(series))
+        elif decision.kind == call_pb2.DECISION_KIND_ANSWER:
+            await self._check_answer(caller, decision)
         # Request ids are known per run, and several people decide about one: each has ids of their own.
-        command_id = self._command_id(derived_id(caller.user_id, request_id) if request_id else request_id)
-        return await self._ledger.send_command(caller, decision.run_id, command_id, command)
+        request_id = derived_id(caller.user_id, request_id) if request_id else request_id
+        return await self._send(
+            caller, RunId(decision.run_id), request_id, decision=command, decision_right=right.value
+        )
 
     async def _check_edit(
-        self, caller: Principal, decision: CallDecision, right: DecisionRight
-    ) -> tuple[EditVerdict, Series | None]:
+        self, caller: Principal, decision: types_pb2.CallDecision, right: DecisionRight
+    ) -> tuple[Verdict, Series | None]:
         """Return what the registry says of an edited call, and the series that is granted with it, if one is."""
-        call = await self._ledger.get_call(caller, decision.call_id, for_approval=right is DecisionRight.STORE)
+        call = await self._ledger.get_call(caller, CallId(decision.call_id), for_approval=right is DecisionRight.STORE)
         if call.run_id != decision.run_id:
             raise CallNotFound
         series = None
         if decision.for_series:
-            if call.series is None:
+            if not call.approval.HasField("series"):
                 raise GrantNotOffered
-            series = call.series
-            if decision.edited_series is not None:
-                series = background.edited_series(series, decision.edited_series, self._now())
+            series = wire.SERIES.read(call.approval.series)
+            if decision.HasField("edited_series"):
+                series = background.edited_series(series, wire.SERIES.read(decision.edited_series), self._now())
         # The run as a service reads it: who edits may be no more than an approver to it.
-        run = await self._ledger.get_run(Principal(store_id=caller.store_id), call.run_id)
-        verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json, series)
+        run = await self._ledger.get_run_as_service(caller, RunId(call.run_id))
+        verdict = await self._checker.check_edit(run, call, decision.arguments_json, series)
         if series is None:
             return verdict, None
         if not verdict.series_digest:
             raise GrantNotOffered
         return verdict, replace(series, digest=verdict.series_digest, grant_call_id=CallId(""))
 
-    async def _check_answer(self, caller: Principal, decision: CallDecision) -> None:
+    async def _check_answer(self, caller: Principal, decision: types_pb2.CallDecision) -> None:
         """Check an answer to an open question of the caller; of all others the ledger has the word."""
         try:
-            call = await self._ledger.get_call(caller, decision.call_id)
+            call = await self._ledger.get_call(caller, CallId(decision.call_id))
         except NotFound:
             return
-        if call.run_id == decision.run_id and call.state is CallState.ASKED and call.answer_schema_json:
-            await self._checker.check_answer(caller.store_id, call.answer_schema_json, decision.answer)
+        schema_json = call.question.answer_schema_json
+        if call.run_id == decision.run_id and call.state == call_pb2.CALL_STATE_ASKED and schema_json:
+            await self._checker.check_answer(caller.store_id, schema_json, decision.answer)
 
     async def decide_calls(
-        self, caller: Principal, request_id: RequestId, decisions: Sequence[CallDecision]
+        self, caller: Principal, request_id: RequestId, decisions: Sequence[types_pb2.CallDecision]
     ) -> list[Reply]:
         """Bring several decisions; return one reply each, in order.
 
@@ -260,8 +256,8 @@ class Inbox:
             InvalidField, TooLarge
         """
         checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
-        command = Cancel(cause=StopCause.USER, reason=reason)
-        return await self._ledger.send_command(caller, run_id, self._command_id(request_id), command)
+        command = pb.CancelCommand(cause=run_pb2.STOP_CAUSE_USER, reason=reason)
+        return await self._send(caller, run_id, request_id, cancel=command)
 
     async def resolve(
         self,
@@ -270,7 +266,7 @@ class Inbox:
         *,
         run_id: RunId,
         call_id: CallId,
-        resolution: CallResolution,
+        resolution: pb.CallResolution.ValueType,
         content_json: bytes,
     ) -> Reply:
         """Say what became of a call in doubt, of a run of any user of the store.
@@ -280,12 +276,13 @@ class Inbox:
             InvalidField, InvalidJson, TooLarge
         """
         check_decides(caller)
-        if resolution is CallResolution.HAPPENED:
+        if resolution == pb.CALL_RESOLUTION_HAPPENED:
             checks.result_json(content_json)
         elif content_json:
             raise InvalidField("content_json goes with HAPPENED only", field="content_json")
-        command = Resolve(call_id=call_id, resolution=resolution, content_json=content_json)
-        return await operators.send(self._ledger, caller, run_id, self._command_id(request_id), command, act="resolved")
+        resolve = pb.ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
+        command = pb.Command(command_id=request_id or self._ids.new("cmd"), resolve=resolve)
+        return await operators.send(self._ledger, caller, run_id, command, act="resolved")
 
     async def top_up(self, caller: Principal, request_id: RequestId, run_id: RunId, tokens: int) -> Reply:
         """Add to the token budget of a run.
@@ -296,8 +293,7 @@ class Inbox:
         """
         if not 1 <= tokens <= TOKENS_MAX:
             raise InvalidField(f"tokens must be from 1 to {TOKENS_MAX}", field="tokens")
-        command = TopUp(tokens=tokens)
-        return await self._ledger.send_command(caller, run_id, self._command_id(request_id), command)
+        return await self._send(caller, run_id, request_id, top_up=pb.TopUpCommand(tokens=tokens))
 
     async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool) -> Reply:
         """Let no iteration of a job begin any more, or let it go on.
@@ -305,17 +301,23 @@ class Inbox:
         Raises:
             RequestIdReused, QueueFull
         """
-        return await self._ledger.send_command(caller, job_id, self._command_id(request_id), Pause(resumes=resumes))
+        return await self._send(caller, job_id, request_id, pause=pb.PauseCommand(resumes=resumes))
 
-    def _command_id(self, request_id: RequestId) -> CommandId:
-        """Return the id of the command of a request: that of the request, if it has one."""
-        return CommandId(request_id or self._ids.new("cmd"))
-
-
-def refusal(error: PawlError) -> Reply:
-    """Return the reply that says what an error says."""
-    outcome = Outcome.UNKNOWN if isinstance(error, NotFound) else Outcome.REFUSED
-    return Reply(outcome=outcome, reason=error.reason, message=error.message)
+    async def _send(
+        self,
+        caller: Principal,
+        run_id: str,
+        request_id: RequestId,
+        session_id: str = "",
+        *,
+        decision_right: int = 0,
+        **kind: Any,
+    ) -> Reply:
+        """Send a command of this kind; its id is that of the request, if it has one."""
+        command = pb.Command(command_id=request_id or self._ids.new("cmd"), **kind)
+        return await self._ledger.send_command(
+            caller, RunId(run_id), command, session_id=session_id, decision_right=decision_right
+        )
 
 
 async def _alone(reply: Awaitable[Reply]) -> Reply:
@@ -323,38 +325,33 @@ async def _alone(reply: Awaitable[Reply]) -> Reply:
     try:
         return await reply
     except REFUSALS as error:
-        return refusal(error)
+        return replies.refusal(error)
 
 
-def _derived(request_id: RequestId, part: ToolResult | CallDecision) -> RequestId:
+def _derived(request_id: RequestId, part: types_pb2.ToolResult | types_pb2.CallDecision) -> RequestId:
     """Return the id of one part of a request; empty if the request has none."""
     return derived_id(request_id, part.call_id) if request_id else request_id
 
 
-def decided(reply: Reply) -> RunView:
-    """Return the run after a command that was taken.
-
-    Raises:
-        RunNotFound, CallNotFound, or the error that the outcome names.
-    """
-    try:
-        return reply.run_after(CallNotPending if reply.outcome is not Outcome.UNKNOWN else RunNotFound)
-    except RunEnded as error:
-        raise CallNotPending(error.message) from None
+def check_kind(decision: types_pb2.CallDecision) -> None:
+    """Raise InvalidField if this version does not know the kind of a decision."""
+    if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
+        raise InvalidField("decision.kind has no known value", field="decision.kind")
 
 
-def _check_decision(decision: CallDecision) -> None:
-    kind = decision.kind
+def _check_decision(decision: types_pb2.CallDecision) -> None:
+    check_kind(decision)
+    kind, edit = decision.kind, call_pb2.DECISION_KIND_EDIT
     checks.text(decision.digest, "decision.digest", bytes_max=_DIGEST_BYTES_MAX, may_be_empty=True)
-    if kind is DecisionKind.EDIT:
+    if kind == edit:
         checks.arguments_json(decision.arguments_json)
     elif decision.arguments_json:
         raise InvalidField("arguments_json goes with EDIT only", field="decision.arguments_json")
-    if decision.for_series and kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
+    if decision.for_series and kind not in {call_pb2.DECISION_KIND_APPROVE, edit}:
         raise InvalidField("for_series goes with APPROVE and EDIT only", field="decision.for_series")
-    if decision.edited_series is not None and not (decision.for_series and kind is DecisionKind.EDIT):
+    if decision.HasField("edited_series") and not (decision.for_series and kind == edit):
         raise InvalidField("edited_series goes with EDIT and for_series only", field="decision.edited_series")
-    if kind is DecisionKind.ANSWER:
+    if kind == call_pb2.DECISION_KIND_ANSWER:
         checks.text(decision.answer, "decision.answer", bytes_max=checks.ANSWER_BYTES_MAX)
     elif decision.answer:
         raise InvalidField("answer goes with ANSWER only", field="decision.answer")

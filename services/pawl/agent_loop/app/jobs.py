@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from msgspec.structs import replace
-
+from pawl.agent.v1.agent_pb2 import StartRunRequest
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.operators import STOPPED
 from pawl.agent_loop.app.public_ports import CallChecker
-from pawl.agent_loop.app.public_values import MessagePolicy, NewJob, Page, PageAsked, RunFilter, RunView
+from pawl.agent_loop.app.replies import is_taken, run_after
 from pawl.agent_loop.domain import background, jobs
 from pawl.agent_loop.domain.background import AskedJob, Wish
-from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ENDED, Job, Run, RunState
+from pawl.agent_loop.domain.run import Job, Run
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, RunId
+from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId
 from pawl.errors import InvalidArguments, InvalidField, PermissionDenied, RunNotFound, ToolExists, ToolNotFound
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values.run import ENDED
 
-_ALL: Final = PageAsked(page_size=0, page_token="")
-_OPEN: Final = tuple(state for state in RunState if state not in ENDED)
+_OPEN: Final = tuple(state for state in run_pb2.RunState.values() if state and state not in ENDED)
 _REFUSED: Final = (InvalidArguments, InvalidField, PermissionDenied, ToolNotFound)
-_STOPPED: Final = frozenset({RunState.CANCELLING, RunState.CANCELLED})
 
 
 class Jobs:
@@ -50,7 +50,9 @@ class Jobs:
         self._clock = clock
         self._ids = ids
 
-    async def start(self, caller: Principal, request_id: RequestId, asked: AskedJob, asked_sha256: bytes) -> RunView:
+    async def start(
+        self, caller: Principal, request_id: RequestId, asked: AskedJob, asked_sha256: bytes
+    ) -> run_pb2.Run:
         """Create a job; durable when this returns. Idempotent by request id.
 
         Raises:
@@ -61,11 +63,9 @@ class Jobs:
         """
         wish, now = background.asked(asked), self._clock.now()
         job = jobs.wished(wish, asked.tool_name, asked.arguments_json or b"{}", now)
-        message = UserMessage(
+        message = StartRunRequest(
             conversation_id=asked.conversation_id,
             text=jobs.title(job),
-            options=AskedOptions(),
-            policy=MessagePolicy.QUEUE,
             conversation_key=asked.conversation_key,
             agent=asked.agent,
             labels=asked.labels,
@@ -73,53 +73,54 @@ class Jobs:
         checked, refusal = await self._messages.checked(
             caller, request_id, message, must_exist=bool(asked.conversation_id)
         )
-        begun = NewJob(
+        begun = pb.StartJobRequest(
             message=checked,
             run_id=self._run_id(caller, request_id),
-            new_conversation_id=ConversationId(self._ids.new("conv")),
-            job=job,
+            new_conversation_id=self._ids.new("conv"),
             asked_sha256=asked_sha256,
         )
         if refusal is None:
             try:
-                begun = replace(begun, job=await self._admitted(caller, begun, wish, now))
+                job = await self._admitted(caller, begun, job, wish, now)
             except _REFUSED as error:
                 refusal = error
+        begun.job.CopyFrom(wire.JOB.write(job))
         if refusal is None:
-            return await self._ledger.start_job(caller, begun)
+            return await self._ledger.start_job(begun)
         # The same request may have come when it could be done.
+        begun.message.only_repeat = True
         try:
-            return await self._ledger.start_job(caller, replace(begun, message=replace(checked, only_repeat=True)))
+            return await self._ledger.start_job(begun)
         except ToolExists:
             raise refusal from None
 
-    async def _admitted(self, caller: Principal, begun: NewJob, wish: Wish, now: float) -> Job:
+    async def _admitted(self, caller: Principal, begun: pb.StartJobRequest, job: Job, wish: Wish, now: float) -> Job:
         """Return the job of which the first call may be made, perhaps after an approval."""
-        message = begun.message
-        options, tool_name = message.options, begun.job.tool_name
+        message, tool_name = begun.message, job.tool_name
+        options = wire.OPTIONS.read(message.options)
         if options.without_background:
             raise PermissionDenied("the background is switched off here, or for the agent")
         # What a run of `default` calls is its own.
         has_tools = bool(options.tool_names) or options.without_tools
         if message.asked_agent and has_tools and tool_name not in options.tool_names:
             raise InvalidField(f"the agent {message.asked_agent} has not the tool {tool_name:.100}", field="tool_name")
-        told = message.conversation_id
+        told = ConversationId(message.conversation_id)
         if message.conversation_key:
             told = await self._ledger.conversation_with_key(caller, message.conversation_key)
         run = Run(
             store_id=caller.store_id,
             user_id=caller.user_id,
-            conversation_id=begun.new_conversation_id,
-            run_id=begun.run_id,
-            options=message.options,
+            conversation_id=ConversationId(begun.new_conversation_id),
+            run_id=RunId(begun.run_id),
+            options=options,
             user_roles=tuple(sorted(caller.roles)),
             credential_id=caller.credential_id,
             delegate_user_id=caller.delegate_user_id,
-            agent=message.agent,
-            job=begun.job,
-            reports_to_conversation_id=told or begun.new_conversation_id,
+            agent=wire.AGENT.read(message.agent) if message.HasField("agent") else None,
+            job=job,
+            reports_to_conversation_id=told or ConversationId(begun.new_conversation_id),
         )
-        return jobs.admitted(begun.job, wish, await self._checker.check_job(caller, run, now))
+        return jobs.admitted(job, wish, await self._checker.check_job(caller, run, now))
 
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
         """Return the id of the job of a request: of the same request the same, so that its call is checked once."""
@@ -128,7 +129,7 @@ class Jobs:
         named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()
         return RunId(f"run_{hashlib.sha256(named).hexdigest()[:32]}")
 
-    async def get(self, caller: Principal, job_id: RunId) -> RunView:
+    async def get(self, caller: Principal, job_id: RunId) -> run_pb2.Run:
         """Return a job.
 
         Raises:
@@ -139,26 +140,23 @@ class Jobs:
             raise RunNotFound("the run is no job")
         return run
 
-    async def list(
-        self, caller: Principal, conversation_id: ConversationId, page: PageAsked, *, open_only: bool
-    ) -> Page[RunView]:
+    async def list(self, caller: Principal, wanted: pb.ListRunsRequest, *, open_only: bool) -> pb.ListRunsResponse:
         """Return a page of jobs, the newest first, of one conversation if it is named.
 
         Raises:
             InvalidPageToken
         """
-        states = _OPEN if open_only else ()
-        wanted = RunFilter(jobs_only=True, reports_to_conversation_id=conversation_id, states=states)
-        return await self._ledger.list_runs(caller, wanted, page)
+        wanted.jobs_only = True
+        wanted.states.extend(_OPEN if open_only else ())
+        return await self._ledger.list_runs(caller, wanted)
 
-    async def of_run(self, caller: Principal, run: RunView) -> Sequence[RunView]:
+    async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
         """Return the open jobs that a run began, the newest first."""
-        wanted = RunFilter(jobs_only=True, parent_run_id=run.run_id, states=_OPEN)
-        return (await self._ledger.list_runs(caller, wanted, _ALL)).items
+        return (await self.list(caller, pb.ListRunsRequest(parent_run_id=run.run_id), open_only=True)).runs
 
     async def stop_of_run(
-        self, caller: Principal, request_id: RequestId, run: RunView, reason: str
-    ) -> Sequence[RunView]:
+        self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
+    ) -> Sequence[run_pb2.Run]:
         """Stop the open jobs that a run began; else as `stop_all`.
 
         Raises:
@@ -166,10 +164,10 @@ class Jobs:
         """
         if not run.conversation_id:
             return ()
-        wanted = RunFilter(parent_run_id=run.run_id, reports_to_conversation_id=run.conversation_id)
+        wanted = pb.ListRunsRequest(parent_run_id=run.run_id, reports_to_conversation_id=run.conversation_id)
         return await self._stop(caller, request_id, wanted, reason)
 
-    async def stop(self, caller: Principal, request_id: RequestId, job_id: RunId, reason: str) -> RunView:
+    async def stop(self, caller: Principal, request_id: RequestId, job_id: RunId, reason: str) -> run_pb2.Run:
         """Stop a job and return it; one that has ended stays as it is.
 
         Raises:
@@ -177,10 +175,12 @@ class Jobs:
         """
         await self.get(caller, job_id)
         reply = await self._inbox.cancel(caller, request_id, job_id, reason)
-        reply.run_after(RunNotFound, also_late=True)
+        run_after(reply, RunNotFound, also_late=True)
         return await self._ledger.get_run(caller, job_id)
 
-    async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool = False) -> RunView:
+    async def pause(
+        self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool = False
+    ) -> run_pb2.Run:
         """Let no iteration of a job begin any more, or let it go on; return the job.
 
         Raises:
@@ -188,12 +188,12 @@ class Jobs:
         """
         await self.get(caller, job_id)
         reply = await self._inbox.pause(caller, request_id, job_id, resumes=resumes)
-        reply.run_after(RunNotFound)
+        run_after(reply, RunNotFound)
         return await self._ledger.get_run(caller, job_id)
 
     async def stop_all(
         self, caller: Principal, request_id: RequestId, conversation_id: ConversationId, reason: str
-    ) -> tuple[RunView, ...]:
+    ) -> Sequence[run_pb2.Run]:
         """Stop the jobs of a conversation that are open now, and return those that it stopped, the newest first.
 
         Those that another request has stopped, and that have not ended yet, are left out, also when it is sent again.
@@ -202,24 +202,25 @@ class Jobs:
             ConversationNotFound, ConversationErased, RequestIdReused, TooLarge, InvalidField
         """
         await self._ledger.get_conversation(caller, conversation_id)
-        return await self._stop(caller, request_id, RunFilter(reports_to_conversation_id=conversation_id), reason)
+        wanted = pb.ListRunsRequest(reports_to_conversation_id=conversation_id)
+        return await self._stop(caller, request_id, wanted, reason)
 
     async def _stop(
-        self, caller: Principal, request_id: RequestId, wanted: RunFilter, reason: str
-    ) -> tuple[RunView, ...]:
-        stopped: list[RunView] = []
+        self, caller: Principal, request_id: RequestId, wanted: pb.ListRunsRequest, reason: str
+    ) -> Sequence[run_pb2.Run]:
+        stopped: list[run_pb2.Run] = []
         request_id = request_id or RequestId(self._ids.new("req"))
-        wanted = replace(wanted, jobs_only=True, states=_OPEN, stopped_by_command_id=CommandId(request_id))
-        page = _ALL
+        wanted.jobs_only, wanted.stopped_by_command_id = True, request_id
+        wanted.states.extend(_OPEN)
         while True:
-            found = await self._ledger.list_runs(caller, wanted, page)
-            for job in found.items:
-                reply = await self._inbox.cancel(caller, request_id, job.run_id, reason)
-                if not reply.taken:
+            found = await self._ledger.list_runs(caller, wanted)
+            for job in found.runs:
+                reply = await self._inbox.cancel(caller, request_id, RunId(job.run_id), reason)
+                if not is_taken(reply):
                     continue  # It has ended meanwhile.
                 with suppress(RunNotFound):  # It was removed meanwhile.
-                    after = await self._ledger.get_run(caller, job.run_id)
-                    stopped += [after] if after.state in _STOPPED else []
-            if not found.next_page_token:
-                return tuple(stopped)
-            page = PageAsked(page_size=0, page_token=found.next_page_token)
+                    after = await self._ledger.get_run(caller, RunId(job.run_id))
+                    stopped += [after] if after.state in STOPPED else []
+            wanted.page_token = found.next_page_token
+            if not wanted.page_token:
+                return stopped

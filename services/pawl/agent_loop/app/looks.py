@@ -16,24 +16,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.public_ports import LiveEvents
-from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis import tasks
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
 
 READERS_MAX: Final = 64
 """Most pages that are read at once: of many views each is looked at later, and none is refused."""
 PAGE_SIZE: Final = 200
 FALLBACK_PAUSES: Final = 15
 """So many pauses after a look the next one comes though nothing was heard."""
-
-Item: TypeAlias = CallView | RunView
-"""A call that waits for someone, or a run that waits for tokens."""
 
 
 class Looks:
@@ -44,7 +41,7 @@ class Looks:
         self._clock = clock
         self._poll_seconds = poll_seconds
         self._readers = asyncio.Semaphore(READERS_MAX)
-        self._views: dict[tuple[Principal, PendingFilter], View] = {}
+        self._views: dict[tuple[Principal, bytes], View] = {}
         self._inboxes: defaultdict[tuple[StoreId, UserId | None], set[View]] = defaultdict(set)
         """The views of each user, and of each store."""
         self._numbers = itertools.count()
@@ -64,22 +61,29 @@ class Looks:
                     view.change()
             await self._clock.sleep(self._poll_seconds)
 
+    async def _page(self, reader: Principal, wanted: ListPendingCallsRequest, token: str) -> ListPendingCallsResponse:
+        request = ListPendingCallsRequest()
+        request.CopyFrom(wanted)
+        request.page_size, request.page_token = PAGE_SIZE, token
+        return await self._ledger.list_pending(reader, request)
+
     def _changed(self, store_id: StoreId, user_id: UserId) -> None:
         for view in (*self._inboxes.get((store_id, user_id), ()), *self._inboxes.get((store_id, None), ())):
             view.change()
 
     @asynccontextmanager
-    async def open(self, caller: Principal, wanted: PendingFilter) -> AsyncIterator[View]:
+    async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
         """Look at what waits as long as the block lasts, together with all who are the same user with the same rights.
 
         With which credential they came makes no difference to what they see; that it still counts is seen to by the
         one who let each of them in.
         """
-        key = (replace(caller, credential_id=CredentialId(""), expires_at=None), wanted)
-        inbox = (caller.store_id, None if wanted.of_store else caller.user_id)
+        reader = replace(caller, credential_id=CredentialId(""), expires_at=None)
+        key = (reader, wanted.SerializeToString(deterministic=True))
+        inbox = (caller.store_id, None if wanted.of_all_users else caller.user_id)
         view = self._views.get(key)
         if view is None:
-            read, rest = partial(self._ledger.list_pending, *key), partial(self._clock.sleep, self._poll_seconds)
+            read, rest = partial(self._page, reader, wanted), partial(self._clock.sleep, self._poll_seconds)
             view = self._views[key] = View(
                 read, rest, self._readers, number=next(self._numbers), waits=lambda: self._follows
             )
@@ -102,7 +106,7 @@ class View:
 
     def __init__(
         self,
-        read: Callable[[PageAsked], Awaitable[Page[Item]]],
+        read: Callable[[str], Awaitable[ListPendingCallsResponse]],
         rest: Callable[[], Awaitable[None]],
         readers: asyncio.Semaphore,
         *,
@@ -119,11 +123,11 @@ class View:
         self._sleep = rest
         self._readers = readers
         self._reading = asyncio.Lock()
-        self._next: dict[str, asyncio.Task[Page[Item]]] = {}
+        self._next: dict[str, asyncio.Task[ListPendingCallsResponse]] = {}
         self._pause: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Page[Item]]] = set()
+        self._tasks: set[asyncio.Task[ListPendingCallsResponse]] = set()
 
-    async def page(self, token: str) -> Page[Item]:
+    async def page(self, token: str) -> ListPendingCallsResponse:
         """Return a page as it is at some moment after this call; raises as the ledger does."""
         reading = self._next.get(token)
         if reading is None:
@@ -156,11 +160,11 @@ class View:
         """End what is under way for nobody."""
         await tasks.end([*self._tasks, *([self._pause] if self._pause else [])])
 
-    async def _read(self, token: str) -> Page[Item]:
+    async def _read(self, token: str) -> ListPendingCallsResponse:
         async with self._reading, self._readers:
             # Whoever asks from here on may know of something that this read does not see.
             del self._next[token]
-            return await self._list(PageAsked(page_size=PAGE_SIZE, page_token=token))
+            return await self._list(token)
 
     async def _rest(self) -> None:
         await self._sleep()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from pawl.agent.v1.session_pb2 import ClientTool, Offer, OfferRevoked, SessionResponse
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
-from pawl.agent_loop.app.public_values import CallView, ClientSession, Outcome, RunView
-from pawl.agent_loop.domain.call import CallState
-from pawl.agent_loop.domain.run import OwnTools
+from pawl.agent_loop.app.public_values import ClientSession
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.tasks import within
+from pawl.chassis.translate import seconds
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
+from pawl.event.v1.call_pb2 import CALL_STATE_OFFERED, Call
+from pawl.event.v1.run_pb2 import OwnTools, Run
+from pawl.values.call import CallState
+from pawl.values.command import CommandOutcome
 
 RETRY_SECONDS: Final = 1.0
 """The time for which a ledger that did not answer is left alone."""
@@ -31,7 +34,7 @@ _log = logs.get_logger(__name__)
 class _Candidate:
     """An offered call that the client does not hold; `retry_at` is when to ask for it again."""
 
-    call: CallView
+    call: Call
     retry_at: float = 0.0
 
 
@@ -52,44 +55,44 @@ class Offers:
         clock: Clock,
         caller: Principal,
         client: ClientSession,
-        tools: tuple[ClientTool, ...],
+        tools: Iterable[ClientTool],
         calls_max: int,
         lease_seconds: float,
-        show: Callable[[Offer | OfferRevoked], Awaitable[None]],
+        show: Callable[[SessionResponse], Awaitable[None]],
         replaced: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._caller = caller
         self._client = client
-        self._tools = {tool.name: tool.versions for tool in tools}
+        self._tools = {tool.name: frozenset(tool.versions) for tool in tools}
         self._calls_max = calls_max
         self._lease_seconds = lease_seconds
         self._show = show
         self._replaced = replaced
-        self._runs: dict[RunId, OwnTools | None] = {}
-        self._candidates: dict[CallId, _Candidate] = {}
-        self._held: dict[CallId, CallView] = {}
-        self._leased: dict[CallId, CallView] = {}
-        self._submitting: set[CallId] = set()
+        self._runs: dict[str, OwnTools] = {}
+        self._candidates: dict[str, _Candidate] = {}
+        self._held: dict[str, Call] = {}
+        self._leased: dict[str, Call] = {}
+        self._submitting: set[str] = set()
         self._revoked: list[OfferRevoked] = []
         self._due = asyncio.Event()
 
-    def adopt(self, run: RunView) -> None:
+    def adopt(self, run: Run) -> None:
         """Take the offers of an attached run, from now on."""
         self._runs[run.run_id] = run.own_tools
         for call in run.pending_calls:
             self.see(call)
 
-    def see(self, call: CallView) -> None:
+    def see(self, call: Call) -> None:
         """Take note of a call as an event shows it."""
         if not self._can_run(call):
             return
         held = self._held.get(call.call_id)
-        if call.state is not CallState.OFFERED:
+        if call.state != CALL_STATE_OFFERED:
             self._candidates.pop(call.call_id, None)
             self._leased.pop(call.call_id, None)
-            self._revoke(call.call_id, f"the call is {call.state.value.lower().replace('_', ' ')}")
+            self._revoke(call.call_id, f"the call is {CallState(call.state).name.lower().replace('_', ' ')}")
         elif held is None:
             self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
         elif call.offer.offer_epoch > held.offer.offer_epoch or (
@@ -99,35 +102,35 @@ class Offers:
             self._lose(call)
         self._due.set()
 
-    def session_of(self, call_id: CallId) -> ClientSession:
+    def session_of(self, call_id: str) -> ClientSession:
         """Return this session if it has leased the call; the client without one if it knows it of an earlier one."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
-    def submitting(self, call_id: CallId) -> None:
+    def submitting(self, call_id: str) -> None:
         """Take note that the client's own result is on its way: what it settles is not revoked."""
         self._submitting.add(call_id)
 
-    def submitted(self, call_id: CallId, offer_epoch: int, outcome: Outcome | None) -> None:
+    def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
         """Take note of what became of that result; None if that is not known.
 
         Unless it was refused, or came under an earlier lease, the client is free
         for another call.
         """
         self._submitting.discard(call_id)
-        if outcome is None or outcome is Outcome.REFUSED:
+        if outcome is None or outcome == CommandOutcome.REFUSED:
             return
         held = self._held.get(call_id)
-        if outcome is Outcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
+        if outcome == CommandOutcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
             # Of the past: the client has another lease, or will have.
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)
-        if outcome is Outcome.WRONG_HOLDER and held is not None:
+        if outcome == CommandOutcome.WRONG_HOLDER and held is not None:
             # Who holds it, the ledger says when it is asked for again.
             self._candidates[call_id] = _Candidate(call=held)
         self._due.set()
 
-    async def leave(self, run_id: RunId, *, release: bool) -> None:
+    async def leave(self, run_id: str, *, release: bool) -> None:
         """Take no more offers of a run; with `release`, give back those that are held."""
         self._runs.pop(run_id, None)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
@@ -160,43 +163,43 @@ class Offers:
     async def release_all(self) -> None:
         """Give back everything, at the end of the session."""
         if self._held:
-            await self._release(RunId(""))
+            await self._release("")
 
     async def run(self) -> None:
         """Take offers and show them, for as long as the session lasts."""
         while True:
             self._due.clear()
             while self._revoked:
-                await self._show(self._revoked.pop(0))
+                await self._show(SessionResponse(offer_revoked=self._revoked.pop(0)))
             candidate = self._next()
             if candidate is not None:
                 await self._take(candidate)
             elif not self._revoked:
                 await self._wait()
 
-    def _can_run(self, call: CallView) -> bool:
+    def _can_run(self, call: Call) -> bool:
         if call.run_id not in self._runs:
             return False
         own = self._runs[call.run_id]
-        if own is not None and own.client_id and call.tool_name in own.names:
+        if own.client_id and call.tool_name in own.names:
             return own.client_id == self._client.client_id
         versions = self._tools.get(call.tool_name)
         return versions is not None and (not versions or call.tool_version in versions)
 
-    def _revoke(self, call_id: CallId, message: str) -> None:
+    def _revoke(self, call_id: str, message: str) -> None:
         held = self._held.pop(call_id, None)
         if held is not None and call_id not in self._submitting:
             self._revoked.append(OfferRevoked(run_id=held.run_id, call_id=call_id, message=message))
 
-    def _lose(self, call: CallView) -> None:
+    def _lose(self, call: Call) -> None:
         """Take a call from the client, and ask for it again."""
         self._revoke(call.call_id, "the lease was lost")
         self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
 
-    def _retry_at(self, call: CallView) -> float:
+    def _retry_at(self, call: Call) -> float:
         if call.offer.client_id in {"", self._client.client_id}:
             return 0.0
-        return call.offer.expire_time + _EXPIRY_MARGIN_SECONDS
+        return seconds(call.offer.expire_time) + _EXPIRY_MARGIN_SECONDS
 
     def _next(self) -> _Candidate | None:
         """Return the first call that can be asked for now, if the client has room for one."""
@@ -210,7 +213,11 @@ class Offers:
         candidate.retry_at = self._clock.now() + self._lease_seconds / 3
         try:
             answer = await self._ledger.lease_offer(
-                self._caller, call.run_id, call.call_id, client=self._client, lease_seconds=self._lease_seconds
+                self._caller,
+                RunId(call.run_id),
+                CallId(call.call_id),
+                client=self._client,
+                lease_seconds=self._lease_seconds,
             )
         except (Unavailable, DeadlineExceeded):
             candidate.retry_at = self._clock.now() + RETRY_SECONDS
@@ -223,7 +230,7 @@ class Offers:
         if answer.replaced:
             self._candidates.pop(call.call_id, None)
             self._replaced()
-        elif now is None or now.state is not CallState.OFFERED:
+        elif now.state != CALL_STATE_OFFERED:
             self._candidates.pop(call.call_id, None)
         elif not answer.granted:
             candidate.call = now
@@ -233,11 +240,12 @@ class Offers:
         elif self._candidates.pop(call.call_id, None) is not None:
             # Unless an event has shown meanwhile that it was settled.
             self._held[call.call_id] = self._leased[call.call_id] = now
-            await self._show(Offer(call=now))
+            offer = Offer(call=now, offer_epoch=now.offer.offer_epoch, expire_time=now.offer.expire_time)
+            await self._show(SessionResponse(offer=offer))
 
-    async def _release(self, run_id: RunId) -> None:
+    async def _release(self, run_id: str) -> None:
         try:
-            await self._ledger.release_offers(self._caller, self._client, run_id)
+            await self._ledger.release_offers(self._caller, self._client, RunId(run_id))
         except (Unavailable, DeadlineExceeded) as error:
             # The leases end by themselves, only later.
             _log.warning("offers.not_released", client=self._client.client_id, error=error.message)

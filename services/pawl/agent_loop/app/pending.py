@@ -13,16 +13,16 @@ from collections.abc import AsyncGenerator, Hashable
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
-import msgspec
-
+from pawl.agent.v1.agent_pb2 import WatchPendingResponse
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app import approvers
-from pawl.agent_loop.app.looks import Item, Looks, View
+from pawl.agent_loop.app.looks import Looks, View
 from pawl.agent_loop.app.public_ports import LiveEvents
-from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallId, RunId
+from pawl.event.v1.call_pb2 import Call
+from pawl.event.v1.run_pb2 import Run
+from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
 
 POLL_SECONDS: Final = 1.0
 ITEMS_MAX: Final = 1000
@@ -30,18 +30,10 @@ ITEMS_MAX: Final = 1000
 _PART_ITEMS_MAX: Final = 4
 """So many runs and calls of the largest size that arguments can have fit into one message."""
 
-Known: TypeAlias = dict[tuple[type[Item], str], Hashable]
-"""The things that a client was told of, by kind and id: only what can change of them, because they are large."""
-
-
-class PendingPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The news: what waits or has changed, and the ids of what waits no more. Empty to show life."""
-
-    items: tuple[Item, ...] = ()
-    gone_call_ids: tuple[CallId, ...] = ()
-    gone_run_ids: tuple[RunId, ...] = ()
-    complete: bool = False
-    truncated: bool = False
+Item: TypeAlias = Call | Run
+"""A call that waits for someone, or a run that waits for tokens."""
+Known: TypeAlias = dict[tuple[bool, str], Hashable]
+"""What a client was sent, by whether it is a run, and id: only what can change, because they are large."""
 
 
 class Pending:
@@ -56,7 +48,7 @@ class Pending:
         """Look only when `live` says that something has changed, or may have failed to say so; never returns."""
         await self._looks.follow(live)
 
-    async def page(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[Item]:
+    async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:
         """Return a page of what waits, oldest first.
 
         Raises:
@@ -64,12 +56,12 @@ class Pending:
             InvalidPageToken
         """
         _check_may_see(caller, wanted)
-        return await self._ledger.list_pending(caller, wanted, page)
+        return await self._ledger.list_pending(caller, wanted)
 
     async def watch(
-        self, caller: Principal, wanted: PendingFilter, *, silence_seconds: float
-    ) -> AsyncGenerator[PendingPart, None]:
-        """Yield parts without end; an empty one after so much silence.
+        self, caller: Principal, wanted: ListPendingCallsRequest, *, silence_seconds: float
+    ) -> AsyncGenerator[WatchPendingResponse, None]:
+        """Yield what waits or has changed, and what waits no more, without end; an empty part after so much silence.
 
         Raises:
             PermissionDenied: the whole store is for approvers.
@@ -84,21 +76,25 @@ class Pending:
                 version = view.version
                 async with aclosing(_news(view, known, is_first=is_first)) as news:
                     async for part in news:
-                        if part.items or part.complete or self._clock.monotonic() - spoke_at >= silence_seconds:
+                        if (
+                            part.calls
+                            or part.runs
+                            or part.complete
+                            or self._clock.monotonic() - spoke_at >= silence_seconds
+                        ):
                             yield part
                             spoke_at = self._clock.monotonic()
                 is_first = False
                 await view.rest(version)
 
 
-async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[PendingPart, None]:
+async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
     """Yield what is not as `known` has it, and bring that up to date.
 
     In parts of a size that can be sent, the last one complete; an empty one, which is not, if there is no news.
     """
     seen: Known = {}
-    part: list[Item] = []
-    truncated = False
+    part, truncated = WatchPendingResponse(), False
     async with aclosing(_items(view, paced=not is_first)) as items:
         async for item in items:
             if len(seen) == ITEMS_MAX:
@@ -108,20 +104,20 @@ async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[P
             seen[key] = shown
             if known.get(key) == shown:
                 continue
-            if len(part) == _PART_ITEMS_MAX:
-                yield PendingPart(items=tuple(part))
-                part.clear()
-            part.append(item)
+            if len(part.calls) + len(part.runs) == _PART_ITEMS_MAX:
+                yield part
+                part = WatchPendingResponse()
+            if isinstance(item, Run):
+                part.runs.append(item)
+            else:
+                part.calls.append(item)
     gone = known.keys() - seen.keys()
     known.clear()
     known |= seen
-    yield PendingPart(
-        items=tuple(part),
-        gone_call_ids=tuple(CallId(name) for kind, name in gone if kind is CallView),
-        gone_run_ids=tuple(RunId(name) for kind, name in gone if kind is RunView),
-        complete=bool(part or gone or is_first),
-        truncated=truncated,
-    )
+    part.gone_call_ids.extend(name for is_run, name in gone if not is_run)
+    part.gone_run_ids.extend(name for is_run, name in gone if is_run)
+    part.complete, part.truncated = bool(part.calls or part.runs or gone or is_first), truncated
+    yield part
 
 
 async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
@@ -129,8 +125,10 @@ async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
     token = ""
     while True:
         page = await view.page(token)
-        for item in page.items:
-            yield item
+        for call in page.calls:
+            yield call
+        for run in page.runs:
+            yield run
         token = page.next_page_token
         if not token:
             return
@@ -138,29 +136,29 @@ async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
             await view.pause()
 
 
-def _check_may_see(caller: Principal, wanted: PendingFilter) -> None:
+def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
     """Return if a caller may see what it asks for.
 
     Raises:
         PermissionDenied: it is the whole store, which is for approvers.
     """
-    if wanted.of_store:
+    if wanted.of_all_users:
         approvers.require_approver(caller)
 
 
-def _key(item: Item) -> tuple[type[Item], str]:
-    return type(item), item.call_id if isinstance(item, CallView) else item.run_id
+def _key(item: Item) -> tuple[bool, str]:
+    return isinstance(item, Run), item.run_id if isinstance(item, Run) else item.call_id
 
 
 def _shown(item: Item) -> Hashable:
     """Return what of a thing that waits can change; a lease that is renewed is no change."""
-    if isinstance(item, RunView):
-        return item.token_budget, item.tokens_used
+    if isinstance(item, Run):
+        return item.token_budget, item.usage.input_tokens + item.usage.output_tokens
     return (
         item.state,
         item.offer.client_id,
         item.offer.offer_epoch,
-        item.approval_digest,
-        item.approval_count,
-        item.deadline_time,
+        item.approval.digest,
+        len(item.approval.approvals),
+        item.deadline_time.ToNanoseconds(),
     )

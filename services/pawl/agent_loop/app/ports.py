@@ -8,17 +8,16 @@ from typing import Protocol
 import msgspec
 
 from pawl.agent_loop.domain.agents import AgentQuota, AgentVersion
-from pawl.agent_loop.domain.call import Answer, Call, Series
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import Notice, PinnedTool, Run, RunAbove, Usage
+from pawl.agent_loop.domain.run import Notice, PinnedTool, Run, RunAbove
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.tool import (
     ExecutionPiece,
     ProposedCall,
-    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -27,7 +26,9 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.values.run import Usage
+from pawl.values.tool import Execution, ReadTimeouts, RunContext
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""
@@ -155,27 +156,11 @@ class AgentReader(Protocol):
         ...
 
 
-class CallContext(msgspec.Struct, frozen=True, kw_only=True):
+class CallContext(RunContext, frozen=True, kw_only=True):
     """The run that a registry call is about, and its user."""
 
-    store_id: StoreId
-    user_id: UserId
-    conversation_id: ConversationId
-    run_id: RunId
-    user_roles: tuple[str, ...] = ()
-    """Those that the user had when the run was started."""
-    approvals_required: int = 0
-    """People who must approve each gated call of the run; 0 means one."""
     above: tuple[RunAbove, ...] = ()
     """The runs above it."""
-    credential_id: CredentialId = CredentialId("")
-    """The credential that started it."""
-    delegate_user_id: UserId = UserId("")
-    """The user of the delegate that started it for the user; empty for none."""
-    agent_name: str = ""
-    """Its agent; empty if it is not known."""
-    in_background: bool = False
-    """True if it is a job."""
 
     @classmethod
     def of(cls, run: Run) -> CallContext:
@@ -185,7 +170,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
             user_id=run.user_id,
             conversation_id=run.acts_for_conversation_id,
             run_id=run.run_id,
-            user_roles=run.user_roles,
+            user_roles=frozenset(run.user_roles),
             approvals_required=run.options.approvals_required,
             above=run.above,
             credential_id=run.credential_id,
@@ -193,24 +178,6 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
             agent_name=run.agent_name,
             in_background=run.is_job,
         )
-
-
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to be run. The registry knows it by its id, whoever asks and however often."""
-
-    call_id: CallId
-    tool_name: str
-    tool_version: int
-    arguments_json: bytes
-    earlier_attempts: int
-    unknowns_resolved: int
-    timeout_seconds: float
-    approved_digest: str
-    rule_id: str
-    answers: tuple[Answer, ...] = ()
-    """The answers so far to the questions that its tool has asked."""
-    series: Series | None = None
-    """The series whose grant covers the call."""
 
 
 class Registry(Protocol):

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from pawl.agent_loop.app.public_values import (
-    CallView,
-    EditVerdict,
-    LoggedEvent,
-    RunView,
-)
 from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.call import Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
 from pawl.agent_loop.domain.run import Run
 from pawl.agent_loop.domain.tool import Tool, Verdict
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.event.v1.call_pb2 import Call
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.job.v1.ledger_pb2 import GetRunResponse
+from pawl.values.call import Series
 
 
 class DocumentReader(Protocol):
@@ -57,9 +54,9 @@ class CallChecker(OutputChecker, Protocol):
         """
 
     async def check_edit(
-        self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
-    ) -> EditVerdict:
-        """Return the canonical form of new arguments for a call of `run`, whose user must be allowed to make it.
+        self, read: GetRunResponse, call: Call, arguments_json: bytes, series: Series | None = None
+    ) -> Verdict:
+        """Return the verdict on new arguments for a call of a run, whose user must be allowed to make it.
 
         With a `series` also the digest by which that can be granted with them.
 
@@ -105,7 +102,7 @@ class LiveEvents(Protocol):
         """True while events can arrive."""
 
     async def subscribe(
-        self, store_id: StoreId, run_id: RunId, take: Callable[[LoggedEvent], Awaitable[None]]
+        self, store_id: StoreId, run_id: RunId, take: Callable[[RunEvent], Awaitable[None]]
     ) -> LiveSubscription:
         """Give each event of the run to `take`, until unsubscribed."""
 

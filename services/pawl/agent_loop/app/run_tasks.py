@@ -21,7 +21,7 @@ from pawl.agent_loop.domain import budget, delegation, jobs, output, proposals, 
 from pawl.agent_loop.domain.agents import draft_name
 from pawl.agent_loop.domain.answering import usage_of
 from pawl.agent_loop.domain.assembly import ModelAnswer
-from pawl.agent_loop.domain.call import Call, ExecutionContext
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.decision import (
     CheckFallback,
     Execute,
@@ -52,22 +52,16 @@ from pawl.agent_loop.domain.fact import (
 from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.model import ModelPort
 from pawl.agent_loop.domain.planning import Work
-from pawl.agent_loop.domain.run import FailureClass, PinnedAgent, PinnedTool, Run, RunFailure, Usage
+from pawl.agent_loop.domain.run import FailureClass, PinnedAgent, PinnedTool, Run, RunFailure
 from pawl.agent_loop.domain.state import BEGIN, MODEL, READ, State, check_of, stop_of
-from pawl.agent_loop.domain.tool import (
-    TOOLS_MAX,
-    Disposition,
-    ExecutionProgress,
-    ProposedCall,
-    Resolved,
-    Tool,
-    Verdict,
-)
+from pawl.agent_loop.domain.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, IdSource
 from pawl.chassis.retry import Retry
 from pawl.errors import AgentNotFound, ToolNotFound
+from pawl.values.run import Usage
+from pawl.values.tool import Disposition, ExecutionContext, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +354,7 @@ class RunTasks(Tasks):
     async def _execute(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
 
-        def on_progress(said: ExecutionProgress) -> None:
+        def on_progress(said: Progress) -> None:
             self._progress[call_id] = ToolProgress(
                 call_id=call_id, tool_name=call.tool_name, fraction=said.fraction, message=said.message
             )

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from msgspec.structs import replace
-
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger, caller_of
 from pawl.agent_loop.app.starting import NO_REQUEST, PASSING, Starting
 from pawl.chassis import logs
@@ -125,7 +123,7 @@ class Schedules:
         if message is not None:
             told = told_of(due, datetime.fromtimestamp(self._clock.now(), UTC), backfill_time)
             instructions = "\n\n".join(filter(None, (message.options.instructions, told)))
-            message = replace(message, options=replace(message.options, instructions=instructions))
+            message.options.instructions = instructions
         return await self._ledger.fire(
             due, message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from pawl.agent_loop.app import frames
-from pawl.agent_loop.app.frames import ClientFrame
+from pawl.agent.v1.session_pb2 import SessionRequest
+from pawl.agent_loop.app import session_frames
 from pawl.agent_loop.app.public_values import ClientSession
 from pawl.agent_loop.app.session_stream import Parts, Send, Stream
 from pawl.chassis.auth import Principal
@@ -32,7 +32,7 @@ class Sessions:
         self._parts = parts
         self._open: dict[tuple[StoreId, UserId, ClientId], Stream] = {}
 
-    async def serve(self, caller: Principal, incoming: AsyncIterator[ClientFrame], send: Send) -> None:
+    async def serve(self, caller: Principal, incoming: AsyncIterator[SessionRequest], send: Send) -> None:
         """Serve one stream until it ends; `send` is called by one task at a time and may wait.
 
         When the client has closed its side (or vanished: then the task is about
@@ -46,24 +46,24 @@ class Sessions:
             Cancelled: the client opened another stream.
             DependencyUnavailable: a frame could not be answered; send it again after a reconnect.
         """
-        hello_frame, hello = await self._hello(incoming)
-        client_id = hello.client_id or ClientId(self._ids.new("cli"))
+        first = await self._first(incoming)
+        client_id = ClientId(first.hello.client_id) or ClientId(self._ids.new("cli"))
         key = (caller.store_id, caller.user_id, client_id)
         client = ClientSession(client_id=client_id, session_id=SessionId(self._ids.new("ses")))
-        stream = Stream(self._parts, caller, client, hello, send)
+        stream = Stream(self._parts, caller, client, first.hello, send)
         earlier = self._open.get(key)
         self._open[key] = stream
         if earlier is not None:
             earlier.superseded.set()
         try:
-            await stream.serve(hello_frame.frame_id, incoming)
+            await stream.serve(first.frame_id, incoming)
         finally:
             if self._open.get(key) is stream:
                 del self._open[key]
                 if not stream.superseded.is_set():
                     await stream.give_back()
 
-    async def _hello(self, incoming: AsyncIterator[ClientFrame]) -> tuple[ClientFrame, frames.Hello]:
+    async def _first(self, incoming: AsyncIterator[SessionRequest]) -> SessionRequest:
         try:
             async with asyncio.timeout(self._parts.times.silence_max_seconds):
                 frame = await anext(aiter(incoming), None)
@@ -71,8 +71,7 @@ class Sessions:
             raise DeadlineExceeded("no frame came") from None
         if frame is None:
             raise HelloRequired
-        if isinstance(frame.content, Exception):
-            raise frame.content
-        if not isinstance(frame.content, frames.Hello):
+        session_frames.check(frame)
+        if not frame.HasField("hello"):
             raise HelloRequired
-        return frame, frame.content
+        return frame

@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final
 
+from pawl.agent.v1 import session_pb2 as pb
+from pawl.agent.v1.session_pb2 import SessionRequest, SessionResponse
+from pawl.agent.v1.types_pb2 import Receipt, ToolResult
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app import frames
-from pawl.agent_loop.app.frames import ClientFrame, Receipt, ServerFrame
-from pawl.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
-from pawl.agent_loop.app.messages import Messages, SessionTools
+from pawl.agent_loop.app import replies, session_frames
+from pawl.agent_loop.app.inbox import REFUSALS, Inbox, derived_id
+from pawl.agent_loop.app.messages import Messages, SessionTools, definitions
 from pawl.agent_loop.app.offers import Offers
-from pawl.agent_loop.app.public_values import ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
+from pawl.agent_loop.app.public_values import ClientSession
+from pawl.agent_loop.app.replies import ACCEPTED, Reply
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.run import ENDED, RESTING
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallId, RequestId, RunId
+from pawl.chassis.ids import RequestId, RunId
 from pawl.chassis.tasks import within
 from pawl.errors import (
     Cancelled,
@@ -30,14 +32,19 @@ from pawl.errors import (
     PawlError,
     SlowConsumer,
 )
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.event.v1.gap_pb2 import Gap
+from pawl.event.v1.run_pb2 import Run
+from pawl.values.run import ENDED, RESTING
 
 ATTACHMENTS_MAX: Final = 64
 
+_FRAME_ID_CHARACTERS_MAX: Final = 64
 _OUTGOING_FRAMES_MAX: Final = 64
 _OUTGOING_BYTES_MAX: Final = 1024 * 1024
 _RELEASE_SECONDS: Final = 0.4
 
-Send = Callable[[ServerFrame], Awaitable[None]]
+Send = Callable[[SessionResponse], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +68,7 @@ class Parts:
     times: SessionTimes
 
 
-class Outgoing(asyncio.Queue[ServerFrame]):
+class Outgoing(asyncio.Queue[SessionResponse]):
     """The frames that a client has yet to take; full with events of so many bytes, too: one has up to a mebibyte."""
 
     _events_bytes = 0
@@ -69,11 +76,11 @@ class Outgoing(asyncio.Queue[ServerFrame]):
     def full(self) -> bool:
         return super().full() or self._events_bytes >= _OUTGOING_BYTES_MAX
 
-    def _put(self, item: ServerFrame) -> None:
+    def _put(self, item: SessionResponse) -> None:
         super()._put(item)
         self._events_bytes += _size_bytes(item)
 
-    def _get(self) -> ServerFrame:
+    def _get(self) -> SessionResponse:
         item = super()._get()
         self._events_bytes -= _size_bytes(item)
         return item
@@ -82,20 +89,20 @@ class Outgoing(asyncio.Queue[ServerFrame]):
 class Stream:
     """One stream, after its hello: its tasks, its attachments and the calls that its client holds."""
 
-    def __init__(self, parts: Parts, caller: Principal, client: ClientSession, hello: frames.Hello, send: Send) -> None:
+    def __init__(self, parts: Parts, caller: Principal, client: ClientSession, hello: pb.Hello, send: Send) -> None:
         self._parts = parts
         self._caller = caller
         self._client_id = client.client_id
         self._send = send
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
-        self._sent_seqs: dict[RunId, int] = {}
-        self._attachments: dict[RunId, asyncio.Task[None]] = {}
+        self._sent_seqs: dict[str, int] = {}
+        self._attachments: dict[str, asyncio.Task[None]] = {}
         # Runs whose need of somebody, or end, was sent since the last frame of the client.
-        self._unconfirmed: set[RunId] = set()
+        self._unconfirmed: set[str] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
         self._busy = False
-        self._tools = SessionTools(client_id=client.client_id, definitions=hello.front_end_tools)
+        self._tools = SessionTools(client_id=client.client_id, definitions=definitions(hello.front_end_tools))
         self.superseded = asyncio.Event()
         self._offers = Offers(
             ledger=parts.ledger,
@@ -109,9 +116,9 @@ class Stream:
             replaced=self.superseded.set,
         )
 
-    async def serve(self, hello_frame_id: str, incoming: AsyncIterator[ClientFrame]) -> None:
+    async def serve(self, hello_frame_id: str, incoming: AsyncIterator[SessionRequest]) -> None:
         times = self._parts.times
-        welcome = frames.Welcome(
+        welcome = pb.Welcome(
             client_id=self._client_id,
             offer_lease_seconds=times.offer_lease_seconds,
             silence_max_seconds=times.silence_max_seconds,
@@ -123,8 +130,8 @@ class Stream:
                 self._tasks.create_task(self._offers.run(), name="session.offers"),
                 self._tasks.create_task(self._watch_over(), name="session.watch_over"),
             ]
-            await self._outgoing.put(welcome)
-            await self._outgoing.put(Receipt(frame_id=hello_frame_id, status=Outcome.ACCEPTED))
+            await self._outgoing.put(SessionResponse(welcome=welcome))
+            await self._answer(replies.receipt(ACCEPTED, frame_id=hello_frame_id))
             async for frame in incoming:
                 self._heard_at, self._busy = asyncio.get_running_loop().time(), True
                 await self._handle(frame)
@@ -144,15 +151,16 @@ class Stream:
         while True:
             frame = await within(heartbeat_seconds, self._outgoing.get())
             if frame is None:
-                await self._send(frames.ServerHeartbeat())
+                await self._send(SessionResponse(heartbeat=pb.ServerHeartbeat()))
                 continue
             await self._send(frame)
-            if isinstance(frame, frames.Event):
-                self._sent_seqs[frame.run_id] = frame.event.seq
-                if frame.event.run_state in RESTING:
-                    self._unconfirmed.add(frame.run_id)
-            elif isinstance(frame, frames.Gap):
-                self._sent_seqs[frame.run_id] = frame.gap.to_seq
+            if frame.HasField("event"):
+                event = frame.event
+                self._sent_seqs[event.run_id] = event.seq
+                if event.run_changed.run.state in RESTING:
+                    self._unconfirmed.add(event.run_id)
+            elif frame.HasField("gap"):
+                self._sent_seqs[frame.gap.run_id] = frame.gap.to_seq
             self._outgoing.task_done()
 
     async def _watch_over(self) -> None:
@@ -169,68 +177,73 @@ class Stream:
             await within(_RELEASE_SECONDS, self._outgoing.join())
             raise Cancelled("the client opened another stream: two programs need client ids of their own")
 
-    async def _handle(self, frame: ClientFrame) -> None:
+    async def _handle(self, frame: SessionRequest) -> None:
         """Answer one frame with one receipt.
 
         Raises:
             PawlError: no receipt can be given; the stream ends, and the frame can be sent again.
         """
         while self._unconfirmed:  # The client is there, so it has what was sent.
-            self._parts.watches.confirm(self._caller, self._unconfirmed.pop())
-        if isinstance(frame.content, frames.ClientHeartbeat):
+            self._parts.watches.confirm(self._caller, RunId(self._unconfirmed.pop()))
+        if frame.HasField("heartbeat"):
             await self._offers.renew()
             return
-        if isinstance(frame.content, frames.Hello):
+        try:
+            session_frames.check(frame)
+        except REFUSALS as error:
+            await self._answer(replies.receipt(replies.refusal(error), frame_id=_frame_id(frame)))
+            return
+        if frame.HasField("hello"):
             raise HelloRequired
         try:
             receipt = await self._receipt(frame)
         except REFUSALS as error:
-            receipt = _receipt(frame, refusal(error))
+            receipt = _receipt(frame, replies.refusal(error))
         if receipt is not None:
-            await self._outgoing.put(receipt)
+            await self._answer(receipt)
 
-    async def _receipt(self, frame: ClientFrame) -> Receipt | None:
+    async def _answer(self, receipt: Receipt) -> None:
+        await self._outgoing.put(SessionResponse(receipt=receipt))
+
+    async def _receipt(self, frame: SessionRequest) -> Receipt | None:
         """Do what the frame asks; None where the receipt has been sent."""
-        content = frame.content
         request_id = derived_id(self._client_id, frame.frame_id)
         caller, inbox, messages = self._caller, self._parts.inbox, self._parts.messages
-        match content:
-            case Exception():
-                raise content
-            case frames.Start():
-                run = await messages.start(caller, request_id, content.message, self._tools)
-                await self._attach(frame, run.run_id, 0)
+        match frame.WhichOneof("frame"):
+            case "start":
+                run = await messages.start(caller, request_id, frame.start, self._tools)
+                await self._attach(frame, RunId(run.run_id), 0)
                 return None
-            case frames.Attach():
-                await self._attach(frame, content.run_id, content.after_seq)
+            case "attach":
+                await self._attach(frame, RunId(frame.attach.run_id), frame.attach.after_seq)
                 return None
-            case frames.Detach():
-                await self._detach(content.run_id, release=True)
-                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=content.run_id)
-            case frames.ToolResult():
-                return _receipt(frame, await self._submit(request_id, content))
-            case frames.ToolProgress():
-                client = self._offers.session_of(content.call_id)
-                reply = await inbox.report_progress(caller, request_id, content, client)
+            case "detach":
+                await self._detach(frame.detach.run_id, release=True)
+                return _receipt(frame, ACCEPTED)
+            case "tool_result":
+                return _receipt(frame, await self._submit(request_id, frame.tool_result))
+            case "tool_progress":
+                progress = frame.tool_progress
+                client = self._offers.session_of(progress.call_id)
+                reply = await inbox.report_progress(caller, request_id, progress, client)
                 await self._offers.renew()
                 return _receipt(frame, reply)
-            case frames.CallDecision():
-                return _receipt(frame, await inbox.decide(caller, request_id, content))
-            case frames.Cancel():
-                return _receipt(frame, await inbox.cancel(caller, request_id, content.run_id, content.reason))
-            case frames.UserMessage():
-                run, _ = await messages.send(caller, request_id, content)
-                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run.run_id)
-            case frames.Hello() | frames.ClientHeartbeat():
-                raise HelloRequired
+            case "decision":
+                return _receipt(frame, await inbox.decide(caller, request_id, frame.decision))
+            case "cancel":
+                cancel = frame.cancel
+                return _receipt(frame, await inbox.cancel(caller, request_id, RunId(cancel.run_id), cancel.reason))
+            case "message":
+                sent = await messages.send(caller, request_id, frame.message)
+                return _receipt(frame, ACCEPTED, run_id=sent.run.run_id)
             case _:
-                assert_never(content)
+                raise HelloRequired
 
-    async def _submit(self, request_id: RequestId, result: frames.ToolResult) -> Reply:
+    async def _submit(self, request_id: RequestId, result: ToolResult) -> Reply:
         if result.offer_epoch == 0:
             raise InvalidField("offer_epoch is the one that came with the offer", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
-        outcome: Outcome | None = None
+        outcome: int | None = None
         try:
             client = self._offers.session_of(result.call_id)
             reply = await self._parts.inbox.submit_result(self._caller, request_id, result, client)
@@ -239,7 +252,7 @@ class Stream:
             self._offers.submitted(result.call_id, result.offer_epoch, outcome)
         return reply
 
-    async def _attach(self, frame: ClientFrame, run_id: RunId, after_seq: int) -> None:
+    async def _attach(self, frame: SessionRequest, run_id: RunId, after_seq: int) -> None:
         """Attach, or attach again from another position; the receipt comes before the first event."""
         await self._detach(run_id, release=False)
         if len(self._attachments) >= ATTACHMENTS_MAX:
@@ -251,7 +264,7 @@ class Stream:
         self._attachments[run_id] = task
         await attached
 
-    async def _detach(self, run_id: RunId, *, release: bool) -> None:
+    async def _detach(self, run_id: str, *, release: bool) -> None:
         task = self._attachments.pop(run_id, None)
         if task is not None:
             task.cancel()
@@ -259,13 +272,15 @@ class Stream:
         if release:
             await self._offers.leave(run_id, release=True)
 
-    async def _stream(self, frame: ClientFrame, run_id: RunId, after_seq: int, attached: asyncio.Future[None]) -> None:
+    async def _stream(
+        self, frame: SessionRequest, run_id: RunId, after_seq: int, attached: asyncio.Future[None]
+    ) -> None:
         self._sent_seqs[run_id] = after_seq
         try:
             async with self._parts.watches.open(self._caller, run_id, after_seq) as watcher:
                 run = await self._parts.ledger.get_run(self._caller, run_id)
                 self._offers.adopt(run)
-                await self._outgoing.put(_receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run_id))
+                await self._answer(_receipt(frame, ACCEPTED, run_id=run_id))
                 if not attached.done():  # The stream ends in this moment.
                     attached.set_result(None)
                 async with aclosing(watcher.events()) as events:
@@ -285,27 +300,31 @@ class Stream:
             del self._attachments[run_id]
             await self._offers.leave(run_id, release=False)
 
-    async def _show(self, run: RunView, after_seq: int, events: AsyncIterator[LoggedEvent | LogGap]) -> None:
+    async def _show(self, run: Run, after_seq: int, events: AsyncIterator[RunEvent | Gap]) -> None:
         """Send the events of a run, and its end."""
         last_seq, state = after_seq, run.state
         async for event in events:
-            if isinstance(event, LogGap):
-                await self._outgoing.put(frames.Gap(run_id=run.run_id, gap=event))
+            if isinstance(event, Gap):
+                await self._outgoing.put(SessionResponse(gap=event))
                 last_seq = event.to_seq
                 continue
-            await self._outgoing.put(frames.Event(run_id=run.run_id, event=event))
-            last_seq, state = event.seq, event.run_state or state
-            if event.call is not None and event.seq > run.last_seq:
-                self._offers.see(event.call)
+            await self._outgoing.put(SessionResponse(event=event))
+            last_seq, state = event.seq, event.run_changed.run.state or state
+            if event.HasField("call_changed") and event.seq > run.last_seq:
+                self._offers.see(event.call_changed.call)
         ended = state if state in ENDED else run.state
-        await self._outgoing.put(frames.End(run_id=run.run_id, last_seq=last_seq, state=ended))
+        await self._outgoing.put(SessionResponse(end=pb.End(run_id=run.run_id, last_seq=last_seq, state=ended)))
 
 
-def _size_bytes(frame: ServerFrame) -> int:
-    return frame.event.size_bytes if isinstance(frame, frames.Event) else 0
+def _size_bytes(frame: SessionResponse) -> int:
+    return frame.ByteSize() if frame.HasField("event") else 0
 
 
-def _receipt(frame: ClientFrame, reply: Reply, *, run_id: RunId = RunId("")) -> Receipt:
-    content = frame.content
-    run_id = run_id or getattr(content, "run_id", RunId(""))
-    return Receipt.of(reply, frame_id=frame.frame_id, run_id=run_id, call_id=getattr(content, "call_id", CallId("")))
+def _receipt(frame: SessionRequest, reply: Reply, *, run_id: str = "") -> Receipt:
+    content = getattr(frame, frame.WhichOneof("frame") or "heartbeat")
+    run_id = run_id or getattr(content, "run_id", "")
+    return replies.receipt(reply, frame_id=_frame_id(frame), run_id=run_id, call_id=getattr(content, "call_id", ""))
+
+
+def _frame_id(frame: SessionRequest) -> str:
+    return frame.frame_id[:_FRAME_ID_CHARACTERS_MAX]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from pawl.agent_loop.app.frames import UserMessage
+from pawl.agent.v1.agent_pb2 import StartRunRequest
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.options import AskedOptions
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import ConversationId, RequestId
+from pawl.chassis.ids import RequestId
 from pawl.errors import (
     DeadlineExceeded,
     Internal,
@@ -23,6 +21,7 @@ from pawl.errors import (
 )
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
@@ -50,7 +49,7 @@ class Starting:
 
     async def message(
         self, caller: Principal, definition: Definition, request_id: RequestId = NO_REQUEST
-    ) -> tuple[NewMessage | None, str]:
+    ) -> tuple[SubmitMessageRequest | None, str]:
         """Return the message of a run, or why there can be none.
 
         Raises:
@@ -65,15 +64,12 @@ class Starting:
         except PawlError as error:
             return None, f"{error.reason}: {error.message}"
 
-    async def _message(self, caller: Principal, definition: Definition, request_id: RequestId) -> NewMessage:
-        message = UserMessage(
-            conversation_id=ConversationId(""),
+    async def _message(self, caller: Principal, definition: Definition, request_id: RequestId) -> SubmitMessageRequest:
+        message = StartRunRequest(
             text=definition.text,
-            options=AskedOptions(),
-            policy=MessagePolicy.QUEUE,
             conversation_key=definition.conversation_key,
             agent=definition.agent,
-            labels=dict(definition.labels),
+            labels=definition.labels,
         )
         checked, refusal = await self._messages.checked(caller, request_id, message, must_exist=False)
         if refusal is not None:

@@ -12,11 +12,11 @@ from pawl.agent_loop.domain import budget, history
 from pawl.agent_loop.domain.answering import usage_of
 from pawl.agent_loop.domain.assembly import Assembly
 from pawl.agent_loop.domain.model import ModelError, ModelPort
-from pawl.agent_loop.domain.run import Usage
-from pawl.agent_loop.domain.titles import SECONDS_MAX, TitleTask, request_of
+from pawl.agent_loop.domain.titles import SECONDS_MAX, request_of
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.errors import PawlError
+from pawl.values.run import TitleTask, Usage
 
 _AT_ONCE_MAX: Final = 4
 _PAUSE_SECONDS: Final = 2.0

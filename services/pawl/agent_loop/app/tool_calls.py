@@ -9,18 +9,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.ports import CallContext, Execution, Registry
+from pawl.agent_loop.app.ports import CallContext, Registry
 from pawl.agent_loop.domain import settle
-from pawl.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult, Series
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
-    Disposition,
-    ExecutionProgress,
     ExecutionResult,
-    Outcome,
     ProposedCall,
-    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -33,6 +29,8 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId
 from pawl.chassis.retry import TRANSIENT, Retry
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ToolNotFound
+from pawl.values.call import Answer, Series
+from pawl.values.tool import REPEATABLE, Disposition, Execution, Outcome, Progress, ReadTimeouts
 
 _PATIENCE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
@@ -42,7 +40,7 @@ _UNREACHABLE: Final = "The tool registry was away, or failed."
 _KEY_GONE: Final = "The API key with which the job was started is gone or has lost a role: start it with another one."
 _NULL: Final = CallResult(content_json=b"null")
 
-OnProgress = Callable[[ExecutionProgress], None]
+OnProgress = Callable[[Progress], None]
 
 
 class ToolCalls:

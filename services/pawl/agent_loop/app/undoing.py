@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, RunView
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.adapters.public_ledger import PublicLedger, submission
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import ENDED, Undo
+from pawl.agent_loop.domain.run import Undo
 from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, RequestId, RunId
+from pawl.chassis.ids import CallId, RequestId, RunId, UserId
 from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, RunNotEnded, RunNotFound
+from pawl.event.v1 import run_pb2
+from pawl.values.run import ENDED, MessagePolicy
 
 _log = logs.get_logger(__name__)
 
@@ -35,7 +37,7 @@ class Undoing:
         owner, _ = await self._ended_run(caller, run_id)
         return await self._judged(owner, run_id, call_id)
 
-    async def start(self, caller: Principal, request_id: RequestId, run_id: RunId, call_id: CallId) -> RunView:
+    async def start(self, caller: Principal, request_id: RequestId, run_id: RunId, call_id: CallId) -> run_pb2.Run:
         """Create the run that undoes; durable when this returns. Idempotent by request id.
 
         Raises:
@@ -45,18 +47,19 @@ class Undoing:
         if call_id:
             await self._judged(owner, run_id, call_id)
         # What needed two people is not taken back by one.
-        asked = AskedOptions(approvals_required=run.approvals_required)
-        message = NewMessage(
+        asked = AskedOptions(approvals_required=run.options.approvals_required)
+        message = submission(
+            owner,
+            asked_options=asked,
+            options=complete(asked, self._defaults),
             request_id=request_id,
             conversation_id=run.conversation_id,
             conversation_must_exist=True,
             text=undo.request_text(run_id, call_id),
-            asked_options=asked,
-            options=complete(asked, self._defaults),
             policy=MessagePolicy.QUEUE,
-            undo=Undo(run_id=run_id, call_id=call_id, user_id=caller.user_id),
+            undo=wire.UNDO.fields(Undo(run_id=run_id, call_id=call_id, user_id=caller.user_id)),
         )
-        created, _ = await self._ledger.submit_message(owner, message)
+        created = (await self._ledger.submit_message(message)).run
         _log.info("run.undo", store=caller.store_id, user=caller.user_id, undone=run_id, run=created.run_id)
         return created
 
@@ -68,9 +71,9 @@ class Undoing:
             InvalidField: the run is no undo.
         """
         owner, run = await self._run(caller, run_id)
-        if run.undo is None:
+        if not run.HasField("undo"):
             raise InvalidField("the run is no undo", field="run_id")
-        return await self._judged(owner, run.undo.run_id, run.undo.call_id, run_id)
+        return await self._judged(owner, RunId(run.undo.run_id), CallId(run.undo.call_id), run_id)
 
     async def _judged(
         self, owner: Principal, run_id: RunId, call_id: CallId, undo_run_id: RunId = RunId("")
@@ -80,20 +83,22 @@ class Undoing:
             raise CallNotFound
         return tuple(undo.judged(source, undo_run_id) for source in sources)
 
-    async def _ended_run(self, caller: Principal, run_id: RunId) -> tuple[Principal, RunView]:
+    async def _ended_run(self, caller: Principal, run_id: RunId) -> tuple[Principal, run_pb2.Run]:
         owner, run = await self._run(caller, run_id)
         if run.state not in ENDED:
             raise RunNotEnded
         return owner, run
 
-    async def _run(self, caller: Principal, run_id: RunId) -> tuple[Principal, RunView]:
+    async def _run(self, caller: Principal, run_id: RunId) -> tuple[Principal, run_pb2.Run]:
         """Return a run that the caller may undo, and the user whose run it is, in whose name it is undone."""
         try:
             return caller, await self._ledger.get_run(caller, run_id)
         except RunNotFound:
             if Role.ADMIN not in caller.roles:
                 raise
-        # The ledger reads for no user in particular: for a service.
-        run = await self._ledger.get_run(Principal(store_id=caller.store_id), run_id)
+        run = (await self._ledger.get_run_as_service(caller, run_id)).run
         # Whoever asks for it has started it, and is none of those who approve what it does.
-        return replace(caller, user_id=run.user_id, delegate_user_id=caller.user_id, roles=run.user_roles), run
+        owner = replace(
+            caller, user_id=UserId(run.user_id), delegate_user_id=caller.user_id, roles=frozenset(run.user_roles)
+        )
+        return owner, run

@@ -24,12 +24,13 @@ from typing import Final, Self
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.feed import Feed, Watcher
 from pawl.agent_loop.app.public_ports import LiveEvents
-from pawl.agent_loop.app.public_values import LogGap, RunView
-from pawl.agent_loop.domain.run import ENDED, RESTING, RunState
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.tasks import shield, start
 from pawl.errors import Overloaded, SlowConsumer
+from pawl.event.v1.gap_pb2 import Gap
+from pawl.event.v1.run_pb2 import Run
+from pawl.values.run import ENDED, RESTING
 
 FEEDS_MAX: Final = 10_000
 """Most runs that are watched at once on one replica."""
@@ -123,7 +124,7 @@ class Watches:
         """Note that a caller has seen a run as it is now."""
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
-    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> RunView:
+    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
         """Return the run once it has ended, or has changed after `after_seq` and rests, or after `seconds`.
 
         Raises:
@@ -143,12 +144,12 @@ class Watches:
                 return run
         return await self._ledger.get_run(caller, run_id)
 
-    async def _rests(self, caller: Principal, run: RunView) -> None:
+    async def _rests(self, caller: Principal, run: Run) -> None:
         """Wait until a run changes to a resting state."""
-        state: RunState | None = run.state
-        async with self.open(caller, run.run_id, run.last_seq) as watcher, aclosing(watcher.events()) as events:
+        state: int = run.state
+        async with self.open(caller, RunId(run.run_id), run.last_seq) as watcher, aclosing(watcher.events()) as events:
             async for event in events:
-                if isinstance(event, LogGap) or (state := event.run_state or state) in RESTING:
+                if isinstance(event, Gap) or (state := event.run_changed.run.state or state) in RESTING:
                     return
 
     async def _stop(self, feed: Feed) -> None:

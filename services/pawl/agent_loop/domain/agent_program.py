@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pawl.agent_loop.domain import budget, history, order, output
-from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.decision import CallModel, Decision, EnterSteers, Fail, Finish, PinTools, Wait
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.run import FailureClass, RoundLimitPolicy, RunFailure, RunState
+from pawl.agent_loop.domain.run import FailureClass, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.domain.state import State
+from pawl.values.call import WITH_PEOPLE, CallState
+from pawl.values.run import RunState
 
 
 def follows(state: State, now: float) -> Decision:

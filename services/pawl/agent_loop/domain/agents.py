@@ -11,13 +11,14 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.limits import NONE_IS_ZERO, TOKENS_MAX, Limits
+from pawl.agent_loop.domain.limits import NONE_IS_ZERO, Limits
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, TOOL_NAMES_MAX, AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import RunOptions, ToolChoice
 from pawl.chassis.ids import DEFAULT_AGENT, DRAFT, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, ToolNotFound
+from pawl.values.run import TOKENS_MAX
 
 DEFAULT: Final = DEFAULT_AGENT
 RUN_AGENT: Final = "run_agent"

@@ -8,14 +8,16 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import budget, jobs, proposals, repetition, retry
 from pawl.agent_loop.domain.assembly import ModelAnswer
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
 from pawl.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, OutputChecked, Shown
 from pawl.agent_loop.domain.loop_state import CountedPrompt, LoopState, OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UNAVAILABLE, Problem, UsageReport
-from pawl.agent_loop.domain.run import FailureClass, RunFailure, Usage
+from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.state import State
+from pawl.values.call import CallState
+from pawl.values.run import Usage
 
 
 def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:

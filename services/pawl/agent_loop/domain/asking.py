@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.call import Answer, Call, CallState, Question
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.state import State
+from pawl.values.call import Answer, CallState, Question
 
 
 def asked(state: State, call: Call, question: Question, now: float) -> State:

@@ -18,13 +18,14 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import condition, text
-from pawl.agent_loop.domain.call import Series
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.expression import ExpressionError
-from pawl.agent_loop.domain.run import JobReports, Monitor
+from pawl.agent_loop.domain.run import JobTerms, Monitor
 from pawl.chassis import strict_json
 from pawl.chassis.ids import ConversationId
 from pawl.errors import InvalidField, InvalidJson
+from pawl.values.call import Series
+from pawl.values.tool import JobReports
 
 FLAG: Final = "_executeAsync"
 _ESTIMATE: Final = "_estimatedMinutes"
@@ -124,28 +125,17 @@ FUNCTION: Final[Mapping[str, Any]] = {
 """The tool as the model is told of it."""
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class Wish(JobTerms, frozen=True, kw_only=True):
     """The way in which the model wants a call to run in the background."""
 
-    estimated_minutes: float = 0.0
-    interval_seconds: float = 0.0
-    iterations_max: int = 1
     duration_seconds: float = 0.0
     """0 if the number of iterations alone ends it."""
-    delay_first: bool = False
     reports: JobReports = JobReports.EVERY
-    report_iterations: int = 0
-    report_seconds: float = 0.0
     says_reports: bool = False
     """True if that was said; the tool may have a word on it otherwise."""
-    until: Condition | None = None
-    """The result with which it ends before its time; None for any."""
-    when: Monitor | None = None
-    """The result that is told each time it becomes so; None for none."""
-    failures_told: int = 0
 
 
-class AskedJob(msgspec.Struct, frozen=True, kw_only=True):
+class AskedJob(JobTerms, frozen=True, kw_only=True):
     """A job as a user asks for it; see pawl.agent.v1.StartJobRequest for what each field means."""
 
     conversation_id: ConversationId
@@ -154,17 +144,8 @@ class AskedJob(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str]
     tool_name: str
     arguments_json: bytes
-    interval_seconds: float
-    iterations_max: int
     duration_minutes: float
-    delay_first: bool
-    estimated_minutes: float
     reports: JobReports | None
-    report_iterations: int
-    report_seconds: float
-    until: Condition | None
-    when: Monitor | None
-    failures_told: int
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,131 +2,29 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Final
-
 import msgspec
 
 from pawl.chassis.ids import CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
+from pawl.values.call import SETTLED, CallState, DecisionKind, Question, Series
+from pawl.values.tool import Category, EffectClass, ExecutionContext, OfferFallback
 
 
-class CallState(StrEnum):
-    """The states of a call."""
+class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person did: who, and by which credential and delegate; empty if not known, or for none."""
 
-    PROPOSED = "PROPOSED"
-    AWAITING_APPROVAL = "AWAITING_APPROVAL"
-    OFFERED = "OFFERED"
-    ASKED = "ASKED"
-    RUNNABLE = "RUNNABLE"
-    RUNNING = "RUNNING"
-    DELEGATED = "DELEGATED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    REJECTED = "REJECTED"
-    EXPIRED = "EXPIRED"
-    CANCELLED = "CANCELLED"
-    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
-    DETACHED = "DETACHED"
+    user_id: UserId
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
 
-SETTLED: Final = frozenset(
-    {
-        CallState.SUCCEEDED,
-        CallState.FAILED,
-        CallState.REJECTED,
-        CallState.EXPIRED,
-        CallState.CANCELLED,
-        CallState.OUTCOME_UNKNOWN,
-        CallState.DETACHED,
-    }
-)
-"""The states that never change; a call in one of them has its result."""
-
-
-WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED})
-"""States in which a call waits for a person, or for a front end."""
-
-
-class ExecutionContext(StrEnum):
-    """The places where a tool can run."""
-
-    UNSPECIFIED = "UNSPECIFIED"
-    BACKEND = "BACKEND"
-    FRONTEND = "FRONTEND"
-    HUMAN = "HUMAN"
-    AGENT = "AGENT"
-
-
-class ToolCategory(StrEnum):
-    """The degrees of harm that a tool can do."""
-
-    UNSPECIFIED = "UNSPECIFIED"
-    SAFE = "SAFE"
-    SENSITIVE = "SENSITIVE"
-    DESTRUCTIVE = "DESTRUCTIVE"
-
-
-class EffectClass(StrEnum):
-    """The class of a call's effect: what may be done when it is unknown whether the call had it."""
-
-    UNSPECIFIED = "UNSPECIFIED"
-    READ_ONLY = "READ_ONLY"
-    IDEMPOTENT = "IDEMPOTENT"
-    RECONCILABLE = "RECONCILABLE"
-    AT_MOST_ONCE = "AT_MOST_ONCE"
-
-
-REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
-"""Classes whose calls may run again without asking whether they ran before."""
-
-
-class OfferFallback(StrEnum):
-    """The fate of a front-end call that nobody ran in time."""
-
-    FAIL = "FAIL"
-    BACKEND_TOOL = "BACKEND_TOOL"
-    ASK_USER = "ASK_USER"
-
-
-class QuestionKind(StrEnum):
-    """The kinds of question, by what they want."""
-
-    CLARIFICATION = "CLARIFICATION"
-    PERMISSION = "PERMISSION"
-    CONFIRMATION = "CONFIRMATION"
-
-
-class DecisionKind(StrEnum):
-    """The kinds of decision that a person makes about a call."""
-
-    APPROVE = "APPROVE"
-    EDIT = "EDIT"
-    REJECT = "REJECT"
-    ANSWER = "ANSWER"
-
-
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """The iterations of a job, as they are shown to be granted. See pawl.event.v1.Series."""
-
-    digest: str = ""
-    interval_seconds: float
-    iterations_max: int
-    end_time: float | None = None
-    grant_call_id: CallId = CallId("")
-    """The call with which they were granted; for the registry alone."""
-
-
-class Decided(msgspec.Struct, frozen=True, kw_only=True):
+class Decided(ByPerson, frozen=True, kw_only=True):
     """The decision about a call, with the person and the time."""
 
     kind: DecisionKind
-    user_id: UserId
     reason: str = ""
     time: float = 0.0
     arguments_sha256: str = ""
     """Of the arguments that it is about, in hex; empty where it is not known."""
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
     series: Series | None = None
     """The series that it is about, with the call; None if it is about the call alone."""
 
@@ -151,27 +49,6 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
         """True if somebody changed the arguments."""
         decided = (*self.approvals, self.decision) if self.decision else self.approvals
         return any(decision.kind is DecisionKind.EDIT for decision in decided)
-
-
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question of a call to a person."""
-
-    question: str
-    why: str = ""
-    kind: QuestionKind = QuestionKind.CLARIFICATION
-    options: tuple[str, ...] = ()
-    default_answer: str = ""
-    timeout_seconds: float = 0.0
-    answer_schema_json: bytes = b""
-    """The schema that an answer must meet; empty if any will do."""
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a question that a running tool asked."""
-
-    question: str
-    answer: str = ""
-    declined: bool = False
 
 
 class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,9 +94,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     undoes_call_id: CallId = CallId("")
     """The call whose effect this one takes back; empty unless the run is an undo."""
     tool_version: int = 0
-    context: ExecutionContext = ExecutionContext.UNSPECIFIED
-    category: ToolCategory = ToolCategory.UNSPECIFIED
-    effect_class: EffectClass = EffectClass.UNSPECIFIED
+    context: ExecutionContext | None = None
+    category: Category | None = None
+    effect_class: EffectClass | None = None
     arguments_json: bytes = b""
     proposed_arguments: str = ""
     attempt: int = 0

@@ -21,6 +21,7 @@ PAGE_SIZE_MAX: Final = 200
 OWN_TOOLS_MAX: Final = 64
 OWN_TOOLS_BYTES_MAX: Final = 64 * 1024
 WAIT_SECONDS_MAX: Final = 60.0
+SEQ_MAX: Final = 2**63 - 1
 
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """The control characters; tab, line feed and carriage return are text."""
@@ -118,4 +119,15 @@ def wait_seconds(value: float) -> float:
     """
     if not math.isfinite(value) or not 0 <= value <= WAIT_SECONDS_MAX:
         raise InvalidField("wait_seconds must be from 0 to 60", field="wait_seconds")
+    return value
+
+
+def seq(value: int, field: str) -> int:
+    """Return `value` if a log can be that long.
+
+    Raises:
+        InvalidField
+    """
+    if value > SEQ_MAX:
+        raise InvalidField(f"{field} is too large", field=field)
     return value

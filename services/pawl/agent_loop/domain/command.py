@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.call import CallResult, DecisionKind, Series
-from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
-from pawl.chassis.ids import CallId, CommandId, CredentialId, RunId, UserId
-
-
-class CallResolution(StrEnum):
-    """The finding of an operator about a call in doubt."""
-
-    HAPPENED = "HAPPENED"
-    RUN_AGAIN = "RUN_AGAIN"
-    TELL_MODEL = "TELL_MODEL"
+from pawl.agent_loop.domain.call import ByPerson, CallResult
+from pawl.agent_loop.domain.run import RunFailure
+from pawl.chassis.ids import CallId, CommandId, RunId
+from pawl.values.call import DecisionKind, Series
+from pawl.values.command import CallResolution
+from pawl.values.run import RunState, StopCause, Usage
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,12 +99,9 @@ CommandKind: TypeAlias = (
 )
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class Command(ByPerson, frozen=True, kw_only=True):
     """An entry of the inbox of a run."""
 
     command_id: CommandId
-    user_id: UserId
     time: float
     kind: CommandKind
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")

@@ -7,18 +7,9 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import asking, completing, delegation, program, proposals, settle
-from pawl.agent_loop.domain.call import (
-    ApprovalRequest,
-    Call,
-    CallResult,
-    CallState,
-    Decided,
-    DecisionKind,
-    ExecutionContext,
-)
+from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallResult, Decided
 from pawl.agent_loop.domain.command import (
     AgentEnded,
-    CallResolution,
     Cancel,
     Command,
     Completed,
@@ -30,11 +21,15 @@ from pawl.agent_loop.domain.command import (
     ToolResult,
     TopUp,
 )
-from pawl.agent_loop.domain.run import Grant, RunState
+from pawl.agent_loop.domain.run import Grant
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis import strict_json
 from pawl.chassis.ids import UserId
+from pawl.values.call import CallState, DecisionKind
+from pawl.values.command import CallResolution
+from pawl.values.run import RunState
+from pawl.values.tool import ExecutionContext
 
 _WITHDRAWN = "The user sent a new message before this call was made; it was not made."
 _DID_NOT_HAPPEN = "An operator found that this call did not happen."

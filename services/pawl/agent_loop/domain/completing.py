@@ -9,9 +9,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import CallId
+from pawl.values.call import CallState
 
 # The registry tells by its own clock when the time is over.
 _SECONDS_MIN: Final = 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.agent_loop.domain import budget, completing, delegation, program, settle, step
-from pawl.agent_loop.domain.call import Call, CallState, ExecutionContext, OfferFallback
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.decision import (
     CheckFallback,
     Decision,
@@ -33,14 +33,11 @@ from pawl.agent_loop.domain.decision import (
     TakeOver,
     Wait,
 )
-from pawl.agent_loop.domain.run import (
-    ENDED,
-    FailureClass,
-    RunFailure,
-    RunState,
-    WaitKind,
-)
+from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.state import BEGIN, MODEL, State, check_of, stop_of
+from pawl.values.call import CallState
+from pawl.values.run import ENDED, RunState, WaitKind
+from pawl.values.tool import ExecutionContext, OfferFallback
 
 _WAITS: Final = {
     CallState.OFFERED: WaitKind.TOOL_RESULT,

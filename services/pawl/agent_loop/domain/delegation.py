@@ -14,23 +14,17 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import agents, budget, settle, text
 from pawl.agent_loop.domain.agents import AgentVersion
-from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.checks import MESSAGE_BYTES_MAX
 from pawl.agent_loop.domain.command import AgentEnded
 from pawl.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import (
-    Delegation,
-    PinnedAgent,
-    Run,
-    RunOptions,
-    RunState,
-    TokenBudgetPolicy,
-    ToolChoice,
-)
+from pawl.agent_loop.domain.run import Delegation, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
 from pawl.chassis.ids import RunId
+from pawl.values.call import CallState
+from pawl.values.run import RunState
 
 OUTPUT_BYTES_MAX: Final = 128 * 1024
 """Most bytes of an answer that the result of the call has: any text of that size fits into a result."""

@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.domain.run import Usage
 from pawl.chassis.ids import CallId
+from pawl.values.run import Usage
 
 TAKEOVER: Final = "TAKEOVER"
 """Reason of RoundRetrying when the worker that made the call is gone."""

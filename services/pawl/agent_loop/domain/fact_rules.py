@@ -7,7 +7,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import answering, asking, completing, program, proposals, settle
-from pawl.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext, Question
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.decision import Propose
 from pawl.agent_loop.domain.event import OwnerEvent, Warned
 from pawl.agent_loop.domain.fact import (
@@ -24,9 +24,12 @@ from pawl.agent_loop.domain.fact import (
     RunRefused,
     ToolsPinned,
 )
-from pawl.agent_loop.domain.run import RunState, UnknownOutcomePolicy
+from pawl.agent_loop.domain.run import UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import TOOLS_MAX, Outcome
+from pawl.agent_loop.domain.tool import TOOLS_MAX
+from pawl.values.call import CallState, Question
+from pawl.values.run import RunState
+from pawl.values.tool import REPEATABLE, ExecutionContext, Outcome
 
 
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:

@@ -13,12 +13,13 @@ from typing import Final
 import msgspec
 
 from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, is_json
-from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.checks import CONTROL, MESSAGE_BYTES_MAX, RESULT_BYTES_MAX
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.errors import InvalidHistory, InvalidJson, TooLarge
+from pawl.values.call import CallState
 
 MESSAGES_MAX: Final = 1000
 CALLS_MAX: Final = 128

@@ -14,12 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import jobs, monitor
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.decision import Decision, Fail, Finish, PinTools, Propose, Wait
 from pawl.agent_loop.domain.loop_state import JobCursor
-from pawl.agent_loop.domain.run import FailureClass, Job, RunFailure, RunState, WaitKind
+from pawl.agent_loop.domain.run import FailureClass, Job, RunFailure
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
+from pawl.values.call import CallState
+from pawl.values.run import RunState, WaitKind
 
 BACKOFF_SECONDS_MAX: Final = 3600.0
 """The longest pause that a job makes because its polls fail."""
@@ -168,7 +170,7 @@ def _message(call: Call) -> str:
     if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
         said = content.get("error") if isinstance(content, dict) else content
-    otherwise = "The tool reports no success." if _says_failed(call) else f"The call ended {call.state}."
+    otherwise = "The tool reports no success." if _says_failed(call) else f"The call ended {call.state.name}."
     return (said if isinstance(said, str) and said else otherwise)[:1000]
 
 
@@ -182,6 +184,6 @@ def _says_failed(call: Call) -> bool:
 
 def _failure(call: Call) -> RunFailure:
     result, message = call.result, _message(call)
-    reason = result.error_reason if result is not None and result.error_reason else str(call.state)
+    reason = result.error_reason if result is not None and result.error_reason else call.state.name
     reason = "TOOL_ERROR" if call.state is CallState.SUCCEEDED else reason
     return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message)

@@ -13,26 +13,27 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import background, budget, delegation, settle, text
 from pawl.agent_loop.domain.background import Wish
-from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallResult, CallState, ExecutionContext
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import (
     Delegation,
     Job,
-    JobReports,
     Notice,
     RoundLimitPolicy,
     Run,
-    RunState,
     TokenBudgetPolicy,
     ToolChoice,
     UnknownOutcomePolicy,
 )
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import Disposition, Tool, Verdict
+from pawl.agent_loop.domain.tool import Tool, Verdict
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
+from pawl.values.call import WITH_PEOPLE, CallState
+from pawl.values.run import RunState
+from pawl.values.tool import Disposition, ExecutionContext, JobReports
 
 OPEN_MAX: Final = 10
 """Most jobs of a conversation that are open at once (ASYNC-7)."""
@@ -361,7 +362,7 @@ def _told(notice: Notice) -> dict[str, Any]:
             # It waited, and the result is that of the last one that has ended by now.
             told["iterations"] = notice.round
     else:
-        told["state"] = str(notice.state)
+        told["state"] = notice.state.name
         if notice.job.interval_seconds:
             told["iterations"] = notice.round
         if notice.failure is not None:
@@ -386,7 +387,7 @@ def _alarm(notice: Notice) -> str:
     """Return what the user is to be told of a notice in any case; empty if the model decides."""
     job = notice.job
     if not notice.occasion and notice.state in {RunState.FAILED, RunState.EXPIRED}:
-        return notice.state.lower()
+        return notice.state.name.lower()
     if notice.paused:
         return "paused"
     if job.until is None and job.when is None:
@@ -411,7 +412,7 @@ def _escape(found: re.Match[str]) -> str:
 
 def _line(notice: Notice) -> str:
     """Return what people read of a notice."""
-    what = f"iteration {notice.occasion}" if notice.occasion else notice.state.lower()
+    what = f"iteration {notice.occasion}" if notice.occasion else notice.state.name.lower()
     if (alarm := _alarm(notice)) not in {"", what}:
         what = f"{what}, {alarm}"
     return f"{notice.job.tool_name}: {what} ({notice.run_id})"

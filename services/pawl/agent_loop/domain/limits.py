@@ -10,9 +10,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from pawl.errors import InvalidField
-
-TOKENS_MAX: Final = 2**53
-"""Most tokens that a budget can have."""
+from pawl.values.run import TOKENS_MAX
 
 APPROVALS_MAX: Final = 5
 """Most people whose approval a call can need."""

@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.domain.call import Answer
 from pawl.agent_loop.domain.condition import Seen
-from pawl.agent_loop.domain.run import RunFailure, Usage
+from pawl.agent_loop.domain.run import RunFailure
 from pawl.agent_loop.domain.undo import UndoPlan
 from pawl.chassis.ids import CallId
+from pawl.values.call import Answer
+from pawl.values.run import Usage
 
 
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):

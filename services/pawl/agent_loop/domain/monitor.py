@@ -9,11 +9,13 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import text
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.expression import ExpressionError
 from pawl.agent_loop.domain.loop_state import Digested, JobCursor
-from pawl.agent_loop.domain.run import Job, JobReports, Monitor
+from pawl.agent_loop.domain.run import Job, Monitor
+from pawl.values.call import CallState
+from pawl.values.tool import JobReports
 
 FAILURES_TOLD: Final = 3
 """The failures one after the other after which a job that watches for something says so, if it was not told when."""

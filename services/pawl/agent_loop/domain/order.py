@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.agent_loop.domain.call import Call, CallState, ExecutionContext
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.run import BatchOrder
+from pawl.values.call import CallState
+from pawl.values.tool import ExecutionContext
 
 _DECISIONS: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED})
 _READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING, CallState.DELEGATED})

@@ -10,7 +10,6 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import answering, asking, budget, delegation, jobs, program, step
-from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import Cancel, Command, Steer
 from pawl.agent_loop.domain.command_rules import apply_command
 from pawl.agent_loop.domain.decide import IN_MOTION, decide, not_made
@@ -43,9 +42,10 @@ from pawl.agent_loop.domain.fact import Fact, Shown
 from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.loop_state import OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.run import RunState, WaitKind
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.chassis.ids import CallId
+from pawl.values.call import CallState
+from pawl.values.run import RunState, WaitKind
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
 # More decisions in a row than this, without any work, cannot be right.

@@ -9,19 +9,13 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import settle, text
 from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, RawCall, is_json
-from pawl.agent_loop.domain.call import (
-    ApprovalRequest,
-    Call,
-    CallState,
-    EffectClass,
-    ExecutionContext,
-    OfferLease,
-    Series,
-)
+from pawl.agent_loop.domain.call import ApprovalRequest, Call, OfferLease
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import Run, RunOptions
-from pawl.agent_loop.domain.tool import Disposition, Outcome, ProposedCall, Verdict
+from pawl.agent_loop.domain.tool import ProposedCall, Verdict
 from pawl.chassis.ids import CallId
+from pawl.values.call import CallState, Series
+from pawl.values.tool import Disposition, EffectClass, ExecutionContext, Outcome
 
 _KEPT_CHARACTERS: Final = 4096
 """The characters kept of arguments that are too large to be run."""
@@ -175,7 +169,7 @@ def released(call: Call, limits: Limits, now: float) -> Call:
         case ExecutionContext.HUMAN:
             seconds = limits.seconds_of_question(call.question.timeout_seconds if call.question else 0.0)
             return replace(call, state=CallState.ASKED, deadline_time=now + seconds)
-        case ExecutionContext.BACKEND | ExecutionContext.AGENT | ExecutionContext.UNSPECIFIED:
+        case ExecutionContext.BACKEND | ExecutionContext.AGENT | None:
             return replace(call, state=CallState.RUNNABLE, deadline_time=None)
 
 

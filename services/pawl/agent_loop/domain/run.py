@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from enum import StrEnum
-from typing import Final
 
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.domain.call import Decided, Series
+from pawl.agent_loop.domain.call import Decided
 from pawl.agent_loop.domain.condition import Condition
-from pawl.agent_loop.domain.limits import TOKENS_MAX, Limits
+from pawl.agent_loop.domain.limits import Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
-
-
-class RunState(StrEnum):
-    """The states of a run."""
-
-    QUEUED = "QUEUED"
-    RUNNING = "RUNNING"
-    WAITING = "WAITING"
-    CANCELLING = "CANCELLING"
-    NEEDS_ATTENTION = "NEEDS_ATTENTION"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    EXPIRED = "EXPIRED"
-
-
-ENDED: Final = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
-"""The states that never change."""
-RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
-"""States in which a run waits for a person, a program or a time, or has ended."""
-
-
-class WaitKind(StrEnum):
-    """The things that a WAITING run can wait for."""
-
-    TOOL_RESULT = "TOOL_RESULT"
-    APPROVAL = "APPROVAL"
-    ANSWER = "ANSWER"
-    BUDGET = "BUDGET"
-    AGENT = "AGENT"
-    AGENT_QUOTA = "AGENT_QUOTA"
-    TIME = "TIME"
-    PAUSED = "PAUSED"
-    COMPLETION = "COMPLETION"
-    PROVIDER = "PROVIDER"
-
-
-class StopCause(StrEnum):
-    """The cause for which a run was asked to stop."""
-
-    USER = "USER"
-    SUPERSEDED = "SUPERSEDED"
-    OPERATOR = "OPERATOR"
-    PARENT = "PARENT"
-    MODEL = "MODEL"
+from pawl.values.call import Series
+from pawl.values.run import RunState, StopCause, Usage, WaitKind
+from pawl.values.tool import JobReports
 
 
 class RoundLimitPolicy(StrEnum):
@@ -183,34 +138,6 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of model calls, summed up to what the ledger counts; `model_calls` counts failed attempts too.
-
-    `estimated_tokens` are those of the input and output tokens that the model server did not report.
-    """
-
-    input_tokens: int = 0
-    cached_input_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-    model_calls: int = 0
-    estimated_tokens: int = 0
-
-    @property
-    def total_tokens(self) -> int:
-        """The tokens that count against the budget: cached input and reasoning are parts of input and output."""
-        return self.input_tokens + self.output_tokens
-
-    def __add__(self, other: Usage) -> Usage:
-        return self._with_each(lambda one, more: min(one + more, TOKENS_MAX), other)
-
-    def __sub__(self, other: Usage) -> Usage:
-        return self._with_each(operator.sub, other)
-
-    def _with_each(self, combine: Callable[[int, int], int], other: Usage) -> Usage:
-        return Usage(**{name: combine(getattr(self, name), getattr(other, name)) for name in Usage.__struct_fields__})
-
-
 class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool version that a run uses from its start to its end."""
 
@@ -236,24 +163,6 @@ class PinnedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """True if the names of the tools of the run are its: those that the user may not call are left out."""
 
 
-class JobReports(StrEnum):
-    """The iterations of a job of which its conversation is told. Of its end it is told but with NONE."""
-
-    EVERY = "EVERY"
-    CHANGE = "CHANGE"
-    END = "END"
-    DIGEST = "DIGEST"
-    NONE = "NONE"
-
-
-class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The iterations of its jobs of which a tool has the conversation told; the fields are those of `Job`."""
-
-    reports: JobReports
-    report_iterations: int = 0
-    report_seconds: float = 0.0
-
-
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     """A condition that a job tells of each time it becomes so; see pawl.event.v1.JobMonitor."""
 
@@ -263,26 +172,33 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     hold_seconds: float = 0.0
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call is made in the background; see pawl.event.v1.Job for what each field means."""
+
+    interval_seconds: float = 0.0
+    iterations_max: int = 1
+    delay_first: bool = False
+    estimated_minutes: float = 0.0
+    until: Condition | None = None
+    """The result with which it ends before its time; None for any."""
+    when: Monitor | None = None
+    """The result that is told each time it becomes so; None for none."""
+    report_iterations: int = 0
+    report_seconds: float = 0.0
+    failures_told: int = 0
+    """0 for as many as are usual."""
+
+
+class Job(JobTerms, frozen=True, kw_only=True):
     """A call in the background, once or again and again; see pawl.event.v1.Job for what each field means."""
 
     tool_name: str
     arguments_json: bytes
     begin_time: float
-    interval_seconds: float = 0.0
-    iterations_max: int = 1
     end_time: float | None = None
-    delay_first: bool = False
     timeout_seconds: float = 0.0
-    estimated_minutes: float = 0.0
     reports: JobReports = JobReports.EVERY
     delegates: bool = False
-    until: Condition | None = None
-    when: Monitor | None = None
-    report_iterations: int = 0
-    report_seconds: float = 0.0
-    failures_told: int = 0
-    """0 for as many as are usual."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):

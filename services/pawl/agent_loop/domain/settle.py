@@ -6,17 +6,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.call import (
-    REPEATABLE,
-    Call,
-    CallResult,
-    CallState,
-    OfferFallback,
-    Question,
-)
+from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions
-from pawl.agent_loop.domain.tool import ExecutionResult, Outcome, Stopped
+from pawl.agent_loop.domain.tool import ExecutionResult, Stopped
 from pawl.chassis import strict_json
+from pawl.values.call import CallState, Question
+from pawl.values.tool import REPEATABLE, OfferFallback, Outcome
 
 _NOTE_ARGUMENTS_MAX: Final = 2000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Final, TypeVar
 
 import msgspec
@@ -14,19 +13,10 @@ from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.event import OwnerEvent
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import (
-    ENDED,
-    Delegation,
-    Notice,
-    PinnedTool,
-    RunFailure,
-    RunState,
-    StopCause,
-    Usage,
-    WaitKind,
-)
+from pawl.agent_loop.domain.run import Delegation, Notice, PinnedTool, RunFailure
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import CallId, CommandId, RunId
+from pawl.values.run import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
 
 T = TypeVar("T")
 
@@ -37,14 +27,6 @@ What goes along in any case, as the answer of the model, has bounds of its own: 
 """
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-
-
-class LeaseAction(StrEnum):
-    """The effect of a commit on the lease."""
-
-    KEEP = "KEEP"
-    PARK = "PARK"
-    RELEASE = "RELEASE"
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Final, TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.call import (
-    CallResult,
-    CallState,
-    DecisionKind,
+from pawl.agent_loop.domain.call import CallResult
+from pawl.chassis.ids import CallId, CredentialId, UserId
+from pawl.values.call import CallState, DecisionKind, Question, Series
+from pawl.values.tool import (
+    Category,
+    Disposition,
     EffectClass,
     ExecutionContext,
     OfferFallback,
-    Question,
-    Series,
-    ToolCategory,
+    Outcome,
+    Progress,
+    ReportPolicy,
 )
-from pawl.agent_loop.domain.run import ReportPolicy
-from pawl.chassis.ids import CallId, CredentialId, UserId
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +29,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     arguments_schema_json: bytes = b""
     fallback_tool_name: str = ""
-    context: ExecutionContext = ExecutionContext.UNSPECIFIED
+    context: ExecutionContext | None = None
     own_definition: bytes = b""
     """The definition as the contract has it, of a tool that came with its run; empty for one of the register."""
     definition_sha256: str = ""
@@ -67,71 +66,36 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision of a person about a gated call, for the audit chain."""
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person or a front end did about a call, for the audit chain."""
 
     call_id: CallId
     tool_name: str
     tool_version: int
-    kind: DecisionKind
     user_id: UserId
     arguments_json: bytes = b""
-    arguments_sha256: str = ""
-    """In place of the arguments."""
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
     definition_sha256: str = ""
     """As in `PinnedTool`."""
+
+
+class RecordedDecision(Recorded, frozen=True, kw_only=True):
+    """The decision of a person about a gated call."""
+
+    kind: DecisionKind
+    arguments_sha256: str = ""
+    """In place of the arguments."""
     for_series: bool = False
 
 
-class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a front-end call, for the audit chain; who brought the result or held the call, and how long."""
+class RecordedResult(Recorded, frozen=True, kw_only=True):
+    """The end of a front-end call: who brought the result or held the call, and how long."""
 
-    call_id: CallId
-    tool_name: str
-    tool_version: int
-    user_id: UserId
-    arguments_json: bytes
     content_json: bytes
     state: CallState
     duration_seconds: float
     """Since the lease; 0 without one."""
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    definition_sha256: str = ""
-    """As in `PinnedTool`."""
-
-
-class Disposition(StrEnum):
-    """The ways in which a call is treated."""
-
-    RUN = "RUN"
-    APPROVE = "APPROVE"
-    OFFER = "OFFER"
-    ASK = "ASK"
-    DELEGATE = "DELEGATE"
-    REFUSE = "REFUSE"
-
-
-class Outcome(StrEnum):
-    """The ways in which an execution ends."""
-
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    UNKNOWN = "UNKNOWN"
-    INPUT_REQUIRED = "INPUT_REQUIRED"
-    """It has not ended: the tool asks a person something."""
-    AWAITING_COMPLETION = "AWAITING_COMPLETION"
-    """It has not ended: its tool has, and somebody outside completes it."""
-
-
-class ExecutionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of a tool while it runs; `fraction` is from 0 to 1."""
-
-    fraction: float | None = None
-    message: str = ""
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,13 +109,6 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     """The time in which somebody may complete it, with AWAITING_COMPLETION."""
 
 
-class ReadTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds that a run gives a call whose tool has no timeout, and the most that it gives to any."""
-
-    timeout_seconds: float
-    timeout_seconds_max: float
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The registry's verdict on a proposed call."""
 
@@ -160,9 +117,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: int = 0
     arguments_json: bytes = b""
     note: str = ""
-    context: ExecutionContext = ExecutionContext.UNSPECIFIED
-    category: ToolCategory = ToolCategory.UNSPECIFIED
-    effect_class: EffectClass = EffectClass.UNSPECIFIED
+    context: ExecutionContext | None = None
+    category: Category | None = None
+    effect_class: EffectClass | None = None
     timeout_seconds: float = 0.0
     parallel: bool = False
     resource_keys: tuple[str, ...] = ()
@@ -188,7 +145,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a call that only reads and has run already."""
 
 
-ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult
+ExecutionPiece: TypeAlias = Progress | ExecutionResult
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,19 +14,13 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.call import (
-    WITH_PEOPLE,
-    Call,
-    CallState,
-    DecisionKind,
-    EffectClass,
-    ExecutionContext,
-    Inverse,
-)
+from pawl.agent_loop.domain.call import Call, Inverse
 from pawl.agent_loop.domain.run import Run
 from pawl.agent_loop.domain.settle import NOT_STOPPED
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, RunId
+from pawl.values.call import WITH_PEOPLE, CallState, DecisionKind
+from pawl.values.tool import EffectClass, ExecutionContext
 
 REASON_CHARACTERS_MAX: Final = 300
 _REPORT_LINES_MAX: Final = 50
@@ -282,7 +276,7 @@ def _why(call: Call) -> str:
         except msgspec.DecodeError:
             content = None
     said = content.get("error") if isinstance(content, dict) else content
-    return _line(said) if isinstance(said, str) and said else f"The inverse ended {call.state}."
+    return _line(said) if isinstance(said, str) and said else f"The inverse ended {call.state.name}."
 
 
 def _line(said: str) -> str:

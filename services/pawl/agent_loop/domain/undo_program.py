@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import budget, undo
-from pawl.agent_loop.domain.call import WITH_PEOPLE, Call
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.decision import (
     CallModel,
     Decision,
@@ -20,9 +20,10 @@ from pawl.agent_loop.domain.decision import (
     Wait,
 )
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.undo import PlannedUndo, UndoPlan
+from pawl.values.call import WITH_PEOPLE
+from pawl.values.run import RunState
 
 
 def follows(state: State, now: float) -> Decision:

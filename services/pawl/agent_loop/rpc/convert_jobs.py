@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pawl.agent.v1 import jobs_pb2
-from pawl.agent_loop.app.public_values import RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX
 from pawl.agent_loop.domain.background import AskedJob
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX
-from pawl.agent_loop.domain.run import JobReports, Monitor
+from pawl.agent_loop.domain.run import Monitor
 from pawl.agent_loop.rpc.convert import WIRE
 from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
+from pawl.values.tool import JobReports
 
 _SETTLED: Final = frozenset(
     {
@@ -66,9 +66,8 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
     return _ASKED.read(request), hashlib.sha256(copy.SerializeToString(deterministic=True)).digest()
 
 
-def job(view: RunView) -> jobs_pb2.BackgroundJob:
+def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
     """Return a job as it is now."""
-    run = cast("run_pb2.Run", view.document)
     ended = {count.state: count.count for count in run.call_counts if count.state in _SETTLED}
     waits_for_time = run.waiting.reason == waiting_pb2.WAIT_REASON_TIME and run.waiting.HasField("deadline_time")
     return jobs_pb2.BackgroundJob(

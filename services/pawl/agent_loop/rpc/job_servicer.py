@@ -5,10 +5,12 @@ from __future__ import annotations
 from pawl.agent.v1 import jobs_pb2 as pb
 from pawl.agent.v1 import jobs_pb2_grpc
 from pawl.agent_loop.app.jobs import Jobs
+from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert, convert_jobs
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import ConversationId, RunId, check_id
 from pawl.chassis.rpc_kinds import Context
+from pawl.job.v1 import ledger_pb2
 
 
 class JobServicer(jobs_pb2_grpc.JobServiceServicer):
@@ -26,11 +28,13 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return pb.GetJobResponse(job=convert_jobs.job(await self._jobs.get(require_user(), _job_id(request))))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
-        conversation_id = ConversationId(check_id(request.conversation_id, "conversation_id", optional=True))
-        page = await self._jobs.list(
-            require_user(), conversation_id, convert.page(request), open_only=request.open_only
+        wanted = ledger_pb2.ListRunsRequest(
+            reports_to_conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
+            page_size=checks.page_size(request.page_size),
+            page_token=request.page_token,
         )
-        return pb.ListJobsResponse(jobs=map(convert_jobs.job, page.items), next_page_token=page.next_page_token)
+        page = await self._jobs.list(require_user(), wanted, open_only=request.open_only)
+        return pb.ListJobsResponse(jobs=map(convert_jobs.job, page.runs), next_page_token=page.next_page_token)
 
     async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.StopJobResponse:
         request_id = convert.request_id(request)

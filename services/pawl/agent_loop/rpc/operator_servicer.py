@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from pawl.agent.v1 import operator_pb2 as pb
 from pawl.agent.v1 import operator_pb2_grpc
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
 from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_values import RunView
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import Principal, require_user
 from pawl.chassis.ids import RequestId, RunId, check_id
@@ -26,15 +23,15 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
         run_id = check_id(request.run_id, "run_id", optional=True)
         page = await self._ledger.list_attention(require_user(), run_id, convert.page(request))
-        return pb.ListAttentionResponse(runs=map(_run_in_need, page.items), next_page_token=page.next_page_token)
+        return pb.ListAttentionResponse(runs=map(_run_in_need, page.runs), next_page_token=page.next_page_token)
 
     async def RedriveRun(self, request: pb.RedriveRunRequest, context: Context) -> pb.RedriveRunResponse:
         run = await self._operators.redrive(*_act(request))
-        return pb.RedriveRunResponse(state=_document(run).state)
+        return pb.RedriveRunResponse(state=run.state)
 
     async def EndRun(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
         run = await self._operators.end(*_act(request))
-        return pb.EndRunResponse(state=_document(run).state)
+        return pb.EndRunResponse(state=run.state)
 
     async def EndJobs(self, request: pb.EndJobsRequest, context: Context) -> pb.EndJobsResponse:
         job_ids = await self._operators.end_jobs(require_user(), convert.request_id(request), request.reason)
@@ -47,12 +44,7 @@ def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Principal, R
     return require_user(), request_id, convert.run_id(request), request.reason
 
 
-def _document(run: RunView) -> run_pb2.Run:
-    return cast("run_pb2.Run", run.document)
-
-
-def _run_in_need(view: RunView) -> pb.RunInNeed:
-    run = _document(view)
+def _run_in_need(run: run_pb2.Run) -> pb.RunInNeed:
     return pb.RunInNeed(
         run_id=run.run_id,
         user_id=run.user_id,

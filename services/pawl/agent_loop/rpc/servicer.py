@@ -5,30 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Final, cast
+from functools import partial
+from typing import Final
 
 from pawl.agent.v1 import agent_pb2 as pb
-from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2, whoami_pb2
+from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, undo_pb2, whoami_pb2
 from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app.frames import Receipt, ServerFrame
-from pawl.agent_loop.app.inbox import Inbox, decided
+from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.pending import Pending, PendingPart
-from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, Reply, RunView
+from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.replies import decided, receipt, run_after
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.app.whoami import Introductions
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.rpc import convert, convert_jobs, convert_session, convert_steps
+from pawl.agent_loop.rpc import convert, convert_jobs
 from pawl.chassis.auth import current_principal, require_user
-from pawl.chassis.ids import CallId, RunId, check_id
+from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
 from pawl.chassis.rpc_kinds import Context
-from pawl.errors import RunNotFound, SlowConsumer
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.errors import InvalidField, RunNotFound, SlowConsumer
+from pawl.event.v1 import event_pb2, gap_pb2
 
 HEARTBEAT_SECONDS: Final = 15.0
 WRITE_SECONDS_MAX: Final = 60.0
@@ -68,31 +68,27 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
         request_id = convert.request_id(request)
         check_id(request.conversation_id, "conversation_id", optional=True)
-        run = await self._messages.start(require_user(), request_id, convert.first_message(request))
-        return pb.StartRunResponse(run=_run(run))
+        run = await self._messages.start(require_user(), request_id, request)
+        return pb.StartRunResponse(run=convert.run_message(run))
 
     async def SendMessage(self, request: pb.SendMessageRequest, context: Context) -> pb.SendMessageResponse:
         request_id = convert.request_id(request)
         check_id(request.conversation_id, "conversation_id")
-        run, steered = await self._messages.send(require_user(), request_id, convert.next_message(request))
-        return pb.SendMessageResponse(run=_run(run), steered=steered)
+        sent = await self._messages.send(require_user(), request_id, request)
+        return pb.SendMessageResponse(run=convert.run_message(sent.run), steered=sent.steered)
 
     # Both streams write for themselves, so that a client that does not read can be
     # cut off in the middle of a write; the generated types know generators only.
     async def Session(  # type: ignore[override]
         self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Context
     ) -> None:
-        async def send(frame: ServerFrame) -> None:
-            await _write(context, convert_session.server_frame(frame))
-
-        async with aclosing(convert_session.client_frames(request_iterator)) as frames:
-            await self._sessions.serve(require_user(), frames, send)
+        await self._sessions.serve(require_user(), request_iterator, partial(_write, context))
 
     async def WatchRun(  # type: ignore[override]
         self, request: pb.WatchRunRequest, context: Context
     ) -> None:
         run_id = convert.run_id(request)
-        after_seq = convert.seq(request.after_seq, "after_seq")
+        after_seq = checks.seq(request.after_seq, "after_seq")
         async with (
             self._watches.open(require_user(), run_id, after_seq) as watcher,
             aclosing(watcher.pages(silence_seconds=self._heartbeat_seconds)) as pages,
@@ -103,8 +99,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def LeaseCall(self, request: pb.LeaseCallRequest, context: Context) -> pb.LeaseCallResponse:
         run_id, call_id = convert.run_id(request), check_id(request.call_id, "call_id")
         client_id = check_id(request.client_id, "client_id")
-        granted, call = await self._inbox.lease(require_user(), run_id, call_id, client_id)
-        return pb.LeaseCallResponse(granted=granted, call=_calls([call])[0], lease_seconds=self._inbox.lease_seconds)
+        leased = await self._inbox.lease(require_user(), run_id, call_id, client_id)
+        return pb.LeaseCallResponse(granted=leased.granted, call=leased.call, lease_seconds=self._inbox.lease_seconds)
 
     async def SubmitToolResults(
         self, request: pb.SubmitToolResultsRequest, context: Context
@@ -114,20 +110,24 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         results = convert.tool_results(request.results, run_id=run_id)
         client_id = check_id(request.client_id, "client_id", optional=True)
         replies, run = await self._inbox.submit_results(require_user(), request_id, run_id, results, client_id)
-        receipts = [_receipt(reply, run_id, result.call_id) for reply, result in zip(replies, results, strict=True)]
-        return pb.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
+        receipts = [
+            receipt(reply, run_id=run_id, call_id=result.call_id)
+            for reply, result in zip(replies, results, strict=True)
+        ]
+        return pb.SubmitToolResultsResponse(receipts=receipts, run=convert.run_message(run))
 
     async def Decide(self, request: pb.DecideRequest, context: Context) -> pb.DecideResponse:
         decision = convert.decision(request.decision, run_id=convert.run_id(request))
         reply = await self._inbox.decide(require_user(), convert.request_id(request), decision)
         run = decided(reply)
-        return pb.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
+        answer = receipt(reply, run_id=decision.run_id, call_id=decision.call_id)
+        return pb.DecideResponse(receipt=answer, run=convert.run_message(run))
 
     async def DecideCalls(self, request: pb.DecideCallsRequest, context: Context) -> pb.DecideCallsResponse:
         decisions = convert.decisions(request.decisions)
         replies = await self._inbox.decide_calls(require_user(), convert.request_id(request), decisions)
         receipts = [
-            _receipt(reply, decision.run_id, decision.call_id)
+            receipt(reply, run_id=decision.run_id, call_id=decision.call_id)
             for reply, decision in zip(replies, decisions, strict=True)
         ]
         return pb.DecideCallsResponse(receipts=receipts)
@@ -135,32 +135,36 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
         caller, run_id, request_id = require_user(), convert.run_id(request), convert.request_id(request)
         reply = await self._inbox.cancel(caller, request_id, run_id, request.reason)
-        run = reply.run_after(RunNotFound, also_late=True)
+        run = run_after(reply, RunNotFound, also_late=True)
         if request.cancel_jobs:
             found = await self._jobs.stop_of_run(caller, request_id, run, request.reason)
         else:
             found = await self._jobs.of_run(caller, run)
-        return pb.CancelRunResponse(run=_run(run), jobs=map(convert_jobs.job, found))
+        return pb.CancelRunResponse(run=convert.run_message(run), jobs=map(convert_jobs.job, found))
 
     async def ResolveCall(self, request: pb.ResolveCallRequest, context: Context) -> pb.ResolveCallResponse:
         run_id = convert.run_id(request)
         call_id = check_id(request.call_id, "call_id")
+        if request.resolution not in pb.Resolution.values()[1:]:
+            raise InvalidField("resolution has no known value", field="resolution")
         reply = await self._inbox.resolve(
             require_user(),
             convert.request_id(request),
             run_id=run_id,
             call_id=call_id,
-            resolution=convert.resolution(request.resolution),
+            resolution=request.resolution,  # type: ignore[arg-type]  # the same numbers
             content_json=request.content_json,
         )
         run = decided(reply)
-        return pb.ResolveCallResponse(receipt=_receipt(reply, run_id, call_id), run=_run(run))
+        return pb.ResolveCallResponse(
+            receipt=receipt(reply, run_id=run_id, call_id=call_id), run=convert.run_message(run)
+        )
 
     async def TopUpRun(self, request: pb.TopUpRunRequest, context: Context) -> pb.TopUpRunResponse:
         run_id = convert.run_id(request)
         reply = await self._inbox.top_up(require_user(), convert.request_id(request), run_id, request.tokens)
-        run = reply.run_after(RunNotFound)
-        return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, CallId("")), run=_run(run))
+        run = run_after(reply, RunNotFound)
+        return pb.TopUpRunResponse(receipt=receipt(reply, run_id=run_id), run=convert.run_message(run))
 
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
         run_id, call_id = convert.run_id(request), check_id(request.call_id, "call_id", optional=True)
@@ -171,13 +175,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run = await self._undoing.start(
             require_user(), convert.request_id(request), convert.run_id(request), CallId("")
         )
-        return undo_pb2.UndoRunResponse(run=_run(run))
+        return undo_pb2.UndoRunResponse(run=convert.run_message(run))
 
     async def UndoCall(self, request: undo_pb2.UndoCallRequest, context: Context) -> undo_pb2.UndoCallResponse:
         run = await self._undoing.start(
             require_user(), convert.request_id(request), convert.run_id(request), check_id(request.call_id, "call_id")
         )
-        return undo_pb2.UndoCallResponse(run=_run(run))
+        return undo_pb2.UndoCallResponse(run=convert.run_message(run))
 
     async def GetUndoReport(
         self, request: undo_pb2.GetUndoReportRequest, context: Context
@@ -187,46 +191,43 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         run_id, seconds = convert.run_id(request), checks.wait_seconds(request.wait_seconds)
-        after_seq = convert.seq(request.after_seq, "after_seq")
+        after_seq = checks.seq(request.after_seq, "after_seq")
         if seconds:
             count_as_stream()
         run = await self._watches.wait_for_rest(require_user(), run_id, seconds=seconds, after_seq=after_seq)
-        return pb.GetRunResponse(run=_run(run))
+        return pb.GetRunResponse(run=convert.run_message(run))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        page = await self._ledger.list_runs(require_user(), convert.run_filter(request), convert.page(request))
-        return pb.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
+        page = await self._ledger.list_runs(require_user(), convert.run_filter(request))
+        return pb.ListRunsResponse(runs=map(convert.run_message, page.runs), next_page_token=page.next_page_token)
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
         page = await self._ledger.list_calls(require_user(), convert.run_id(request), convert.page(request))
-        return pb.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
+        return pb.ListCallsResponse(calls=page.calls, next_page_token=page.next_page_token)
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
-        steps = await self._steps.list(require_user(), convert.run_id(request))
-        return convert_steps.page(steps, convert.page(request))
+        return await self._steps.list(require_user(), convert.run_id(request), convert.page(request))
 
     async def WatchSteps(  # type: ignore[override]
         self, request: steps_pb2.WatchStepsRequest, context: Context
     ) -> None:
         run_id = convert.run_id(request)
-        after_seq = convert.seq(request.after_seq, "after_seq")
+        after_seq = checks.seq(request.after_seq, "after_seq")
         parts = self._steps.watch(require_user(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):
-            async for changes, seq in parts:
-                await _write(context, convert_steps.watch_response(changes, seq))
+            async for part in parts:
+                await _write(context, part)
 
     async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
         page = await self._ledger.list_messages(
             require_user(), check_id(request.conversation_id, "conversation_id"), convert.page(request)
         )
-        return pb.ListMessagesResponse(
-            messages=cast("tuple[message_pb2.Message, ...]", page.items), next_page_token=page.next_page_token
-        )
+        return pb.ListMessagesResponse(messages=page.messages, next_page_token=page.next_page_token)
 
     async def ListPending(self, request: pb.ListPendingRequest, context: Context) -> pb.ListPendingResponse:
-        page = await self._pending.page(require_user(), convert.pending_filter(request.filter), convert.page(request))
-        calls, runs = _pending(page.items)
-        return pb.ListPendingResponse(calls=calls, runs=runs, next_page_token=page.next_page_token)
+        wanted = convert.pending_filter(request.filter, page_size=request.page_size, page_token=request.page_token)
+        page = await self._pending.page(require_user(), wanted)
+        return pb.ListPendingResponse(calls=page.calls, runs=page.runs, next_page_token=page.next_page_token)
 
     async def WatchPending(  # type: ignore[override]
         self, request: pb.WatchPendingRequest, context: Context
@@ -235,45 +236,16 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         parts = self._pending.watch(require_user(), wanted, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):
             async for part in parts:
-                await _write(context, _watch_pending_response(part))
+                await _write(context, part)
 
     async def WhoAmI(self, request: whoami_pb2.WhoAmIRequest, context: Context) -> whoami_pb2.WhoAmIResponse:
-        return convert.INTRODUCTION.write(await self._introductions.introduce(current_principal()))
+        return await self._introductions.introduce(current_principal())
 
 
-def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> pb.WatchRunResponse:
-    if isinstance(page, LogGap):
-        return pb.WatchRunResponse(gap=cast("gap_pb2.Gap", page.document))
-    return pb.WatchRunResponse(events=[cast("event_pb2.RunEvent", event.document) for event in page])
-
-
-def _watch_pending_response(part: PendingPart) -> pb.WatchPendingResponse:
-    calls, runs = _pending(part.items)
-    return pb.WatchPendingResponse(
-        calls=calls,
-        gone_call_ids=part.gone_call_ids,
-        runs=runs,
-        gone_run_ids=part.gone_run_ids,
-        complete=part.complete,
-        truncated=part.truncated,
-    )
-
-
-def _run(run: RunView) -> run_pb2.Run:
-    return convert.run_message(cast("run_pb2.Run", run.document))
-
-
-def _calls(calls: Sequence[CallView]) -> list[call_pb2.Call]:
-    return [cast("call_pb2.Call", call.document) for call in calls]
-
-
-def _pending(items: Sequence[CallView | RunView]) -> tuple[list[call_pb2.Call], list[run_pb2.Run]]:
-    runs = [cast("run_pb2.Run", item.document) for item in items if isinstance(item, RunView)]
-    return _calls([item for item in items if isinstance(item, CallView)]), runs
-
-
-def _receipt(reply: Reply, run_id: RunId, call_id: CallId) -> types_pb2.Receipt:
-    return convert_session.RECEIPT.write(Receipt.of(reply, run_id=run_id, call_id=call_id))
+def _watch_response(page: Sequence[event_pb2.RunEvent] | gap_pb2.Gap) -> pb.WatchRunResponse:
+    if isinstance(page, gap_pb2.Gap):
+        return pb.WatchRunResponse(gap=page)
+    return pb.WatchRunResponse(events=page)
 
 
 async def _write(

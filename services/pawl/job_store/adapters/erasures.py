@@ -26,7 +26,8 @@ from pawl.job_store.domain.erasure import (
     Part,
     has_left,
 )
-from pawl.job_store.domain.states import CallState, RunState
+from pawl.values.call import CallState
+from pawl.values.run import RunState
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

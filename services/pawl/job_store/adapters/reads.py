@@ -23,8 +23,8 @@ from pawl.job_store.app.reading import (
 )
 from pawl.job_store.domain.conversations import absent
 from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
-from pawl.job_store.domain.states import CallState
 from pawl.job_store.domain.waiting import Situation
+from pawl.values.call import CallState
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608

@@ -11,7 +11,8 @@ from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import RunFilter
 from pawl.job_store.domain import labels
 from pawl.job_store.domain.command import Cancel
-from pawl.job_store.domain.states import CommandOutcome, RunState, StopCause
+from pawl.values.command import CommandOutcome
+from pawl.values.run import RunState, StopCause
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608

@@ -13,7 +13,7 @@ from pawl.chassis.ids import ClientId
 from pawl.job_store.adapters.columns import Column, Columns
 from pawl.job_store.app.ports import LiveEvent
 from pawl.job_store.domain import labels
-from pawl.job_store.domain.approval import Decision, Grant, Series
+from pawl.job_store.domain.approval import Decision, Grant
 from pawl.job_store.domain.background import NO_BACKGROUND, Background
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
@@ -30,8 +30,11 @@ from pawl.job_store.domain.rows import (
     SegmentRow,
 )
 from pawl.job_store.domain.schedules import Definition, FireOutcome, FireRow, ScheduleRow
-from pawl.job_store.domain.states import AttentionReason, CallState, CommandOutcome, RunState, Sharing, StopCause
+from pawl.job_store.domain.states import AttentionReason, Sharing
 from pawl.job_store.domain.triggers import EventRow, FormerSecret, LaneRow, TriggerDefinition, TriggerRow
+from pawl.values.call import CallState, Series
+from pawl.values.command import CommandOutcome
+from pawl.values.run import RunState, StopCause
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode

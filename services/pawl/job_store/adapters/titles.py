@@ -15,9 +15,9 @@ from pawl.chassis.rows import read_each
 from pawl.job_store.adapters import usage
 from pawl.job_store.adapters.columns import joined
 from pawl.job_store.adapters.search_index import put_title
-from pawl.job_store.domain.states import RunState
-from pawl.job_store.domain.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, TitleTask, said_title
+from pawl.job_store.domain.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, said_title
 from pawl.job_store.domain.usage import Quota, UsageKey, Used, day_of
+from pawl.values.run import RunState, TitleTask
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from pawl.chassis.database import Connection
-from pawl.job_store.domain.states import CallState
 from pawl.job_store.domain.trimming import Trim
+from pawl.values.call import CallState
 
 # Together with what was decided about them, and what told of the ends of runs that had done them. Failures are counted.
 _CALLS: Final = """

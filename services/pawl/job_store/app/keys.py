@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource, KeyId, UserId
 from pawl.chassis.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
@@ -20,7 +21,7 @@ from pawl.errors import InvalidField, KeyNotFound
 from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.domain import keys
 from pawl.job_store.domain.key_events import EventFilter, KeyEvent, KeyEventKind, NewKey, event_of, visible_store
-from pawl.job_store.domain.keys import Governor, Key
+from pawl.job_store.domain.keys import Key
 
 CHANGES_MAX: Final = 1000
 """Most keys that one sync returns."""
@@ -58,7 +59,7 @@ class Keys:
         self._ids = ids
         self._random_bytes = random_bytes
 
-    async def create(self, governor: Governor, asked: Key, request_id: str = "") -> MadeKey:
+    async def create(self, governor: Principal, asked: Key, request_id: str = "") -> MadeKey:
         """Make a key, once for a request id.
 
         Raises:
@@ -107,7 +108,7 @@ class Keys:
         return MadeKey(key=kept, secret=secret)
 
     async def list(
-        self, governor: Governor, store_id: str, *, include_ended: bool, before: str, keys_max: int
+        self, governor: Principal, store_id: str, *, include_ended: bool, before: str, keys_max: int
     ) -> Sequence[Key]:
         """Return keys of a store that the governor governs, the newest first.
 
@@ -120,13 +121,13 @@ class Keys:
             governed, include_ended=include_ended, before=before, keys_max=keys_max, now=self._now()
         )
 
-    async def revoke(self, governor: Governor, key_id: KeyId) -> Key:
+    async def revoke(self, governor: Principal, key_id: KeyId) -> Key:
         """Revoke a key, for good. Idempotent.
 
         Raises:
             KeyNotFound: it is none that the governor governs.
         """
-        key = await self._repository.get(key_id, None if governor.is_deployment else governor.store_id)
+        key = await self._repository.get(key_id, None if keys.is_deployment(governor) else governor.store_id)
         if key is None:
             raise KeyNotFound
         now = self._now()
@@ -139,7 +140,7 @@ class Keys:
         return kept
 
     async def list_events(
-        self, governor: Governor, wanted: EventFilter, *, before: int, events_max: int
+        self, governor: Principal, wanted: EventFilter, *, before: int, events_max: int
     ) -> Sequence[KeyEvent]:
         """Return events that the governor may see, the newest first.
 

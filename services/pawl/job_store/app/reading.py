@@ -20,8 +20,9 @@ from pawl.job_store.domain.rows import (
     RunRow,
     Segment,
 )
-from pawl.job_store.domain.states import CallState, RunState
 from pawl.job_store.domain.waiting import Situation
+from pawl.values.call import CallState
+from pawl.values.run import RunState
 
 R = TypeVar("R")
 

@@ -18,7 +18,6 @@ from pawl.job_store.app.schedules import pause_seconds
 from pawl.job_store.domain import triggers, webhooks
 from pawl.job_store.domain.deliver import Deliver, Delivered
 from pawl.job_store.domain.schedules import Owner
-from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.triggers import (
     REFUSALS_TIME,
     ClaimedEvent,
@@ -27,6 +26,7 @@ from pawl.job_store.domain.triggers import (
     TriggerKey,
     TriggerRow,
 )
+from pawl.values.run import RunState
 
 SECRET_BYTES: Final = 32
 

@@ -7,16 +7,7 @@ from datetime import datetime
 import msgspec
 
 from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
-from pawl.job_store.domain.states import DecisionKind
-
-
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """The iterations of a job as somebody is asked to grant them, with the digest of that and of the call."""
-
-    digest: str
-    interval_seconds: float
-    iterations_max: int
-    end_time: datetime | None = None
+from pawl.values.call import DecisionKind, Series
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,10 +19,10 @@ from pawl.chassis.auth import LOCAL_CREDENTIAL
 from pawl.chassis.ids import CallId, ClientId, CommandId, CredentialId, RunId, UserId
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import call_table
-from pawl.job_store.domain.approval import Decision, Series
+from pawl.job_store.domain.approval import Decision
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallRow, Offer, RunRow
-from pawl.job_store.domain.states import CallState, DecisionKind
+from pawl.values.call import CallState, DecisionKind, Series
 
 SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
 """Those that tell no two people apart: one of which nothing is known, and the key of whoever owns the machine."""

@@ -38,28 +38,29 @@ from pawl.job_store.domain import attention, inbox, log, offers, refusals, stop,
 from pawl.job_store.domain.decisions import Decide, Decider
 from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.domain.refusals import Refused, Replaced
-from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandKey, CommandRow, RunRow
-from pawl.job_store.domain.states import (
-    CallState,
-    CommandOutcome,
-    DecisionRight,
-    OperatorAct,
-    RunState,
-    StopCause,
-)
+from pawl.job_store.domain.rows import CallRow, CommandKey, CommandRow, RunRow
+from pawl.job_store.domain.states import OperatorAct
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.call import CallState
+from pawl.values.command import CommandOutcome, DecisionRight
+from pawl.values.run import TOKENS_MAX, RunState, StopCause
 
 PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 """The log tells the progress of a call at most once in this time."""
 
 
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A client brings the result of a front-end call; `client_id` is empty on the unary path."""
+class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says of a call that it was offered; `client_id` is empty on the unary path."""
 
-    name: ClassVar[str] = "tool_result"
     call_id: CallId
     client_id: ClientId
     offer_epoch: int
+
+
+class ToolResult(OfOffer, frozen=True, kw_only=True):
+    """A client brings the result of a front-end call."""
+
+    name: ClassVar[str] = "tool_result"
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +92,10 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class Progress(OfOffer, frozen=True, kw_only=True):
     """A client says how far it is with a front-end call."""
 
     name: ClassVar[str] = "progress"
-    call_id: CallId
-    client_id: ClientId
-    offer_epoch: int
     fraction: float | None
     message: str
 

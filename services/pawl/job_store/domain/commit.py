@@ -16,8 +16,10 @@ from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import EventBody, MessageAdded, OwnerEvent, RunChanged
 from pawl.job_store.domain.rows import Attention, CommandKey, CommandRow, LastCommit, MessageRow, RunRow
-from pawl.job_store.domain.states import AttentionReason, CallState, LeaseAction, RunState, StopCause
+from pawl.job_store.domain.states import AttentionReason
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.call import CallState
+from pawl.values.run import LeaseAction, RunState, StopCause
 
 ROUND_STARTED: Final = "round.started"
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"

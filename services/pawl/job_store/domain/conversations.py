@@ -14,8 +14,9 @@ from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey, StoreId, 
 from pawl.errors import ConversationErased, ConversationNotFound, InvalidField, RequestIdReused, TooLarge
 from pawl.job_store.domain import stop
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RequestKey, RequestRow
-from pawl.job_store.domain.states import Sharing, StopCause
+from pawl.job_store.domain.states import Sharing
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.run import StopCause
 
 KEY_BYTES_MAX: Final = 200
 TITLE_CHARACTERS_MAX: Final = 200

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
 from pawl.errors import AlreadyDecided, CallNotPending, PawlError, PermissionDenied
 from pawl.job_store.domain import grants, refusals
-from pawl.job_store.domain.approval import Decision, Series
+from pawl.job_store.domain.approval import Decision
 from pawl.job_store.domain.calls import arguments_sha256, is_same_credential, people_of
 from pawl.job_store.domain.refusals import Refused
 from pawl.job_store.domain.rows import CallRow, RunRow
-from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
+from pawl.values.call import CallState, DecisionKind, Series
+from pawl.values.command import CommandOutcome, DecisionRight
 
 _WITH_KEYS: Final = "with a key that somebody else has made acts who made it"
 

@@ -13,7 +13,7 @@ from pawl.errors import TriggerNotFound
 from pawl.job_store.domain import log, schedules, triggers
 from pawl.job_store.domain.fire import REASON_CHARACTERS_MAX, Start, outcome_of_cancel, started
 from pawl.job_store.domain.rows import RunRow
-from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap
+from pawl.job_store.domain.schedules import FireOutcome, FireRow
 from pawl.job_store.domain.submit import Submit
 from pawl.job_store.domain.triggers import (
     DEBOUNCES_MAX,
@@ -26,6 +26,7 @@ from pawl.job_store.domain.triggers import (
     TriggerRow,
 )
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.run import Overlap
 
 _LOOK: Final = timedelta(seconds=schedules.LOOK_SECONDS)
 

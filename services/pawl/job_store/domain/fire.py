@@ -12,10 +12,10 @@ from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
 from pawl.errors import PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
 from pawl.job_store.domain import inbox, log, schedules, stop
 from pawl.job_store.domain.rows import RunRow
-from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow, StarterRow
-from pawl.job_store.domain.states import RunState, StopCause
+from pawl.job_store.domain.schedules import FireOutcome, FireRow, ScheduleKey, ScheduleRow, StarterRow
 from pawl.job_store.domain.submit import Submit
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.run import Overlap, RunState, StopCause
 
 REASON_CHARACTERS_MAX: Final = 300
 

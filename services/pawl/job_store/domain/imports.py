@@ -13,8 +13,8 @@ from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.commit import NewMessage
 from pawl.job_store.domain.conversations import ConversationRequest
 from pawl.job_store.domain.rows import ClientKey, ConversationRow, MessageRow, RunRow
-from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.run import RunState
 
 
 class ImportConversation(ConversationRequest, frozen=True, kw_only=True):

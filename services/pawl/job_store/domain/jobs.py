@@ -25,8 +25,8 @@ from pawl.job_store.domain.background import Notice, OpenJob, TurnTime
 from pawl.job_store.domain.calls import people_of
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
-from pawl.job_store.domain.states import RunState, StopCause
 from pawl.job_store.domain.unit_of_work import UnitOfWork, Wakeup
+from pawl.values.run import RunState, StopCause
 
 OPEN_MAX: Final = 10
 """Most jobs of a user that are open at once in a conversation (ASYNC-7)."""

@@ -8,9 +8,10 @@ from enum import StrEnum
 
 import msgspec
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import KeyId, StoreId
 from pawl.chassis.login_failures import NO_KEY
-from pawl.job_store.domain.keys import DEPLOYMENT_STORE, Governor, Key, governed_store
+from pawl.job_store.domain.keys import DEPLOYMENT_STORE, Key, governed_store, is_deployment
 
 
 class KeyEventKind(StrEnum):
@@ -38,7 +39,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
     by_credential_id: str = ""
 
 
-def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Governor | None = None) -> KeyEvent:
+def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
     """Return that a governor, None for who has access to the database, did something to a key."""
     event = KeyEvent(
         time=time,
@@ -60,14 +61,14 @@ def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Governor
     )
 
 
-def visible_store(governor: Governor, named: str) -> StoreId | None:
+def visible_store(governor: Principal, named: str) -> StoreId | None:
     """Return the store whose events are meant, None for all: none named is the governor's own, of the deployment all.
 
     Raises:
         PermissionDenied: it is another one's.
         InvalidId: it cannot exist.
     """
-    return None if governor.is_deployment and not named else governed_store(governor, named)
+    return None if is_deployment(governor) and not named else governed_store(governor, named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.auth import LOCAL_CREDENTIAL
+from pawl.chassis.auth import LOCAL_CREDENTIAL, Principal
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied, TooLarge
@@ -58,31 +57,19 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     last_use_time: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Governor:
-    """Somebody who governs keys: an operator those of its store, the deployment all."""
-
-    store_id: StoreId
-    user_id: UserId
-    credential_id: str
-    delegate_user_id: str = ""
-    roles: AbstractSet[str]
-    people: frozenset[UserId] = frozenset()
-
-    @property
-    def is_deployment(self) -> bool:
-        """True for the deployment, which has no store of its own."""
-        return Role.DEPLOYMENT in self.roles
-
-    @property
-    def makers(self) -> frozenset[UserId]:
-        """The users from whom the keys come that it makes; none for what begins anew."""
-        if self.is_deployment or self.credential_id == LOCAL_CREDENTIAL:
-            return frozenset()
-        return self.people | {self.user_id}
+def is_deployment(governor: Principal) -> bool:
+    """Return whether a caller is the deployment, which governs the keys of all stores; an operator those of its own."""
+    return Role.DEPLOYMENT in governor.roles
 
 
-def governed_store(governor: Governor, named: str) -> StoreId:
+def makers(governor: Principal) -> frozenset[UserId]:
+    """Return the users from whom the keys come that a caller makes; none for what begins anew."""
+    if is_deployment(governor) or governor.credential_id == LOCAL_CREDENTIAL:
+        return frozenset()
+    return governor.people | {governor.user_id}
+
+
+def governed_store(governor: Principal, named: str) -> StoreId:
     """Return the store whose keys are meant; none named is the governor's own.
 
     Raises:
@@ -92,12 +79,12 @@ def governed_store(governor: Governor, named: str) -> StoreId:
     if not named:
         return governor.store_id
     store_id = check_id(named, "store_id")
-    if store_id != governor.store_id and not governor.is_deployment:
+    if store_id != governor.store_id and not is_deployment(governor):
         raise PermissionDenied("keys of another store are governed by its operators and by the deployment")
     return store_id
 
 
-def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
+def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
     """Return the key that is made when a governor asks for one, if `check_new` finds nothing against it.
 
     Raises:
@@ -108,7 +95,7 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
     store_id = governed_store(governor, asked.store_id)
     _check_meaning(asked, store_id)
     _check_may_give(governor, asked.roles)
-    if len(governor.makers) > MAKERS_MAX:
+    if len(makers(governor)) > MAKERS_MAX:
         message = f"a key comes from at most {MAKERS_MAX} users, each with a key of the one before: take an earlier one"
         raise InvalidField(message, field="key")
     return Key(
@@ -122,7 +109,7 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
         create_time=now,
         create_user_id=governor.user_id,
         create_credential_id=governor.credential_id,
-        maker_user_ids=governor.makers,
+        maker_user_ids=makers(governor),
     )
 
 
@@ -150,13 +137,13 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
         )
 
 
-def revoked(governor: Governor, key: Key, *, now: datetime) -> Key:
+def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
     """Return a key as it is once a governor has revoked it; one that was revoked stays as it is.
 
     Raises:
         KeyNotFound: it is none that the governor governs.
     """
-    if key.store_id != governor.store_id and not governor.is_deployment:
+    if key.store_id != governor.store_id and not is_deployment(governor):
         raise KeyNotFound
     if key.revoke_time is not None:
         return key
@@ -186,8 +173,8 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
 
 
-def _check_may_give(governor: Governor, roles: AbstractSet[str]) -> None:
-    if governor.is_deployment:
+def _check_may_give(governor: Principal, roles: AbstractSet[str]) -> None:
+    if is_deployment(governor):
         return
     if not roles and not governor.roles & _DECIDERS:
         raise PermissionDenied("a key without roles decides its own calls: give it a role, such as member")

@@ -11,8 +11,9 @@ from pawl.chassis.ids import CallKey, ClientId, RunKey, SessionId, StoreId, User
 from pawl.job_store.domain import call_table, log
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallRow, Offer, RunRow
-from pawl.job_store.domain.states import CallState, RunState
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.values.call import CallState
+from pawl.values.run import RunState
 
 
 def is_pending(run: RunRow, call: CallRow) -> bool:

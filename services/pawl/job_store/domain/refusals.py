@@ -7,7 +7,8 @@ from typing import Final
 
 from pawl.errors import AlreadyDecided, CallNotPending, DeadlinePassed, PawlError
 from pawl.job_store.domain.rows import CallRow
-from pawl.job_store.domain.states import CommandOutcome, DecisionKind
+from pawl.values.call import DecisionKind
+from pawl.values.command import CommandOutcome
 
 
 class Refused(Exception):

@@ -29,16 +29,12 @@ from pawl.chassis.ids import (
     UserId,
     WorkerId,
 )
-from pawl.job_store.domain.approval import Decision, Grant, Series
+from pawl.job_store.domain.approval import Decision, Grant
 from pawl.job_store.domain.background import NO_BACKGROUND, Background
-from pawl.job_store.domain.states import (
-    AttentionReason,
-    CallState,
-    CommandOutcome,
-    RunState,
-    Sharing,
-    StopCause,
-)
+from pawl.job_store.domain.states import AttentionReason, Sharing
+from pawl.values.call import CallState, Series
+from pawl.values.command import CommandOutcome
+from pawl.values.run import RunState, StopCause
 
 
 class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -70,10 +66,6 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     store_id: StoreId
     user_id: UserId
     request_id: RequestId
-
-
-TOKENS_MAX: Final = 2**53
-"""Most tokens that a budget can have."""
 
 
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pawl.errors import IllegalTransition
-from pawl.job_store.domain.states import RunState
+from pawl.values.run import RunState
 
 _S = RunState
 

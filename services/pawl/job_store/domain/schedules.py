@@ -15,8 +15,8 @@ from msgspec.structs import asdict, replace
 from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, StoreId, UserId
 from pawl.errors import InvalidField, ScheduleExists, ScheduleNotFound, TooLarge
 from pawl.job_store.domain import timing
-from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.timing import Timing
+from pawl.values.run import Overlap, RunState
 
 SCHEDULES_MAX: Final = 100
 """Most schedules of a user."""
@@ -40,15 +40,6 @@ class ScheduleKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
     store_id: StoreId
     schedule_id: str
-
-
-class Overlap(IntEnum):
-    """The conduct of a fire while the run of the one before goes on."""
-
-    SKIP = 1
-    QUEUE = 2
-    ALLOW = 3
-    CANCEL = 4
 
 
 class FireOutcome(IntEnum):

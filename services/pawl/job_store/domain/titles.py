@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import ConversationId, StoreId
 from pawl.job_store.domain.conversations import made_title
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
@@ -26,17 +24,6 @@ class Said(NamedTuple):
 
     text: str
     model: str
-
-
-class TitleTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation whose title is to be made: of the beginnings of a message and of the `model`'s answer."""
-
-    store_id: StoreId
-    conversation_id: ConversationId
-    attempt: int
-    model: str
-    user_text: str
-    answer_text: str
 
 
 def ask(unit: UnitOfWork, run: RunRow) -> None:

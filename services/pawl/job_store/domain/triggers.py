@@ -15,7 +15,8 @@ from pawl.chassis.ids import ConversationId, RunId, StoreId
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied, TooLarge, TriggerExists, TriggerNotFound
 from pawl.job_store.domain import schedules
-from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, Owner, StarterRow
+from pawl.job_store.domain.schedules import FireOutcome, FireRow, Owner, StarterRow
+from pawl.values.run import Overlap
 
 TRIGGERS_MAX: Final = 100
 """Most triggers of a user."""

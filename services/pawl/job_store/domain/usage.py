@@ -10,6 +10,7 @@ import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.domain.rows import RunRow
+from pawl.values.run import Usage
 
 DAYS_MAX: Final = 400
 """So many days are kept, and may be asked for."""
@@ -24,16 +25,10 @@ class UsageKey(msgspec.Struct, frozen=True, order=True):
     user_id: UserId
 
 
-class Used(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that began, and what model calls used (see pawl.event.v1.Usage); less than nothing takes back."""
+class Used(Usage, frozen=True, kw_only=True):
+    """Runs that began, and what model calls used; less than nothing takes back."""
 
     runs: int = 0
-    input_tokens: int = 0
-    cached_input_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-    model_calls: int = 0
-    estimated_tokens: int = 0
 
     def plus(self, other: Used, times: int = 1) -> Used:
         """Return the sum of this and so many times another."""

@@ -8,15 +8,18 @@ from typing import Final
 from pawl.chassis.translate import Exceptions, Translator
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
-from pawl.job_store.domain.approval import Decision, Grant, Series
+from pawl.job_store.domain.approval import Decision, Grant
 from pawl.job_store.domain.rows import CallRow, RunRow
+from pawl.values.call import Series
 
 APPROVALS_MAX: Final = 5
 """Most people whose approval a call can need."""
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 _WIRE: Final = Translator(lambda unknown: InvalidField(f"{unknown.value} is no value of it", field=unknown.field))
-_SERIES: Final = _WIRE.struct(Series, call_pb2.Series, Exceptions(of_message=("grant_call_id",)))
+_SERIES: Final = _WIRE.struct(
+    Series, call_pb2.Series, Exceptions(of_message=("grant_call_id",), of_struct=("grant_call_id",))
+)
 _DECISION: Final = _WIRE.struct(
     Decision,
     call_pb2.Decision,

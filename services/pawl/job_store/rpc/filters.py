@@ -7,9 +7,10 @@ from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import PendingFilter, RunFilter
-from pawl.job_store.domain.states import CallState, RunState
 from pawl.job_store.rpc.messages import optional_moment
 from pawl.job_store.rpc.operations import enum_member, wait_kinds
+from pawl.values.call import CallState
+from pawl.values.run import RunState
 
 
 def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:

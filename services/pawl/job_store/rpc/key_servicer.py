@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from pawl.chassis import key_sync
-from pawl.chassis.auth import current_principal
+from pawl.chassis.auth import Principal, current_principal
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
@@ -17,7 +17,7 @@ from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
 from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.pages import Id, Large, make_token, page_size, read_token
 from pawl.job_store.domain.key_events import EventFilter, KeyEvent, KeyEventKind
-from pawl.job_store.domain.keys import Governor, Key
+from pawl.job_store.domain.keys import Key
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -90,7 +90,7 @@ class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
         return key_sync.CHANGES.write(changes)
 
 
-def _governor() -> Governor:
+def _governor() -> Principal:
     """Return who calls, if it may govern keys.
 
     Raises:
@@ -101,14 +101,7 @@ def _governor() -> Governor:
         raise PermissionDenied(
             "a delegate that decides nothing governs no keys: use a key of an operator, or of the deployment"
         )
-    return Governor(
-        store_id=principal.store_id,
-        user_id=principal.user_id,
-        credential_id=principal.credential_id,
-        delegate_user_id=principal.delegate_user_id,
-        roles=principal.roles,
-        people=principal.people,
-    )
+    return principal
 
 
 def _asked(message: pb.Key) -> Key:

@@ -17,20 +17,11 @@ from pawl.job.v1 import ledger_pb2, titles_pb2
 from pawl.job_store.app.reading import Claimed, LogGap
 from pawl.job_store.domain import inbox, stop
 from pawl.job_store.domain.forks import Head
-from pawl.job_store.domain.rows import (
-    TOKENS_MAX,
-    CallRow,
-    CommandRow,
-    ConversationRow,
-    LastCommit,
-    MessageRow,
-    Offer,
-    RunRow,
-)
-from pawl.job_store.domain.titles import TitleTask
+from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationRow, LastCommit, MessageRow, Offer, RunRow
 from pawl.job_store.domain.usage import Used, UsedOnDay
 from pawl.job_store.domain.waiting import Situation, Waiting
 from pawl.job_store.rpc.approvals import put_approval, put_grant
+from pawl.values.run import TOKENS_MAX, TitleTask
 
 M = TypeVar("M", bound=ProtoMessage)
 

@@ -18,21 +18,12 @@ from pawl.job.v1 import schedules_pb2_grpc
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.schedules import DueSchedule, Schedules
 from pawl.job_store.domain.fire import Fire
-from pawl.job_store.domain.schedules import (
-    Definition,
-    FireRow,
-    Overlap,
-    Owner,
-    ScheduleKey,
-    ScheduleRow,
-    check_note,
-    owner_of,
-)
-from pawl.job_store.domain.states import RunState
+from pawl.job_store.domain.schedules import Definition, FireRow, Owner, ScheduleKey, ScheduleRow, check_note, owner_of
 from pawl.job_store.domain.timing import cron_text
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import moment, optional_moment, timestamp
+from pawl.values.run import Overlap, RunState
 
 CLAIMED_MAX: Final = 512
 

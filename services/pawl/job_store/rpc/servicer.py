@@ -23,10 +23,10 @@ from pawl.job_store.app.reading import PendingFilter, RunView
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.conversations import check_title, made_title
 from pawl.job_store.domain.imports import ImportConversation
-from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.waiting import explain, explain_all
 from pawl.job_store.rpc import filters, job_messages, messages, operations, own_tools, parts
+from pawl.values.command import CommandOutcome
 
 RUNS_PER_CLAIM_MAX: Final = 64
 RUNS_LOADED_MAX: Final = 4

@@ -19,8 +19,7 @@ from pawl.job.v1 import triggers_pb2_grpc
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain.deliver import Deliver
-from pawl.job_store.domain.schedules import Overlap, check_note, owner_of
-from pawl.job_store.domain.states import RunState
+from pawl.job_store.domain.schedules import check_note, owner_of
 from pawl.job_store.domain.triggers import (
     DATA_BYTES_MAX,
     Authentication,
@@ -33,6 +32,7 @@ from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import timestamp
 from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message, owner_of_user
+from pawl.values.run import Overlap, RunState
 
 CLAIMED_MAX: Final = 64
 _LANE_CHARACTERS_MAX: Final = 64

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass, ExecutionContext
 
 Task = Annotated[
     str,

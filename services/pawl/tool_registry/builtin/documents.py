@@ -10,11 +10,11 @@ import msgspec
 from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.document import NAME_CHARACTERS_MAX, Document, Hit
 from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 LISTED_MAX: Final = 200
 HITS_MAX: Final = 20

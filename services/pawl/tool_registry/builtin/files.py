@@ -11,7 +11,6 @@ from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.audit import sha256_hex
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.files import (
     PATH_CHARACTERS_MAX,
     Entry,
@@ -28,6 +27,7 @@ from pawl.tool_registry.domain.files import (
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 TAKEN_BACK_BYTES_MAX: Final = 64 * 1024
 """The largest content that an inverse brings back, as JSON with the rest of its arguments."""

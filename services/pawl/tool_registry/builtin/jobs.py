@@ -10,10 +10,10 @@ import msgspec
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.jobs import Job
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 RESULT_CHARACTERS_MAX: Final = 500
 """Most characters of a result in the list."""

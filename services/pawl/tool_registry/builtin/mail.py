@@ -13,9 +13,9 @@ import msgspec
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.chassis.mail import ENCODED, POLICY
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 RECIPIENTS_MAX: Final = 20
 

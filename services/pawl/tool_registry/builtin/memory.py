@@ -13,10 +13,10 @@ import msgspec
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import TooLarge
 from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.memory import TEXT_CHARACTERS_MAX, Memory, MemoryOwner, memory_id_of
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 RECALLED_MAX: Final = 50
 _RECALLED_DEFAULT: Final = 10

@@ -11,11 +11,11 @@ import msgspec
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.builtin.plan_repository import find_project, find_task
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.planning import Owner, PlanChange, Project, ProjectStatus, Task, TitleTaken
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 TASKS_MAX: Final = 100
 

@@ -17,12 +17,12 @@ from pawl.tool_registry.builtin.plan_changes import (
     task_shown,
 )
 from pawl.tool_registry.builtin.plan_repository import PROJECTS_MAX, find_project, find_task
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.names import near_matches
 from pawl.tool_registry.domain.planning import Owner, ParentGone, Project, Task
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 DEFAULT_PROJECT: Final = "Inbox"
 LISTED_MAX: Final = 1000

@@ -12,9 +12,9 @@ from pawl.chassis.egress_rules import URL_CHARACTERS_MAX, EgressRefused
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.builtin.web_text import NotText, read_page
-from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values.tool import Category, EffectClass
 
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 CHARACTERS_MAX: Final = 40_000

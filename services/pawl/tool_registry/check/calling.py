@@ -18,14 +18,14 @@ from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.policy.call import DEFAULT_TIMEOUT_SECONDS
 from pawl.tool_registry.domain.check import Refused, check_arguments
-from pawl.tool_registry.domain.definition import ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.gate import approval_cause, items_of
-from pawl.tool_registry.domain.question import Question
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool
+from pawl.values.call import Question
+from pawl.values.tool import ExecutionContext
 
 Say = Callable[[str], None]
 

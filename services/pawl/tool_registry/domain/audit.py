@@ -19,7 +19,8 @@ from typing import Final
 
 from pawl.chassis.ids import CallId, CredentialId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import dumps_canonical, storable
-from pawl.tool_registry.domain.execution import Outcome
+from pawl.values.call import CallState
+from pawl.values.tool import Outcome
 
 TOOL_NAME_CHARACTERS_MAX: Final = 80
 UNKNOWN_TOOL: Final = "?"
@@ -88,11 +89,11 @@ class AuditDraft:
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
-ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
-    "SUCCEEDED": (Outcome.SUCCEEDED, ""),
-    "FAILED": (Outcome.FAILED, "TOOL_ERROR"),
-    "EXPIRED": (Outcome.FAILED, "EXPIRED"),
-    "CANCELLED": (Outcome.CANCELLED, "CANCELLED"),
+ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
+    CallState.SUCCEEDED: (Outcome.SUCCEEDED, ""),
+    CallState.FAILED: (Outcome.FAILED, "TOOL_ERROR"),
+    CallState.EXPIRED: (Outcome.FAILED, "EXPIRED"),
+    CallState.CANCELLED: (Outcome.CANCELLED, "CANCELLED"),
 }
 """Outcome and reason of a front-end call, by the state that it ended in."""
 

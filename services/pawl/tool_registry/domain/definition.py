@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +14,7 @@ from pawl.chassis.ids import StoreId, UserId, is_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.resources import check_template
+from pawl.values.tool import SEVERITY, Category, EffectClass, ExecutionContext, JobReports, OfferFallback, ReportPolicy
 
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 1024 * 1024
@@ -52,73 +52,6 @@ _IDS_MOST: Final = {
 }
 # What the registry does not run it can neither count nor give again.
 _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "async_timeout_seconds")
-
-
-class ExecutionContext(StrEnum):
-    """The places where a tool can run."""
-
-    BACKEND = "BACKEND"
-    FRONTEND = "FRONTEND"
-    HUMAN = "HUMAN"
-    AGENT = "AGENT"
-
-
-class Category(StrEnum):
-    """The degrees of harm that a tool can do; all but SAFE need an approval."""
-
-    SAFE = "SAFE"
-    SENSITIVE = "SENSITIVE"
-    DESTRUCTIVE = "DESTRUCTIVE"
-
-
-class EffectClass(StrEnum):
-    """The class of a tool's effect: what may be done when nobody knows whether a call had it."""
-
-    READ_ONLY = "READ_ONLY"
-    IDEMPOTENT = "IDEMPOTENT"
-    RECONCILABLE = "RECONCILABLE"
-    AT_MOST_ONCE = "AT_MOST_ONCE"
-
-    @property
-    def is_journaled(self) -> bool:
-        """True if executions are written down before they begin."""
-        return self in (EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
-
-
-SEVERITY: Final = tuple(Category)
-"""The categories, the least harmful first."""
-CAUTION: Final = tuple(EffectClass)
-"""The classes, the one that asks for the least caution first."""
-
-
-class OfferFallback(StrEnum):
-    """The fate of a front-end call that nobody ran in time."""
-
-    FAIL = "FAIL"
-    BACKEND_TOOL = "BACKEND_TOOL"
-    ASK_USER = "ASK_USER"
-
-
-class JobReports(StrEnum):
-    """The iterations of a job of which its conversation is told. Of its end it is told but with NONE."""
-
-    EVERY = "EVERY"
-    CHANGE = "CHANGE"
-    END = "END"
-    DIGEST = "DIGEST"
-    NONE = "NONE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportPolicy:
-    """The iterations of the jobs of a tool of which conversations are told, where nobody says so.
-
-    With EVERY each of so many, 0 for each, with DIGEST those of so many seconds together.
-    """
-
-    reports: JobReports
-    report_iterations: int = 0
-    report_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.tool_registry.domain.inverse import InverseCall
-from pawl.tool_registry.domain.question import Question
+from pawl.values.call import Question
+from pawl.values.tool import Outcome, Progress
 
 PROGRESS_BYTES_MAX: Final = 1024
 CHECKPOINT_BYTES_MAX: Final = 16 * 1024
 
 NOT_STOPPED: Final = "NOT_STOPPED"
 """Reason of the result of a cancelled execution whose tool goes on."""
-
-
-class Outcome(StrEnum):
-    """The ways in which an execution ends."""
-
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    UNKNOWN = "UNKNOWN"
-    INPUT_REQUIRED = "INPUT_REQUIRED"
-    """It has not ended: the tool asks a person something."""
-    AWAITING_COMPLETION = "AWAITING_COMPLETION"
-    """It has not ended: its tool has, and somebody outside completes it."""
 
 
 OPEN: Final = frozenset({Outcome.INPUT_REQUIRED, Outcome.AWAITING_COMPLETION})
@@ -53,14 +40,6 @@ class ExecutionResult:
     """The question, with INPUT_REQUIRED."""
     completion_seconds_left: float = 0.0
     """The time in which somebody may complete it, with AWAITING_COMPLETION; none if it is over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A report of a tool while it runs: how far from 0 to 1 if known, and a text for people."""
-
-    fraction: float | None
-    message: str
 
 
 def succeeded(content: bytes, seconds: float, inverse: InverseCall | None = None) -> ExecutionResult:

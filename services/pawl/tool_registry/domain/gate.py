@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from pawl.chassis.strict_json import JsonValue
-from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext, ToolDefinition
+from pawl.tool_registry.domain.definition import ToolDefinition
+from pawl.values.tool import Category, EffectClass, ExecutionContext
 
 BULK_ITEMS_MIN: Final = 3
 COUNT_PATH_CHARACTERS_MAX: Final = 200

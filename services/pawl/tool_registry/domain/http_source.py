@@ -22,7 +22,7 @@ import msgspec
 from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
-from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, require
+from pawl.tool_registry.domain.definition import ToolDefinition, require
 from pawl.tool_registry.domain.http_binding import (
     METHODS,
     PLACEHOLDER,
@@ -33,6 +33,7 @@ from pawl.tool_registry.domain.http_binding import (
 )
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX, compile_schema
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
+from pawl.values.tool import Category, EffectClass
 
 HEADERS_MAX: Final = 32
 SECRET_NAME_CHARACTERS_MAX: Final = 256

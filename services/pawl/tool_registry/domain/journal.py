@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pawl.chassis.ids import CallKey, RunId
-from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
-from pawl.tool_registry.domain.question import Question
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.values.call import Question
+from pawl.values.tool import EffectClass, Outcome
 
 
 class Step(StrEnum):

@@ -11,17 +11,14 @@ from urllib.parse import urljoin
 import msgspec
 
 from pawl.errors import InvalidSchema
-from pawl.tool_registry.domain.definition import (
-    Category,
-    EffectClass,
-    ToolDefinition,
-)
+from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.domain.http_binding import FORM, MULTIPART, PLACEHOLDER, Binding, Placement, may_be_header
 from pawl.tool_registry.domain.http_source import OpenApi
 from pawl.tool_registry.domain.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.domain.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut, registered_names, short_description
+from pawl.values.tool import Category, EffectClass
 
 OPERATIONS_MAX: Final = 200
 BODY: Final = "body"

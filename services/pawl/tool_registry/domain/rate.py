@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
+from pawl.tool_registry.domain.execution import ExecutionResult, ended_badly
+from pawl.values.tool import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

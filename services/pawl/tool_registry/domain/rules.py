@@ -15,9 +15,10 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_
 from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
-from pawl.tool_registry.domain.definition import CONTROL, Category, can_exist
+from pawl.tool_registry.domain.definition import CONTROL, can_exist
 from pawl.tool_registry.domain.gate import BULK_ITEMS_MIN
 from pawl.tool_registry.domain.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
+from pawl.values.tool import Category
 
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20

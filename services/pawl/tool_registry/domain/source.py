@@ -15,10 +15,6 @@ from pawl.errors import InvalidField, InvalidJson, TooLarge
 from pawl.tool_registry.domain.definition import (
     CONTROL,
     DESCRIPTION_BYTES_MAX,
-    Category,
-    EffectClass,
-    JobReports,
-    ReportPolicy,
     ToolDefinition,
     ToolVersion,
     check_report_policy,
@@ -26,6 +22,7 @@ from pawl.tool_registry.domain.definition import (
     require,
 )
 from pawl.tool_registry.domain.gate import may_be_count_path
+from pawl.values.tool import Category, EffectClass, JobReports, ReportPolicy
 
 SOURCES_MAX: Final = 50
 TOOLS_MAX: Final = 200

@@ -4,69 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import ToolDefinition
-from pawl.tool_registry.domain.question import KINDS, Question
+from pawl.values.call import Question, QuestionKind, Series
+from pawl.values.tool import Disposition, RunContext
 
 _DIGEST_SCHEME: Final = "pawl.approval.1"
 _GRANT_SCHEME: Final = "pawl.grant.1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """The iterations of a job, of which a call is one.
-
-    `digest` is that of the grant which covers them, `grant_call_id` the call with which it was given; both are empty
-    if none is there.
-    """
-
-    digest: str = ""
-    interval_seconds: float
-    iterations_max: int
-    end_time: float | None = None
-    grant_call_id: str = ""
-
-
-class Disposition(StrEnum):
-    """The ways in which a call is treated."""
-
-    RUN = "RUN"
-    APPROVE = "APPROVE"
-    OFFER = "OFFER"
-    ASK = "ASK"
-    DELEGATE = "DELEGATE"
-    REFUSE = "REFUSE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class CallContext(RunContext, frozen=True, kw_only=True):
     """The context of a call: its run, and on whose behalf."""
 
-    store_id: StoreId
-    user_id: UserId
-    conversation_id: ConversationId
-    run_id: RunId
     call_id: CallId
-    user_roles: frozenset[str] = frozenset()
-    approvals_required: int = 0
-    """People who must approve each gated call of the run; 0 means one."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations."""
-    agent_name: str
-    """The agent of its run."""
     agents_above: frozenset[str] = frozenset()
-    """Those of the runs above."""
-    credential_id: CredentialId = CredentialId("")
-    """The credential that started the run."""
-    delegate_user_id: UserId = UserId("")
-    """The user of the delegate that started it for the user; empty for none."""
-    in_background: bool = False
-    """True if its run is a job."""
+    """The agents of the runs above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +97,7 @@ def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> 
     return Question(
         question=_text(arguments.get("question")) or definition.description,
         why=_text(arguments.get("why")),
-        kind=kind if isinstance(kind, str) and kind in KINDS else "clarification",
+        kind=QuestionKind(kind) if kind in set(QuestionKind) else QuestionKind.CLARIFICATION,
         options=tuple(_text(option) for option in options) if isinstance(options, list) else (),
         default_answer=_text(arguments.get("default")),
         timeout_seconds=minutes * 60.0 if isinstance(minutes, int | float) and minutes > 0 else 0.0,

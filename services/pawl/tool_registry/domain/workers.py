@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, WorkerId
-from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
-from pawl.tool_registry.domain.execution import Progress
+from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.domain.inverse import InverseCall
+from pawl.values.tool import EffectClass, Progress
 
 TOOLS_MAX: Final = 200
 CALLS_MAX: Final = 256
@@ -40,14 +40,6 @@ class CallState(StrEnum):
     WAITING = "WAITING"
     HELD = "HELD"
     DONE = "DONE"
-
-
-class ResultStatus(StrEnum):
-    """The fate of a result."""
-
-    ACCEPTED = "ACCEPTED"
-    LATE = "LATE"
-    UNKNOWN = "UNKNOWN"
 
 
 class AnswerKind(StrEnum):
@@ -109,21 +101,6 @@ class WorkerCall:
     """Unique for the execution that asks."""
     origin: Origin | None
     """None for a question about an earlier execution."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
-    """A call as it is handed to a worker. `deadline_time` is in seconds since 1970."""
-
-    purpose: Purpose
-    store_id: StoreId
-    call_id: CallId
-    lease_epoch: int
-    tool_name: str
-    details: CallDetails
-    deadline_time: float
-    attempt: int
-    last_checkpoint_json: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +181,8 @@ class LateCall:
 class Finished:
     """The fate of a result; `late` if it is one that the audit does not have yet."""
 
-    status: ResultStatus
+    status: int
+    """A value of pawl.tool.v1.ResultStatus."""
     late: LateCall | None = None
 
 

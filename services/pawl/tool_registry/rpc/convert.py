@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -14,27 +13,30 @@ from pawl.chassis.translate import Exceptions, Translator, Unknown
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
-from pawl.tool_registry.app.policy.admission import ReadTimeouts
 from pawl.tool_registry.app.policy.audit import GRANT, AuditTrail
-from pawl.tool_registry.app.policy.call import ProposedCall
+from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.domain.audit import ENDS, AuditDraft, AuditKind, sha256_hex
 from pawl.tool_registry.domain.definition import (
     ASYNC_TIMEOUT_SECONDS_MAX,
     VERSION_MAX,
+    ToolDefinition,
+    ToolVersion,
+)
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.registering import own_label
+from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
+from pawl.tool_registry.domain.verdict import CallContext, Verdict
+from pawl.values.call import CallState, DecisionKind, Series
+from pawl.values.tool import (
     Category,
     EffectClass,
     ExecutionContext,
     JobReports,
     OfferFallback,
+    Progress,
+    ReadTimeouts,
     ReportPolicy,
-    ToolDefinition,
-    ToolVersion,
 )
-from pawl.tool_registry.domain.execution import ExecutionResult, Progress
-from pawl.tool_registry.domain.question import Answer, Question
-from pawl.tool_registry.domain.registering import own_label
-from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
-from pawl.tool_registry.domain.verdict import CallContext, Series, Verdict
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DURATION_SECONDS_MAX: Final = 1e10
@@ -86,11 +88,6 @@ DEFINITION: Final = WIRE.struct(
     ),
 )
 _TOOL: Final = WIRE.struct(ToolVersion, tool_pb2.Tool, Exceptions(of_struct=("store_id", "binding", "user_id")))
-WIRE.struct(
-    Question,
-    call_pb2.Question,
-    Exceptions(write={"kind": lambda question: f"QUESTION_KIND_{question.kind.upper()}"}, of_struct=("kind",)),
-)
 _VERDICT: Final = WIRE.struct(
     Verdict,
     execution_pb2.Verdict,
@@ -182,6 +179,18 @@ def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
     return message
 
 
+def _context_of(request: execution_pb2.ExecuteToolRequest) -> CallContext:
+    return call_context_from(request.context, request.call_id)
+
+
+execute_request: Final = WIRE.struct(
+    ExecuteRequest,
+    execution_pb2.ExecuteToolRequest,
+    Exceptions(read={"context": _context_of, "series": series_from}, unwritten=("context", "series")),
+).read
+"""Return a call to run; raises as `call_context_from` and `series_from`."""
+
+
 def caller_from(context: execution_pb2.CallContext) -> Principal:
     """Return on whose behalf a service asks.
 
@@ -224,14 +233,12 @@ def decision_from(audit: AuditTrail, context: CallContext, message: execution_pb
     Raises:
         InvalidField, InvalidId: the kind or the digest is not one, or the person's id is malformed.
     """
-    name = call_pb2.DecisionKind.Name(message.kind) if message.kind in call_pb2.DecisionKind.values() else ""
-    kind = name.removeprefix("DECISION_KIND_")
-    if kind in {"", "UNSPECIFIED"}:
+    if not message.kind or message.kind not in call_pb2.DecisionKind.values():
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
     digest = message.arguments_sha256
     return replace(
         _of_person(audit, context, AuditKind.DECIDED, message),
-        verdict=kind,
+        verdict=DecisionKind(message.kind).name,
         reason=GRANT.format(context.call_id) if message.for_series else "",
         arguments_sha256=_sha256(digest, "arguments_sha256") if digest else sha256_hex(message.arguments_json),
     )
@@ -243,15 +250,14 @@ def result_from(audit: AuditTrail, context: CallContext, message: execution_pb2.
     Raises:
         InvalidField, InvalidId: the state, a digest or a number is not one, or the person's id is malformed.
     """
-    name = call_pb2.CallState.Name(message.state) if message.state in call_pb2.CallState.values() else ""
-    state = name.removeprefix("CALL_STATE_")
-    if state not in ENDS:
-        raise InvalidField(f"state: must be one of {', '.join(ENDS)}", field="state")
+    if message.state not in ENDS:
+        names = ", ".join(CallState(state).name for state in ENDS)
+        raise InvalidField(f"state: must be one of {names}", field="state")
     if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
         raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
     if message.result_bytes > _RESULT_BYTES_MAX:
         raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
-    outcome, reason = ENDS[state]
+    outcome, reason = ENDS[CallState(message.state)]
     return replace(
         _of_person(audit, context, AuditKind.RETURNED, message),
         verdict=outcome.value,
@@ -299,7 +305,7 @@ def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts
         raise InvalidField("timeouts: must be above 0", field="execute_reads")
     # A deployment may let its runs give more than any tool can take.
     default, most = (min(seconds, ASYNC_TIMEOUT_SECONDS_MAX) for seconds in asked)
-    return ReadTimeouts(default=default, most=most)
+    return ReadTimeouts(timeout_seconds=default, timeout_seconds_max=most)
 
 
 def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> execution_pb2.Verdict:
@@ -325,10 +331,3 @@ def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> executi
             message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)
             message.fallback_tool_name = definition.fallback_tool_name
     return message
-
-
-def answers_from(messages: Iterable[execution_pb2.Answer]) -> tuple[Answer, ...]:
-    """Return the answers to what a tool has asked."""
-    return tuple(
-        Answer(question=message.question, answer=message.answer, is_declined=message.declined) for message in messages
-    )

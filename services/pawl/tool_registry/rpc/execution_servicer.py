@@ -19,7 +19,6 @@ from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.call import ExecuteRequest
 from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
@@ -107,20 +106,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     ) -> AsyncIterator[pb.ExecuteToolResponse]:
         if not 0 <= request.timeout_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
             raise InvalidField(f"timeout_seconds: must be 0 to {ASYNC_TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
-        asked = ExecuteRequest(
-            context=convert.call_context_from(request.context, request.call_id),
-            tool_name=request.tool_name,
-            tool_version=request.tool_version,
-            arguments=request.arguments_json,
-            earlier_attempts=request.earlier_attempts,
-            timeout_seconds=request.timeout_seconds,
-            approved_digest=request.approved_digest,
-            unknowns_resolved=request.unknowns_resolved,
-            rule_id=request.rule_id,
-            answers=convert.answers_from(request.answers),
-            series=convert.series_from(request),
-        )
-        async with aclosing(self.executor.execute(asked)) as items:
+        async with aclosing(self.executor.execute(convert.execute_request(request))) as items:
             async for item in items:
                 if isinstance(item, ExecutionResult):
                     yield pb.ExecuteToolResponse(result=convert.RESULT.fields(item))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Final
 
 from pawl.chassis.auth import require_user
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import DeadlineExceeded
 from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
-from pawl.tool_registry.app.workers.link import RegistryFrame
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub
 from pawl.tool_registry.rpc import convert_worker
@@ -36,8 +34,4 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         except TimeoutError:
             raise DeadlineExceeded("no hello came") from None
 
-        async def send(frame: RegistryFrame) -> None:
-            await context.write(convert_worker.registry_frame(frame))
-
-        async with aclosing(convert_worker.worker_frames(requests)) as frames:
-            await self._hub.serve(caller, hello, self._tools, frames, send)
+        await self._hub.serve(caller, hello, self._tools, requests, context.write)

@@ -14,9 +14,10 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.chassis.tasks import Handover, kept
 from pawl.errors import InvalidJson
 from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX
-from pawl.tool_registry.domain.question import Question, check_question
+from pawl.tool_registry.domain.question import check_question
 from pawl.tool_registry.sdk.completion import CompletionToken
 from pawl.tool_registry.sdk.values import plain
+from pawl.values.call import Question, QuestionKind
 
 
 class ToolError(Exception):
@@ -200,8 +201,14 @@ class ToolContext:
             QuestionDeclined: nobody answers. Let it pass, or go on without.
             ToolError: the question is none (an empty text, too many options).
         """
+        if kind not in set(QuestionKind):
+            raise ToolError(f"kind must be one of {', '.join(QuestionKind)}, got {kind:.100}")
         asked = Question(
-            question=question, why=why, kind=kind, options=tuple(options), answer_schema_json=answer_schema_json
+            question=question,
+            why=why,
+            kind=QuestionKind(kind),
+            options=tuple(options),
+            answer_schema_json=answer_schema_json,
         )
         problem = check_question(asked)
         if problem:

@@ -10,12 +10,13 @@ from typing import Any, Final
 from pawl.chassis import logs
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidJson
-from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, EffectClass, ToolDefinition
-from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, ended_badly, succeeded
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, ended_badly, succeeded
 from pawl.tool_registry.domain.inverse import InverseCall, inverse_call
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.values import hide, plain, without
+from pawl.values.tool import EffectClass, Outcome
 
 _ERROR_CHARACTERS_MAX: Final = 4000
 

@@ -15,9 +15,6 @@ from pawl.errors import PawlError
 from pawl.tool_registry.domain.definition import (
     ASYNC_TIMEOUT_SECONDS_MAX,
     TIMEOUT_SECONDS_MIN,
-    Category,
-    EffectClass,
-    ExecutionContext,
     ToolDefinition,
     check_definition,
 )
@@ -27,6 +24,7 @@ from pawl.tool_registry.sdk.hints import ToolDefinitionError
 from pawl.tool_registry.sdk.process import ProcessLimits, check_process
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
 from pawl.tool_registry.sdk.signature import Signature, read_signature
+from pawl.values.tool import Category, EffectClass, ExecutionContext
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,11 +14,7 @@ import mcp.types
 import msgspec
 
 from pawl.errors import SourceUnreachable
-from pawl.tool_registry.domain.definition import (
-    Category,
-    EffectClass,
-    ToolDefinition,
-)
+from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.domain.source import (
     TOOLS_MAX,
     DiscoveredTool,
@@ -28,6 +24,7 @@ from pawl.tool_registry.domain.source import (
     short_description,
 )
 from pawl.tool_registry.sdk.values import without
+from pawl.values.tool import Category, EffectClass
 
 _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _LIST_SECONDS_MAX: Final = 30.0

@@ -17,8 +17,9 @@ from pawl.chassis.rows import read_each
 from pawl.tool_registry.adapters.postgres.journal import RESULT, SECONDS_LEFT, result_of
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.completion import AwaitedCall, CompletionTerms, Receipt, Said, UntoldEnd
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, awaiting_completion, ended_badly
+from pawl.tool_registry.domain.execution import ExecutionResult, awaiting_completion, ended_badly
 from pawl.tool_registry.sdk import outcome
+from pawl.values.tool import Outcome
 
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1

@@ -14,13 +14,13 @@ from pawl.chassis.database import Connection, Database, affected
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
-from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, awaiting_completion, ended_badly
+from pawl.tool_registry.domain.execution import ExecutionResult, awaiting_completion, ended_badly
 from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.journal import Begun, Entry, HeldElsewhere, JournalCall, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
-from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.sdk import outcome
+from pawl.values.call import Answer, Question
+from pawl.values.tool import EffectClass, Outcome
 
 _LEASED: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""

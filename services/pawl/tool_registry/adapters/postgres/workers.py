@@ -13,8 +13,9 @@ import msgspec
 from pawl.chassis.database import Database
 from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
 from pawl.chassis.rows import read_each
+from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
-from pawl.tool_registry.domain.execution import Progress
+from pawl.tool_registry.app.workers.call import invocation
 from pawl.tool_registry.domain.workers import (
     Answer,
     Attached,
@@ -22,17 +23,16 @@ from pawl.tool_registry.domain.workers import (
     CallState,
     CallView,
     Finished,
-    Invocation,
     LateCall,
     Listener,
     NewsKind,
     Origin,
     Purpose,
-    ResultStatus,
     WorkerCall,
     WorkerKey,
     source_of,
 )
+from pawl.values.tool import Progress
 
 _PING_SECONDS: Final = 15.0
 _NEWS_PARTS: Final = 3
@@ -70,9 +70,7 @@ class PostgresWorkerRepository:
             await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
         )
 
-    async def attach(
-        self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float
-    ) -> Mapping[CallId, int]:
+    async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
         """Note a worker's stream, in place of an earlier one; returns the calls that it holds, with their epochs.
 
         Calls that it should hold and that are not in `held` are lost. Atomic.
@@ -150,7 +148,7 @@ class PostgresWorkerRepository:
         )
         return bool(rows)
 
-    async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
+    async def claim(self, worker: Attached, *, most: int) -> Sequence[pb.Invocation]:
         """Take waiting calls for a worker, those with the earliest deadlines; of several processes one gets each."""
         tools = worker.tools
         rows = await self._database.fetch(
@@ -180,7 +178,7 @@ class PostgresWorkerRepository:
         stored = msgspec.msgpack.encode(answer)
         rows = await self._database.fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
         rows = rows or await self._database.fetch(sql.KNOWN, *worker, call_id, lease_epoch)
-        return _finished(rows[0]) if rows else Finished(status=ResultStatus.UNKNOWN)
+        return _finished(rows[0]) if rows else Finished(status=pb.RESULT_STATUS_UNKNOWN)
 
     async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
         """Note that the audit has the late result of this hand-out. Idempotent."""
@@ -256,22 +254,24 @@ class PostgresWorkerRepository:
                     await connection.remove_listener(sql.CHANNEL, on_notification)
 
 
-def _invocation(row: asyncpg.Record) -> Invocation:
-    return Invocation(
+def _invocation(row: asyncpg.Record) -> pb.Invocation:
+    details = msgspec.msgpack.decode(row["details"], type=CallDetails)
+    return invocation(
+        details,
         purpose=Purpose(row["purpose"]),
         store_id=row["store_id"],
         call_id=row["call_id"],
         lease_epoch=row["lease_epoch"],
         tool_name=row["tool_name"],
-        details=msgspec.msgpack.decode(row["details"], type=CallDetails),
-        deadline_time=row["deadline"].timestamp(),
+        deadline_time=row["deadline"],
         attempt=row["attempt"],
         last_checkpoint_json=row["last_checkpoint"] or b"",
     )
 
 
 def _finished(row: asyncpg.Record) -> Finished:
-    status, origin = ResultStatus.ACCEPTED if row["is_accepted"] else ResultStatus.LATE, row["late_origin"]
+    status = pb.RESULT_STATUS_ACCEPTED if row["is_accepted"] else pb.RESULT_STATUS_LATE
+    origin = row["late_origin"]
     if origin is None:
         return Finished(status=status)
     late = LateCall(tool_name=row["tool_name"], origin=msgspec.msgpack.decode(origin, type=Origin))

@@ -30,8 +30,6 @@ from pawl.tool_registry.domain.check import (
     schema_problem,
 )
 from pawl.tool_registry.domain.definition import (
-    ExecutionContext,
-    OfferFallback,
     ToolDefinition,
     ToolVersion,
     check_definition,
@@ -51,6 +49,7 @@ from pawl.tool_registry.domain.registering import (
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.sdk.tool import Tool
+from pawl.values.tool import ExecutionContext, OfferFallback
 
 _KEPT_VERSIONS_MAX: Final = 2000
 _KEPT_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -27,10 +27,9 @@ from pawl.tool_registry.app.execution.execution import CancelCause, Execution
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.completion import TOKEN_BYTES, CompletionTerms, digest_of, token_of
-from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, EffectClass
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX
 from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, awaiting_completion, progress
 from pawl.tool_registry.domain.journal import Begun, HeldElsewhere, Writer
-from pawl.tool_registry.domain.question import Question
 from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
 from pawl.tool_registry.sdk.context import (
@@ -44,6 +43,8 @@ from pawl.tool_registry.sdk.context import (
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
 from pawl.tool_registry.sdk.tool import WholeArguments
 from pawl.tool_registry.sdk.values import hide, without
+from pawl.values.call import Question
+from pawl.values.tool import EffectClass
 
 _SECRET_CHARACTERS_MIN: Final = 4
 _LOOKS_PER_HEARTBEAT: Final = 4

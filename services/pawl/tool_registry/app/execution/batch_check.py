@@ -12,12 +12,13 @@ from pawl.chassis.ids import CallId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.tool_registry.app.execution.execution import Execution
 from pawl.tool_registry.app.execution.executor import Executor
-from pawl.tool_registry.app.policy.admission import Admission, Judged, Proposed, ReadTimeouts
+from pawl.tool_registry.app.policy.admission import Admission, Judged, Proposed
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.execution import ENDS, ExecutionResult
 from pawl.tool_registry.domain.verdict import Verdict
+from pawl.values.tool import ReadTimeouts
 
 # A moment: those who wait for the answer, and see nothing of it before, do not notice.
 _READ_SECONDS: Final = 0.05

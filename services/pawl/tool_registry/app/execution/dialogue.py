@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.tool_registry.domain.question import Answer, Question, given
+from pawl.tool_registry.domain.question import given
 from pawl.tool_registry.sdk.context import QuestionDeclined, ToolError
+from pawl.values.call import Answer, Question
 
 QUESTIONS_MAX: Final = 20
 
@@ -46,7 +47,7 @@ class Dialogue:
                 await asyncio.wait({self.answered})
             answer = self._answers[found]
             self._position = found + 1
-        if answer.is_declined:
+        if answer.declined:
             raise QuestionDeclined(f"nobody answered: {question.question}")
         return answer.answer
 

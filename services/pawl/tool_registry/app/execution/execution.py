@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pawl.tool_registry.app.execution.dialogue import Dialogue
 from pawl.tool_registry.app.policy.call import Job
-from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ExecutionResult, Progress, input_required
+from pawl.tool_registry.domain.execution import ExecutionResult, input_required
+from pawl.values.tool import EffectClass, Progress
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.1
 

@@ -25,19 +25,12 @@ from pawl.tool_registry.app.execution.attempt import Attempt, AttemptParts
 from pawl.tool_registry.app.execution.execution import LEAVING, CancelCause, Execution, wait_any
 from pawl.tool_registry.app.execution.waits import Waits
 from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
-from pawl.tool_registry.domain.execution import (
-    ENDS,
-    NOT_STOPPED,
-    OPEN,
-    ExecutionResult,
-    Outcome,
-    Progress,
-    input_required,
-)
+from pawl.tool_registry.domain.execution import ENDS, NOT_STOPPED, OPEN, ExecutionResult, input_required
 from pawl.tool_registry.domain.journal import HeldElsewhere
 from pawl.tool_registry.domain.question import given
 from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.outcome import ToolEnd
+from pawl.values.tool import Outcome, Progress
 
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""

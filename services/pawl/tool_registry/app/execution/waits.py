@@ -8,9 +8,10 @@ from pawl.chassis.ids import CallKey
 from pawl.tool_registry.adapters.postgres.completions import PostgresCompletions
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.completion import CompletionTerms
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.journal import HeldElsewhere
 from pawl.tool_registry.sdk import outcome
+from pawl.values.tool import Outcome
 
 
 class Waits:

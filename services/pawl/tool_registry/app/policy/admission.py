@@ -22,7 +22,6 @@ from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.check import Accepted, Refused
-from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.journal import Begun, HeldElsewhere
 from pawl.tool_registry.domain.names import did_you_mean
@@ -30,7 +29,9 @@ from pawl.tool_registry.domain.patterns import TooMuchToMatch
 from pawl.tool_registry.domain.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import Rule, RuleEffect, RuleScope
-from pawl.tool_registry.domain.verdict import CallContext, Disposition, Series, Verdict, question_of
+from pawl.tool_registry.domain.verdict import CallContext, Verdict, question_of
+from pawl.values.call import Series
+from pawl.values.tool import Disposition, EffectClass, ExecutionContext, ReadTimeouts
 
 _TOO_MUCH_TO_MATCH: Final = (
     "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
@@ -60,14 +61,6 @@ class Judged:
     verdict: Verdict
     draft: AuditDraft
     call: FittingCall | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTimeouts:
-    """The seconds that a run gives a call whose tool has no timeout, and the most that it gives to any."""
-
-    default: float
-    most: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +137,13 @@ class Admission:
                 return []
             request = ExecuteRequest(
                 context=call.context,
+                call_id=call.context.call_id,
                 tool_name=call.definition.name,
                 tool_version=call.tool.entry.version,
-                arguments=call.accepted.canonical,
-                timeout_seconds=min(call.definition.timeout_seconds or timeouts.default, timeouts.most),
+                arguments_json=call.accepted.canonical,
+                timeout_seconds=min(
+                    call.definition.timeout_seconds or timeouts.timeout_seconds, timeouts.timeout_seconds_max
+                ),
             )
             job = Job.of(call, call.tool.loaded, request, digest=call.digest, is_gated=False)
             if not job.only_reads:
@@ -273,7 +269,7 @@ class Admission:
             raise ToolNotFound(f"there is no tool {name!r} to run", tool_name=name)
         if tool.definition.context is not ExecutionContext.BACKEND:
             raise ToolNotFound(f"{name!r} does not run in the registry", tool_name=name)
-        accepted = await self.catalog.check(context.store_id, tool, request.arguments)
+        accepted = await self.catalog.check(context.store_id, tool, request.arguments_json)
         if isinstance(accepted, Refused):
             raise InvalidArguments(accepted.message)
         call = await self._counted(context, tool, accepted)

@@ -20,10 +20,10 @@ from pawl.tool_registry.domain.audit import (
     clean_name,
     sha256_hex,
 )
-from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
+from pawl.values.tool import EffectClass
 
 # By the call with which it was given: its digest would say what the arguments were.
 GRANT: Final = "grant {}"

@@ -10,23 +10,17 @@ from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
 from pawl.tool_registry.domain.check import Accepted
-from pawl.tool_registry.domain.definition import (
-    CAUTION,
-    SEVERITY,
-    Category,
-    EffectClass,
-    ToolDefinition,
-    definition_hash,
-)
+from pawl.tool_registry.domain.definition import ToolDefinition, definition_hash
 from pawl.tool_registry.domain.gate import approval_cause, items_of
 from pawl.tool_registry.domain.journal import JournalCall
 from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
-from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
-from pawl.tool_registry.domain.verdict import CallContext, Series, call_digest, grant_digest
+from pawl.tool_registry.domain.verdict import CallContext, call_digest, grant_digest
 from pawl.tool_registry.sdk.tool import Tool
+from pawl.values.call import Answer, Series
+from pawl.values.tool import CAUTION, SEVERITY, Category, EffectClass, Execution
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
@@ -52,24 +46,10 @@ class ProposedCall:
         return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecuteRequest:
-    """A call to run, as its run has it."""
+class ExecuteRequest(Execution, frozen=True, kw_only=True):
+    """A call to run, with its run."""
 
     context: CallContext
-    tool_name: str
-    tool_version: int
-    arguments: bytes
-    earlier_attempts: int = 0
-    timeout_seconds: float = 0.0
-    approved_digest: str = ""
-    unknowns_resolved: int = 0
-    rule_id: str = ""
-    """The rule that the verdict on the call named."""
-    answers: tuple[Answer, ...] = ()
-    """Answers to what the tool has asked so far."""
-    series: Series | None = None
-    """The series whose grant covers the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from typing import Final
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.app.policy.call import Job
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.values.tool import Outcome
 
 _SWEEP_SECONDS: Final = 60.0
 

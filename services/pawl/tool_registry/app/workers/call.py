@@ -6,17 +6,17 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, UserId
 from pawl.chassis.retry import Retry
 from pawl.chassis.strict_json import dumps_canonical
+from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.domain.audit import sha256_hex
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion, definition_hash
-from pawl.tool_registry.domain.execution import Progress
+from pawl.tool_registry.domain.definition import ToolVersion, definition_hash
 from pawl.tool_registry.domain.workers import (
     AfterLoss,
     Answer,
@@ -24,7 +24,6 @@ from pawl.tool_registry.domain.workers import (
     CallDetails,
     CallState,
     CallView,
-    Invocation,
     Origin,
     Purpose,
     WorkerCall,
@@ -32,6 +31,7 @@ from pawl.tool_registry.domain.workers import (
     group_of,
 )
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
+from pawl.values.tool import EffectClass, Progress
 
 # Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
 _MARGIN_SECONDS_MAX: Final = 0.5
@@ -271,16 +271,28 @@ def _origin(entry: ToolVersion, details: CallDetails) -> Origin:
     )
 
 
-def invocation_of(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Invocation:
+def invocation_of(call: WorkerCall, lease_epoch: int, context: ToolContext) -> pb.Invocation:
     """Return a call as its worker gets it."""
-    return Invocation(
+    return invocation(
+        call.details,
         purpose=call.purpose,
         store_id=call.store_id,
         call_id=call.call_id,
         lease_epoch=lease_epoch,
         tool_name=call.tool_name,
-        details=call.details,
-        deadline_time=context.deadline.timestamp(),
+        deadline_time=context.deadline,
         attempt=call.attempt,
         last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
+    )
+
+
+def invocation(details: CallDetails, *, purpose: Purpose, **fields: Any) -> pb.Invocation:
+    """Return a call as its worker gets it, of its details and the other fields."""
+    return pb.Invocation(
+        purpose=pb.InvocationPurpose.Value(f"INVOCATION_PURPOSE_{purpose.name}"),
+        user_id=details.user_id,
+        conversation_id=details.conversation_id,
+        run_id=details.run_id,
+        arguments_json=details.arguments,
+        **fields,
     )

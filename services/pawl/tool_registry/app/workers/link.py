@@ -6,15 +6,16 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from pawl.chassis.ids import CallId
 from pawl.chassis.retry import Retry
 from pawl.errors import Overloaded, PawlError
+from pawl.tool.v1 import worker_pb2 as pb
+from pawl.tool.v1.worker_pb2 import AttachWorkerResponse
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
-from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, Progress
-from pawl.tool_registry.domain.workers import Answer, Attached, Invocation, ResultStatus
+from pawl.tool_registry.app.workers.answers import checkpoint_content
+from pawl.tool_registry.domain.workers import Attached
 
 _FRAMES_PER_CALL: Final = 4
 _FRAMES_BESIDES: Final = 64
@@ -22,87 +23,9 @@ _FRAMES_BESIDES: Final = 64
 _DOUBT_SECONDS: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
-    """The worker is attached."""
-
-    lease_seconds: float
-    heartbeat_seconds: float
-    checkpoint_bytes_max: int = CHECKPOINT_BYTES_MAX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InvocationCancel:
-    """The result of a call is not wanted any more."""
-
-    call_id: CallId
-    lease_epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultReceipt:
-    """The fate of a result."""
-
-    call_id: CallId
-    lease_epoch: int
-    status: ResultStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReceipt:
-    """The fate of a checkpoint."""
-
-    call_id: CallId
-    lease_epoch: int
-    number: int
-    kept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """A life sign arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """A life sign of the worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """The worker wants no new calls."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressReport:
-    """Progress of a call."""
-
-    call_id: CallId
-    lease_epoch: int
-    progress: Progress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReport:
-    """A checkpoint of a call, as JSON, empty for what cannot be kept; `number` is for its receipt."""
-
-    call_id: CallId
-    lease_epoch: int
-    number: int
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The end of a call."""
-
-    call_id: CallId
-    lease_epoch: int
-    answer: Answer
-
-
-WorkerFrame: TypeAlias = Heartbeat | Drain | ProgressReport | CheckpointReport | Result
-RegistryFrame: TypeAlias = Welcome | Invocation | InvocationCancel | ResultReceipt | CheckpointReceipt | HeartbeatAnswer
+def cancel(call_id: str, lease_epoch: int) -> AttachWorkerResponse:
+    """Return the frame that takes a call back from its worker."""
+    return AttachWorkerResponse(cancel=pb.InvocationCancel(call_id=call_id, lease_epoch=lease_epoch))
 
 
 class WorkerLink:
@@ -115,7 +38,7 @@ class WorkerLink:
         self.register = register
         """Registers its tools again, as when it attached."""
         self.heard_at = heard_at
-        self.in_hand: dict[CallId, int] = {}
+        self.in_hand: dict[str, int] = {}
         """The epochs of its calls, those among them that it kept over a reconnect."""
         self.is_draining = False
         self.doubted_until = -math.inf
@@ -124,10 +47,10 @@ class WorkerLink:
         self.ended: asyncio.Future[PawlError | None] = asyncio.get_running_loop().create_future()
         self._calls_max = calls_max
         self._reserved = 0
-        self._cancelled: dict[CallId, int] = {}
+        self._cancelled: dict[str, int] = {}
         self._ends_with: PawlError | None = None
         self._unsent_max = _FRAMES_PER_CALL * calls_max + _FRAMES_BESIDES
-        self._outgoing: asyncio.Queue[RegistryFrame | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[AttachWorkerResponse | None] = asyncio.Queue()
 
     @property
     def free(self) -> int:
@@ -155,29 +78,29 @@ class WorkerLink:
             self._reserved -= slots
             self.end_if_drained()
 
-    def hand(self, call: Invocation) -> bool:
+    def hand(self, call: pb.Invocation) -> bool:
         """Send a call; False if the stream has ended: the worker will not get it."""
         if self.ended.done():
             return False
         if self.in_hand.get(call.call_id) == call.lease_epoch:
             return True  # It was sent.
         self.in_hand[call.call_id] = call.lease_epoch
-        self.send(call)
+        self.send(AttachWorkerResponse(invocation=call))
         return True
 
-    def cancel(self, call_id: CallId) -> None:
+    def cancel(self, call_id: str) -> None:
         """Take a call back that it has in hand, once."""
         epoch = self.in_hand.get(call_id)
         if epoch is not None and self._cancelled.get(call_id) != epoch:
             self._cancelled[call_id] = epoch
-            self.send(InvocationCancel(call_id=call_id, lease_epoch=epoch))
+            self.send(cancel(call_id, epoch))
 
-    def mark_answered(self, call_id: CallId, lease_epoch: int) -> None:
+    def mark_answered(self, call_id: str, lease_epoch: int) -> None:
         """Note that a call is not to be taken back any more."""
         if self.in_hand.get(call_id) == lease_epoch:
             self._cancelled[call_id] = lease_epoch
 
-    def drop(self, call_id: CallId, lease_epoch: int) -> None:
+    def drop(self, call_id: str, lease_epoch: int) -> None:
         """Note that a call is not in its hands any more."""
         if self.in_hand.get(call_id) == lease_epoch:
             del self.in_hand[call_id]
@@ -202,27 +125,29 @@ class WorkerLink:
             self.ended.set_result(error)
             self._outgoing.put_nowait(None)
 
-    def send(self, frame: RegistryFrame) -> None:
+    def send(self, frame: AttachWorkerResponse) -> None:
         """Send a frame; a worker that does not read loses its stream."""
         if self._outgoing.qsize() >= self._unsent_max:
             self.end(Overloaded("the worker does not read what it is sent"))
         elif not self.ended.done():
             self._outgoing.put_nowait(frame)
 
-    async def next(self) -> RegistryFrame | None:
+    async def next(self) -> AttachWorkerResponse | None:
         """Return the next frame for the worker; None after the last."""
         return await self._outgoing.get()
 
 
 async def keep_checkpoint(
-    repository: PostgresWorkerRepository, retry: Retry, link: WorkerLink, report: CheckpointReport
+    repository: PostgresWorkerRepository, retry: Retry, link: WorkerLink, report: pb.WorkerCheckpoint
 ) -> None:
     """Keep a checkpoint of a call that the worker has in hand, and tell it; raises as `Retry.until_answered` does."""
-    worker, call_id, epoch = link.worker.key, report.call_id, report.lease_epoch
-    kept = bool(report.content) and await retry.until_answered(
-        lambda: repository.keep_checkpoint(worker, call_id, epoch, report.content), call=call_id
+    worker, call_id, epoch = link.worker.key, CallId(report.call_id), report.lease_epoch
+    content = checkpoint_content(report.content_json)
+    kept = bool(content) and await retry.until_answered(
+        lambda: repository.keep_checkpoint(worker, call_id, epoch, content), call=call_id
     )
-    link.send(CheckpointReceipt(call_id=call_id, lease_epoch=epoch, number=report.number, kept=kept))
+    receipt = pb.CheckpointReceipt(call_id=call_id, lease_epoch=epoch, number=report.number, kept=kept)
+    link.send(AttachWorkerResponse(checkpoint=receipt))
 
 
 async def put_back_unsent(repository: PostgresWorkerRepository, links: Iterable[WorkerLink], now: float) -> None:

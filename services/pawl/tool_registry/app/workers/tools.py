@@ -13,7 +13,6 @@ from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.domain.definition import (
-    ExecutionContext,
     ToolDefinition,
     ToolVersion,
     check_definition,
@@ -22,6 +21,7 @@ from pawl.tool_registry.domain.definition import (
 )
 from pawl.tool_registry.domain.registering import check_source
 from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
+from pawl.values.tool import ExecutionContext
 
 
 class WorkerTools:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
@@ -16,45 +16,37 @@ from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.chassis.tasks import end, hold, shield
-from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
+from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, HelloRequired, PawlError, ShuttingDown
+from pawl.tool.v1 import worker_pb2 as pb
+from pawl.tool.v1.worker_pb2 import AttachWorkerRequest, AttachWorkerResponse
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.execution.execution import wait_any
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.workers.answers import bounded, finding_of, value_of
+from pawl.tool_registry.app.workers.answers import answer_of, bounded, check_frame, finding_of, progress_of, value_of
 from pawl.tool_registry.app.workers.call import PendingCall, call_of, invocation_of
 from pawl.tool_registry.app.workers.late_results import LateResults
 from pawl.tool_registry.app.workers.link import (
-    CheckpointReport,
-    Drain,
-    Heartbeat,
-    HeartbeatAnswer,
-    InvocationCancel,
-    ProgressReport,
-    RegistryFrame,
-    Result,
-    ResultReceipt,
-    Welcome,
-    WorkerFrame,
     WorkerLink,
+    cancel,
     keep_checkpoint,
     put_back_unsent,
 )
 from pawl.tool_registry.app.workers.tools import WorkerTools
-from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
+from pawl.tool_registry.domain.definition import ToolVersion
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX
 from pawl.tool_registry.domain.workers import (
     Answer,
     Attached,
     Hello,
-    Invocation,
     NewsKind,
     Purpose,
-    ResultStatus,
     WorkerCall,
     WorkerKey,
 )
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
+from pawl.values.tool import EffectClass
 
 _SILENT_LEASES: Final = 3
 _HEARTBEATS_PER_LEASE: Final = 3
@@ -111,7 +103,7 @@ class WorkerHub:
         self._links: dict[WorkerKey, WorkerLink] = {}
         self._pending: dict[CallKey, PendingCall] = {}
         self._asking: set[asyncio.Task[Any]] = set()
-        self._progress: dict[CallKey, tuple[WorkerLink, ProgressReport]] = {}
+        self._progress: dict[CallKey, tuple[WorkerLink, pb.WorkerProgress]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
@@ -219,10 +211,10 @@ class WorkerHub:
     def _is_heard(self, link: WorkerLink) -> bool:
         return self._clock.monotonic() - link.heard_at < self._options.lease_seconds
 
-    async def _hand(self, link: WorkerLink, call: Invocation) -> None:
+    async def _hand(self, link: WorkerLink, call: pb.Invocation) -> None:
         if not link.hand(call):
             # Nothing was sent: it is safe for anybody to get it.
-            key = CallKey(call.store_id, call.call_id)
+            key = CallKey(StoreId(call.store_id), CallId(call.call_id))
             await self._retry.until_answered(
                 lambda: self._repository.put_back(key, call.lease_epoch), call=call.call_id
             )
@@ -232,8 +224,8 @@ class WorkerHub:
         caller: Principal,
         hello: Hello,
         tools: WorkerTools,
-        incoming: AsyncIterator[WorkerFrame],
-        send: Callable[[RegistryFrame], Awaitable[None]],
+        incoming: AsyncIterator[AttachWorkerRequest],
+        send: Callable[[AttachWorkerResponse], Awaitable[None]],
     ) -> None:
         """Attach a worker until its stream ends; returns when it has drained or hung up.
 
@@ -260,10 +252,15 @@ class WorkerHub:
             earlier.end(Cancelled("the worker attached again"))
         lease_seconds = self._options.lease_seconds
         link.in_hand.update(await self._repository.attach(worker, held=hello.held, lease_seconds=lease_seconds))
-        link.send(Welcome(lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / _HEARTBEATS_PER_LEASE))
+        welcome = pb.WorkerWelcome(
+            lease_seconds=lease_seconds,
+            heartbeat_seconds=lease_seconds / _HEARTBEATS_PER_LEASE,
+            checkpoint_bytes_max=CHECKPOINT_BYTES_MAX,
+        )
+        link.send(AttachWorkerResponse(welcome=welcome))
         for call_id, epoch in hello.held.items():
             if link.in_hand.get(call_id) != epoch:
-                link.send(InvocationCancel(call_id=call_id, lease_epoch=epoch))
+                link.send(cancel(call_id, epoch))
         self._links[key] = link
         _log.info("worker.attached", group=key.group_name, worker=key.worker_id, tools=sorted(hashes))
         link.due.set()
@@ -296,7 +293,7 @@ class WorkerHub:
             except Exception as error:  # noqa: BLE001  # it runs out
                 _log.warning("worker.lease_not_ended", error=type(error).__name__)
 
-    async def _read(self, link: WorkerLink, incoming: AsyncIterator[WorkerFrame]) -> None:
+    async def _read(self, link: WorkerLink, incoming: AsyncIterator[AttachWorkerRequest]) -> None:
         silence_max = _SILENT_LEASES * self._options.lease_seconds
         while True:
             try:
@@ -307,19 +304,22 @@ class WorkerHub:
             if frame is None:
                 return
             link.heard_at = self._clock.monotonic()
-            match frame:
-                case Heartbeat():
-                    link.send(HeartbeatAnswer())
-                case Drain():
+            check_frame(frame)
+            match frame.WhichOneof("frame"):
+                case "heartbeat":
+                    link.send(AttachWorkerResponse(heartbeat=pb.WorkerHeartbeatAnswer()))
+                case "drain":
                     link.drain(None)
-                case ProgressReport():
-                    self._take_progress(link, frame)
-                case CheckpointReport():
-                    await keep_checkpoint(self._repository, self._retry_result, link, frame)
-                case Result():
-                    await self._take_result(link, frame)
+                case "progress":
+                    self._take_progress(link, frame.progress)
+                case "checkpoint":
+                    await keep_checkpoint(self._repository, self._retry_result, link, frame.checkpoint)
+                case "result":
+                    await self._take_result(link, frame.result)
+                case _:
+                    raise HelloRequired
 
-    async def _write(self, link: WorkerLink, send: Callable[[RegistryFrame], Awaitable[None]]) -> None:
+    async def _write(self, link: WorkerLink, send: Callable[[AttachWorkerResponse], Awaitable[None]]) -> None:
         while (frame := await link.next()) is not None:
             await send(frame)
 
@@ -341,7 +341,7 @@ class WorkerHub:
                 if len(calls) < most:
                     break
 
-    async def _claim(self, link: WorkerLink, most: int) -> Sequence[Invocation]:
+    async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
         """Claim calls; if the stream ends in the middle, they are put back, as nothing was sent."""
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
@@ -351,29 +351,33 @@ class WorkerHub:
                 await self._hand(link, call)
             raise
 
-    def _take_progress(self, link: WorkerLink, report: ProgressReport) -> None:
+    def _take_progress(self, link: WorkerLink, report: pb.WorkerProgress) -> None:
         if link.in_hand.get(report.call_id) != report.lease_epoch:
             return
-        key = CallKey(link.worker.key.store_id, report.call_id)
+        key = CallKey(link.worker.key.store_id, CallId(report.call_id))
         pending = self._pending.get(key)
         if pending is not None:
-            pending.report(report.progress.fraction, report.progress.message)
+            said = progress_of(report)
+            pending.report(said.fraction, said.message)
         else:
             self._progress[key] = (link, report)
 
-    async def _take_result(self, link: WorkerLink, result: Result) -> None:
-        key, call = link.worker.key, CallKey(link.worker.key.store_id, result.call_id)
+    async def _take_result(self, link: WorkerLink, result: pb.WorkerResult) -> None:
+        key, call = link.worker.key, CallKey(link.worker.key.store_id, CallId(result.call_id))
+        answer = bounded(answer_of(result))
         link.mark_answered(result.call_id, result.lease_epoch)
         # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
         finished = await self._retry_result.until_answered(
-            lambda: self._repository.finish(key, result.call_id, result.lease_epoch, bounded(result.answer)),
+            lambda: self._repository.finish(key, call.call_id, result.lease_epoch, answer),
             call=result.call_id,
         )
-        link.send(ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=finished.status))
-        if finished.status is not ResultStatus.ACCEPTED:
-            _log.info("worker.result_refused", call=result.call_id, status=finished.status)
+        status = cast("pb.ResultStatus.ValueType", finished.status)
+        receipt = pb.ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=status)
+        link.send(AttachWorkerResponse(receipt=receipt))
+        if status != pb.RESULT_STATUS_ACCEPTED:
+            _log.info("worker.result_refused", call=result.call_id, status=pb.ResultStatus.Name(status))
         if finished.late is not None:
-            self._late.tell(call, result.lease_epoch, finished.late, bounded(result.answer))
+            self._late.tell(call, result.lease_epoch, finished.late, answer)
         self._wake_call(call)
         link.drop(result.call_id, result.lease_epoch)
 
@@ -409,7 +413,11 @@ class WorkerHub:
         if self._links:
             for store_id, group_name in await self._repository.waiting_groups():
                 self._wake_group(store_id, group_name)
-        calls = [(key, call_id, epoch) for key, link in self._links.items() for call_id, epoch in link.in_hand.items()]
+        calls = [
+            (key, CallId(call_id), epoch)
+            for key, link in self._links.items()
+            for call_id, epoch in link.in_hand.items()
+        ]
         if calls:
             for worker, call_id in await self._repository.unwanted(calls):
                 if worker in self._links:
@@ -443,7 +451,8 @@ class WorkerHub:
     async def _tell_progress(self) -> None:
         reports, self._progress = self._progress, {}
         for link, report in reports.values():
-            await self._repository.report(link.worker.key, report.call_id, report.lease_epoch, report.progress)
+            worker, call_id = link.worker.key, CallId(report.call_id)
+            await self._repository.report(worker, call_id, report.lease_epoch, progress_of(report))
 
     async def _watch_stop(self) -> None:
         await self._stopping()

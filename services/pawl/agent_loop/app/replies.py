@@ -1,0 +1,62 @@
+"""The final word on commands, as use cases and clients need it."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from pawl.agent.v1.types_pb2 import Receipt
+from pawl.errors import CallNotPending, NotFound, PawlError, RunEnded, RunNotFound, by_reason
+from pawl.event.v1.run_pb2 import Run
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values.command import CommandOutcome
+
+Reply: TypeAlias = pb.SendCommandResponse
+
+ACCEPTED: Final = Reply(outcome=pb.COMMAND_OUTCOME_ACCEPTED)
+
+
+def is_taken(reply: Reply) -> bool:
+    """Return whether the command is in effect, now or since before."""
+    return CommandOutcome(reply.outcome).is_taken
+
+
+def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False) -> Run:
+    """Return the run after a command that was taken, or with `also_late` after any.
+
+    Raises:
+        PawlError: the one that the outcome names; `default` if it names none.
+    """
+    if reply.HasField("run") and (also_late or is_taken(reply)):
+        return reply.run
+    raise by_reason.get(reply.reason, default)(reply.message)
+
+
+def decided(reply: Reply) -> Run:
+    """Return the run after a command about a call that was taken.
+
+    Raises:
+        RunNotFound, CallNotFound, or the error that the outcome names.
+    """
+    try:
+        return run_after(reply, RunNotFound if reply.outcome == pb.COMMAND_OUTCOME_UNKNOWN else CallNotPending)
+    except RunEnded as error:
+        raise CallNotPending(error.message) from None
+
+
+def refusal(error: PawlError) -> Reply:
+    """Return the reply that says what an error says."""
+    outcome = pb.COMMAND_OUTCOME_UNKNOWN if isinstance(error, NotFound) else pb.COMMAND_OUTCOME_REFUSED
+    return Reply(outcome=outcome, reason=error.reason, message=error.message)
+
+
+def receipt(reply: Reply, *, frame_id: str = "", run_id: str = "", call_id: str = "") -> Receipt:
+    """Return what a reply is to the client: once a command is taken, it need not know why it was so before."""
+    reason, message = ("", "") if is_taken(reply) else (reply.reason, reply.message)
+    return Receipt(
+        frame_id=frame_id,
+        status=reply.outcome,  # type: ignore[arg-type]  # the same numbers
+        reason=reason,
+        message=message,
+        run_id=run_id,
+        call_id=call_id,
+    )

@@ -1,0 +1,134 @@
+"""The states of runs and what moves them. Numbers are those of pawl.event.v1 and pawl.job.v1."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from pawl.chassis.ids import ConversationId, StoreId
+
+TOKENS_MAX: Final = 2**53
+"""Most tokens that are counted."""
+
+
+class RunState(IntEnum):
+    """The states of a run."""
+
+    QUEUED = 1
+    RUNNING = 2
+    WAITING = 3
+    CANCELLING = 4
+    NEEDS_ATTENTION = 5
+    COMPLETED = 10
+    FAILED = 11
+    CANCELLED = 12
+    EXPIRED = 13
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if the state never changes again."""
+        return self >= RunState.COMPLETED
+
+
+ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
+"""The states that never change, which a `state` of a message can be one of, too."""
+RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
+"""States in which a run waits for a person, a program or a time, or has ended."""
+
+
+class WaitKind(IntEnum):
+    """The things that a WAITING run can wait for."""
+
+    TOOL_RESULT = 1
+    APPROVAL = 2
+    ANSWER = 3
+    BUDGET = 4
+    AGENT = 5
+    AGENT_QUOTA = 6
+    TIME = 7
+    PAUSED = 8
+    COMPLETION = 9
+    PROVIDER = 10
+
+
+class StopCause(IntEnum):
+    """The cause for which a run was asked to stop."""
+
+    USER = 1
+    SUPERSEDED = 2
+    OPERATOR = 4
+    PARENT = 5
+    MODEL = 6
+
+
+class MessagePolicy(IntEnum):
+    """The effect of a message while a run of its conversation is active."""
+
+    QUEUE = 1
+    STEER = 2
+    INTERRUPT = 3
+    REJECT = 4
+
+
+class LeaseAction(IntEnum):
+    """The effect of a commit on the lease of its worker."""
+
+    KEEP = 1
+    PARK = 2
+    RELEASE = 3
+
+
+class Overlap(IntEnum):
+    """What a schedule or a trigger does when it is due while its last run is active."""
+
+    SKIP = 1
+    QUEUE = 2
+    ALLOW = 3
+    CANCEL = 4
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage of model calls; `model_calls` counts failed attempts too.
+
+    `estimated_tokens` are those of the input and output tokens that the model server did not report.
+    """
+
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    model_calls: int = 0
+    estimated_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """The tokens that count against the budget: cached input and reasoning are parts of input and output."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        """Return the sum, up to what the ledger counts."""
+        return self._with_each(lambda one, more: min(one + more, TOKENS_MAX), other)
+
+    def __sub__(self, other: Usage) -> Usage:
+        return self._with_each(operator.sub, other)
+
+    def _with_each(self, combine: Callable[[int, int], int], other: Usage) -> Usage:
+        return Usage(**{name: combine(getattr(self, name), getattr(other, name)) for name in Usage.__struct_fields__})
+
+
+class TitleTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation that needs a title, with the start of its first message and of the `model`'s answer.
+
+    `attempt` counts the attempts, this one included.
+    """
+
+    store_id: StoreId
+    conversation_id: ConversationId
+    attempt: int
+    model: str
+    user_text: str
+    answer_text: str
