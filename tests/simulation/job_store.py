@@ -8,7 +8,7 @@ from typing import Any
 from pawl.chassis.ids import IdSource
 from pawl.errors import PawlError
 from pawl.job_store.app.ports import Announcer, Limits, Ports
-from pawl.values.run import Usage
+from pawl.values import Usage
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads

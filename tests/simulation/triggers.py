@@ -11,7 +11,7 @@ from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.job_store.app.triggers import ClaimedEvent, TriggerChange
 from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS
 from pawl.job_store.domain.triggers import LaneRow, TriggerKey, TriggerRow
-from pawl.values.run import RunState
+from pawl.values import RunState
 from tests.simulation.chance import Chance
 from tests.simulation.store import Database
 

@@ -19,7 +19,7 @@ from pawl.agent_loop.domain.limits import (
 )
 from pawl.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX, RunDefaults
 from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
-from pawl.values.run import TOKENS_MAX
+from pawl.values import TOKENS_MAX
 
 _LEASE_RENEWALS_MIN = 2
 

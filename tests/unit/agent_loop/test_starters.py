@@ -42,7 +42,7 @@ from pawl.errors import (
     PermissionDenied,
     TooLarge,
 )
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 from tests.fakes.manual_clock import ManualClock
 
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))

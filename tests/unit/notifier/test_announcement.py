@@ -27,7 +27,7 @@ from pawl.notifier.domain.announcement import (
     over_by,
 )
 from pawl.notifier.domain.notification import EventId, Inbox, NotificationKind, shown
-from pawl.values.run import WaitKind
+from pawl.values import WaitKind
 from tests.tables import not_refused
 
 CHANGE = RunChange(

@@ -27,7 +27,7 @@ from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
 from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 
 _OVERLAPS: Final = {schedule_pb2.ScheduleOverlap.Value(f"SCHEDULE_OVERLAP_{each.name}"): each for each in Overlap}
 

@@ -18,7 +18,7 @@ from pawl.chassis.ids import (
     ClientId,
     SessionId,
 )
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 
 T = TypeVar("T")
 

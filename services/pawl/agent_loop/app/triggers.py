@@ -29,7 +29,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource, RequestId
 from pawl.errors import DependencyUnavailable, InvalidField, TooLarge, TriggerNotFound
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 
 BODY_BYTES_MAX: Final = 256 * 1024
 HEADERS_MAX: Final = 100

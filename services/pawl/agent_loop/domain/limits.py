@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.errors import InvalidField
-from pawl.values.run import TOKENS_MAX
+from pawl.values import TOKENS_MAX
 
 CONTEXT_BYTES_MIN: Final = 10_000
 """Fewest bytes of history: below it there is no room for a summary and the message that it is for."""

@@ -13,7 +13,7 @@ from pawl.job_store.adapters import paging
 from pawl.job_store.app.agents import Save, SaveDraft
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
-from pawl.values.run import RunState, WaitKind
+from pawl.values import RunState, WaitKind
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

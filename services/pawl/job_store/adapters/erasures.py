@@ -18,8 +18,7 @@ from pawl.job_store.adapters import outbox, retention
 from pawl.job_store.app.erasing import ItemPart, OpenRun
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.erasure import Erasure, ErasureKey, ErasureReceipt, LeftCall, Part, has_left
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

@@ -15,7 +15,7 @@ from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
 from pawl.job_store.domain.usage import Used
-from pawl.values.run import TitleTask
+from pawl.values import TitleTask
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -17,7 +17,7 @@ from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.errors import InvalidField, TooLarge, TriggerExists, TriggerNotFound
 from pawl.job_store.domain import schedules
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Owner, StarterRow
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 
 TRIGGERS_MAX: Final = 100
 """Most triggers of a user."""

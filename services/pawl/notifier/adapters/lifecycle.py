@@ -27,7 +27,7 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.app.ports import Delivery, PoisonEvent
 from pawl.notifier.domain.announcement import ApprovalAsked, Change, Over, RunChange, StarterPaused
 from pawl.notifier.domain.notification import EventId, Inbox
-from pawl.values.run import WaitKind
+from pawl.values import WaitKind
 
 STREAM: Final = "PAWL_LIFECYCLE"
 CONSUMER: Final = "notifier"

@@ -13,7 +13,7 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
 from pawl.chassis.visible import shortened, undecided, visible
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
-from pawl.values.run import WaitKind
+from pawl.values import WaitKind
 
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048

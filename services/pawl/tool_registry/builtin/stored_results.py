@@ -10,7 +10,7 @@ from pawl.chassis.ids import CallId, CallKey, ConversationId, StoreId, UserId
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 
 class StoredResults(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import EffectClass, Outcome
 
 
 class Step(StrEnum):

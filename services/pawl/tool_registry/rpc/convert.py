@@ -18,8 +18,8 @@ from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERS
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
-from pawl.values.call import CallState, Series
-from pawl.values.tool import (
+from pawl.values import (
+    CallState,
     Category,
     EffectClass,
     ExecutionContext,
@@ -28,6 +28,7 @@ from pawl.values.tool import (
     Progress,
     ReadTimeouts,
     ReportPolicy,
+    Series,
 )
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")

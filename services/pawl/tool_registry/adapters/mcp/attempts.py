@@ -8,7 +8,7 @@ from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.execution.outcome import doubt
 from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 
 # The connection may break once, and once turn out to be another user's.
 ATTEMPTS_MAX: Final = 3

@@ -25,7 +25,7 @@ from pawl.tool_registry.domain.source import Discovery, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 
 if TYPE_CHECKING:
     from pawl.tool_registry.adapters.mcp.call import Call, Flight

@@ -12,7 +12,7 @@ import msgspec
 
 from pawl.tool_registry.domain.definition import CONTROL, DESCRIPTION_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.domain.source import DiscoveredTool, plain_schema, registered_names
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 

@@ -18,7 +18,7 @@ from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.source import plain_schema
 from pawl.tool_registry.domain.violations import list_violations
 from pawl.tool_registry.sdk.context import QuestionDeclined
-from pawl.values.call import QuestionKind
+from pawl.values import QuestionKind
 
 Asked: TypeAlias = mcp.types.ElicitRequestParams
 Content: TypeAlias = dict[str, str | int | float | bool | list[str] | None]

@@ -20,8 +20,7 @@ from pawl.tool_registry.domain.execution import ExecutionResult, awaiting_comple
 from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
-from pawl.values.call import Answer, Question
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import Answer, EffectClass, Outcome, Question
 
 _LEASED: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""

@@ -29,7 +29,7 @@ from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
 from pawl.tool_registry.app.policy.ports import HeldElsewhere, Observer
 from pawl.tool_registry.domain.execution import ENDS, NOT_STOPPED, OPEN, ExecutionResult, input_required
 from pawl.tool_registry.domain.question import given
-from pawl.values.tool import Outcome, Progress
+from pawl.values import Outcome, Progress
 
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""

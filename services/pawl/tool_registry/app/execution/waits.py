@@ -11,7 +11,7 @@ from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import HeldElsewhere
 from pawl.tool_registry.domain.completion import CompletionTerms
 from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.values.tool import Outcome
+from pawl.values import Outcome
 
 
 class Waits:

@@ -26,8 +26,7 @@ from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
-from pawl.values.call import DecisionKind
-from pawl.values.tool import EffectClass
+from pawl.values import DecisionKind, EffectClass
 
 # By the call with which it was given: its digest would say what the arguments were.
 _GRANT: Final = "grant {}"

@@ -11,8 +11,7 @@ from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFi
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rate import Exceeded, Rate
 from pawl.tool_registry.domain.rules import Rule
-from pawl.values.call import Answer, Question
-from pawl.values.tool import EffectClass
+from pawl.values import Answer, EffectClass, Question
 
 
 class TakesTooLong(Exception):

@@ -17,7 +17,7 @@ from pawl.tool_registry.domain.workers import (
     WorkerCall,
     WorkerKey,
 )
-from pawl.values.tool import Progress
+from pawl.values import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
