@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from pawl.chassis.roles import CALLERS, ROLES, Role
 from pawl.job_store.domain import call_table, run_table
-from pawl.values.call import CallState
+from pawl.values import CallState
 
 StateT = TypeVar("StateT", bound=Enum)
 

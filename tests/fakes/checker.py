@@ -16,8 +16,7 @@ from pawl.errors import DependencyUnavailable, DocumentNotFound, InvalidArgument
 from pawl.event.v1.call_pb2 import Call
 from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import tool_pb2
-from pawl.values.call import Series
-from pawl.values.tool import Disposition, ExecutionContext, JobReports, ReportPolicy
+from pawl.values import Disposition, ExecutionContext, JobReports, ReportPolicy, Series
 
 _DIGEST = ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)
 

@@ -24,7 +24,7 @@ from pawl.job_store.app.ports import Limits
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import ConversationKey, RunRow
 from pawl.job_store.rpc import messages, operations
-from pawl.values.command import CommandOutcome
+from pawl.values import CommandOutcome
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
 from tests.simulation.history import History

@@ -17,8 +17,7 @@ from pawl.agent_loop.domain.run import RunFailure
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import LeaseLost, RunEnded
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.run import ENDED, Usage
+from pawl.values import ENDED, CallState, DecisionKind, Usage
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.ledger import MemoryLedger
 from tests.fakes.model import FakeModel, Script

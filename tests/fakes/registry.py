@@ -31,7 +31,7 @@ from pawl.chassis.ids import CallId, StoreId
 from pawl.chassis.tasks import shield
 from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
 from pawl.tool.v1 import tool_pb2
-from pawl.values.tool import (
+from pawl.values import (
     REPEATABLE,
     Disposition,
     EffectClass,

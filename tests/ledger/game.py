@@ -17,7 +17,7 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import ConversationKey
 from pawl.job_store.domain.states import WaitReason
 from pawl.job_store.domain.waiting import Situation, explain
-from pawl.values.call import CallState
+from pawl.values import CallState
 from tests.ledger.commands import STORES, Chooser, Pick
 from tests.ledger.model import LIMITS, Model, Row
 from tests.ledger.product import Product, view_of_model, view_of_tables

@@ -19,9 +19,7 @@ from pawl.job_store.domain.events import OwnerEvent
 from pawl.job_store.domain.offers import LeaseOffer
 from pawl.job_store.domain.states import Sharing
 from pawl.job_store.domain.submit import Submit
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import DecisionRight
-from pawl.values.run import LeaseAction, MessagePolicy, RunState, StopCause
+from pawl.values import CallState, DecisionKind, DecisionRight, LeaseAction, MessagePolicy, RunState, StopCause
 from tests.ledger.commands import CALLS
 from tests.ledger.model import Row
 from tests.simulation.reference import ENDED

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 from tests.simulation import grants
 from tests.simulation.history import Sent
 from tests.simulation.record import Ledger, Record, call_state, run_state

@@ -16,7 +16,7 @@ from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import PawlError
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
-from pawl.values.command import CommandOutcome
+from pawl.values import CommandOutcome
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
 from tests.simulation.people import User

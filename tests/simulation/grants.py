@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pawl.event.v1 import call_pb2
-from pawl.values.call import DecisionKind, Series
+from pawl.values import DecisionKind, Series
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, Sent
 from tests.simulation.record import Record, call_state

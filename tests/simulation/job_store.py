@@ -14,7 +14,7 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.app.ports import Announcer, Limits, Ports
-from pawl.values.run import Usage
+from pawl.values import Usage
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads

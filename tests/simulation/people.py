@@ -22,9 +22,7 @@ from pawl.chassis.ids import CallId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull, RunOfAnotherUser
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CallResolution, CommandOutcome
-from pawl.values.run import ENDED, MessagePolicy
+from pawl.values import ENDED, CallResolution, CallState, CommandOutcome, DecisionKind, MessagePolicy
 from tests.simulation import grants, own_tools
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent

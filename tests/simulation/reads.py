@@ -34,9 +34,7 @@ from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
 from pawl.job_store.domain.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.domain.waiting import Situation
-from pawl.values.call import CallState
-from pawl.values.command import CommandOutcome
-from pawl.values.run import RunState, StopCause, WaitKind
+from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
 from tests.simulation.store import Database, with_lease
 
 R = TypeVar("R")

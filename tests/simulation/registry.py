@@ -41,10 +41,9 @@ from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool_registry.domain import execution as recorded
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.verdict import grant_digest
-from pawl.values.call import Series
-from pawl.values.call import Series as RegisteredSeries
-from pawl.values.tool import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts
-from pawl.values.tool import EffectClass as EffectOf
+from pawl.values import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts, Series
+from pawl.values import EffectClass as EffectOf
+from pawl.values import Series as RegisteredSeries
 from tests.fakes.registry import tool
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History

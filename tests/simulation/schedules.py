@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.job_store.adapters.schedules import PostgresSchedules
 from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS, Change, ClaimedSchedule, ScheduleRow
-from pawl.values.run import RunState
+from pawl.values import RunState
 from tests.simulation.chance import Chance
 from tests.simulation.store import Database, ScheduleChange
 

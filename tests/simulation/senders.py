@@ -15,7 +15,7 @@ from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job_store.domain.schedules import FireOutcome
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Delivered
 from tests.simulation.network import Network

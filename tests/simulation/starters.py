@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pawl.chassis.ids import RunKey
 from pawl.job_store.domain.triggers import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 
 
 class Fired(NamedTuple):

@@ -49,7 +49,7 @@ from pawl.job_store.domain.schedules import ScheduleKey, ScheduleRow
 from pawl.job_store.domain.trimming import Trim
 from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 from pawl.job_store.rpc.events import encode_event
-from pawl.values.call import CallState
+from pawl.values import CallState
 from tests.simulation import rules_of_jobs
 from tests.simulation.chance import Chance
 from tests.simulation.history import History

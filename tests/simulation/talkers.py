@@ -6,7 +6,7 @@ import asyncio
 
 from pawl.chassis.ids import ConversationId
 from pawl.job_store.domain.rows import ConversationKey
-from pawl.values.run import MessagePolicy
+from pawl.values import MessagePolicy
 from tests.simulation.people import STORE, User
 
 _TALKATIVE = 0.3

@@ -21,7 +21,7 @@ from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.event.v1 import schedule_pb2
 from pawl.job_store.domain.schedules import Definition, FireOutcome, FireRow, ScheduleKey, ScheduleRow
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.network import Network
 from tests.simulation.record import Record

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pawl.agent_loop.domain.tool import Verdict
-from pawl.values.call import Question
-from pawl.values.tool import EffectClass, OfferFallback
+from pawl.values import EffectClass, OfferFallback, Question
 from tests.fakes.registry import tool
 
 TOOLS: dict[str, Verdict] = {

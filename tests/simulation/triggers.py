@@ -11,7 +11,7 @@ from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.job_store.adapters.triggers import PostgresTriggers
 from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS
 from pawl.job_store.domain.triggers import ClaimedEvent, LaneRow, TriggerChange, TriggerKey, TriggerRow
-from pawl.values.run import RunState
+from pawl.values import RunState
 from tests.simulation.chance import Chance
 from tests.simulation.store import Database
 

@@ -6,7 +6,7 @@ import asyncio
 
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.event.v1 import conversation_pb2
-from pawl.values.run import MessagePolicy
+from pawl.values import MessagePolicy
 from tests.simulation.people import User
 
 _RATE = 0.25

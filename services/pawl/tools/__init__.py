@@ -22,7 +22,7 @@ from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.process import ProcessLimits
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass, ExecutionContext
+from pawl.values import Category, EffectClass, ExecutionContext
 
 __all__ = [
     "Awaited",

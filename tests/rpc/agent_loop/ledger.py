@@ -32,8 +32,7 @@ from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, Conv
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
 from pawl.job_store.rpc.events import encode_event
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History

@@ -11,8 +11,7 @@ from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
 from pawl.agent.v1 import jobs_pb2 as pb
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.values.call import Series
-from pawl.values.run import RunState
+from pawl.values import RunState, Series
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME

@@ -11,7 +11,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.values.run import RunState
+from pawl.values import RunState
 from tests.rpc.agent_loop.conftest import BOSS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger

@@ -17,7 +17,7 @@ from pawl.agent.v1 import (
 )
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.event.v1 import conversation_pb2 as conversation_values
-from pawl.values.run import TOKENS_MAX
+from pawl.values import TOKENS_MAX
 from tests.fakes.images import PNG
 from tests.rpc.agent_loop.asking import (
     ANSWER,

@@ -27,8 +27,16 @@ from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNot
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.tool import Disposition, EffectClass, Execution, ExecutionContext, Outcome, Progress
+from pawl.values import (
+    CallState,
+    DecisionKind,
+    Disposition,
+    EffectClass,
+    Execution,
+    ExecutionContext,
+    Outcome,
+    Progress,
+)
 from tests.fakes.anybody import Anybody
 
 CONTEXT = CallContext(

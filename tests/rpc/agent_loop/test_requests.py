@@ -16,7 +16,7 @@ from pawl.agent_loop.wiring import ClientSide
 from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.values.run import RunState
+from pawl.values import RunState
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.asking import top_up

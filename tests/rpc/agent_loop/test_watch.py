@@ -17,7 +17,7 @@ from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
 from pawl.chassis.ids import RunId
 from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
 from pawl.event.v1 import event_pb2, gap_pb2
-from pawl.values.run import RunState
+from pawl.values import RunState
 from tests import poll
 from tests.fakes import virtual_time
 from tests.fakes.live_events import FakeLive

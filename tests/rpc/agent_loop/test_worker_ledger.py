@@ -29,8 +29,7 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.values.call import CallState, Question
-from pawl.values.run import ENDED, MessagePolicy, RunState, StopCause
+from pawl.values import ENDED, CallState, MessagePolicy, Question, RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says

@@ -13,7 +13,7 @@ import pytest
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tools import QuestionDeclined, Tool, ToolContext, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
 EFFECTS = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.AT_MOST_ONCE]

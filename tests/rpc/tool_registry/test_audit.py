@@ -20,7 +20,7 @@ from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
 from pawl.tools import Category, Tool, ToolContext, tool
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 from tests.poll import until
 from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import (

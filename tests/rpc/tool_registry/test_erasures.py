@@ -24,7 +24,7 @@ from pawl.tool_registry.domain.files import FileLimits, Planned, PutFile
 from pawl.tool_registry.domain.journal import JournalCall
 from pawl.tool_registry.domain.rules import RuleScope
 from pawl.tool_registry.domain.workers import CallDetails, Purpose, WorkerCall
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 from tests.rpc.tool_registry.registry import refusal, running
 from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified
 

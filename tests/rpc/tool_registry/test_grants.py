@@ -13,7 +13,7 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tools import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import Registry, as_json, context, outcome, refusal, running
 
 RUN, APPROVE, REFUSE = (

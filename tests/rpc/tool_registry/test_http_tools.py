@@ -25,7 +25,7 @@ from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX
 from pawl.tool_registry.domain.source import Source
 from pawl.tool_registry.sdk.context import ResultTooLarge
 from pawl.tools import OutcomeUnknown, ToolError
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
 from tests.rpc.tool_registry.registry import content, outcome, running
 from tests.web_server import Reply, pages, web_server

@@ -19,7 +19,7 @@ from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJourna
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.domain.execution import succeeded
 from pawl.tools import Category, EffectClass, ReconcileResult, cannot_say, did_not_happen, happened, tool
-from pawl.values.tool import Outcome
+from pawl.values import Outcome
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
 from tests.rpc.tool_registry.world import World, database_is_told, dead_process, execute

@@ -13,7 +13,7 @@ import pytest
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tools import Tool, ToolContext, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import Registry, as_json, content, context, outcome, running
 
 RUN, APPROVE = execution_pb2.DISPOSITION_RUN, execution_pb2.DISPOSITION_APPROVE

@@ -13,7 +13,7 @@ import pytest
 from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.app.execution import executor
 from pawl.tools import Category, Tool, ToolContext, ToolError, tool
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, as_json, content, context, eventually, outcome, refusal, running
 from tests.rpc.tool_registry.test_audit import listed, said

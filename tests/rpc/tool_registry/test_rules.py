@@ -13,7 +13,7 @@ import pytest
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
 from pawl.tool_registry.domain import rules
 from pawl.tools import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import (
     FOR_ANN,
     Registry,

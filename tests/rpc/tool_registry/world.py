@@ -17,7 +17,7 @@ from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJourna
 from pawl.tool_registry.domain.journal import Begun, JournalCall
 from pawl.tool_registry.domain.verdict import call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 from tests.rpc.tool_registry.registry import Registry
 
 

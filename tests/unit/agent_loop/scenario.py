@@ -12,8 +12,7 @@ from pawl.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarte
 from pawl.agent_loop.domain.run import RunOptions
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey
-from pawl.values.call import CallState, Question
-from pawl.values.run import ENDED, RunState
+from pawl.values import ENDED, CallState, Question, RunState
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool

@@ -39,10 +39,20 @@ from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
-from pawl.values.call import CallState, DecisionKind, Question
-from pawl.values.command import CallResolution
-from pawl.values.run import ENDED, RunState, StopCause
-from pawl.values.tool import Disposition, EffectClass, ExecutionContext, OfferFallback, Outcome
+from pawl.values import (
+    ENDED,
+    CallResolution,
+    CallState,
+    DecisionKind,
+    Disposition,
+    EffectClass,
+    ExecutionContext,
+    OfferFallback,
+    Outcome,
+    Question,
+    RunState,
+    StopCause,
+)
 from tests.fakes.provider import check_history
 from tests.simulation.reference import CALL_MOVES, ONCE_BEGUN
 

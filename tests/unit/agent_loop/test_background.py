@@ -21,9 +21,7 @@ from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.errors import InvalidField, InvalidJson, TooLarge
-from pawl.values.call import CallState, Series
-from pawl.values.run import RunState
-from pawl.values.tool import JobReports
+from pawl.values import CallState, JobReports, RunState, Series
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story

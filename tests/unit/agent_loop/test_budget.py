@@ -23,7 +23,7 @@ from pawl.agent_loop.domain.run import FailureClass, PinnedAgent, RunOptions, To
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import InvalidField
-from pawl.values.run import TOKENS_MAX, RunState, Usage, WaitKind
+from pawl.values import TOKENS_MAX, RunState, Usage, WaitKind
 from tests.fakes.ledger import STORE
 from tests.fakes.loop_world import World
 from tests.fakes.model import says

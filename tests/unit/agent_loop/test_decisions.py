@@ -28,9 +28,7 @@ from pawl.errors import (
     PawlError,
     RunEnded,
 )
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.run import ENDED, RunState, StopCause, WaitKind
-from pawl.values.tool import Disposition, Execution
+from pawl.values import ENDED, CallState, DecisionKind, Disposition, Execution, RunState, StopCause, WaitKind
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World

@@ -15,8 +15,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import ModelRequest
 from pawl.agent_loop.domain.run import RunOptions, ToolChoice, ToolChoiceMode
-from pawl.values.call import CallState
-from pawl.values.run import RunState, StopCause
+from pawl.values import CallState, RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, finished, present, shown_text

@@ -21,7 +21,7 @@ from pawl.agent_loop.domain.run import RunOptions
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
-from pawl.values.run import RunState, StopCause
+from pawl.values import RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World

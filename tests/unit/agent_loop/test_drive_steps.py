@@ -20,9 +20,7 @@ from pawl.agent_loop.domain.tool import ExecutionPiece
 from pawl.chassis.ids import RunKey
 from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloaded, PawlError
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
-from pawl.values.call import CallState
-from pawl.values.run import RunState, StopCause
-from pawl.values.tool import Execution
+from pawl.values import CallState, Execution, RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.ledger import states_told
 from tests.fakes.loop_world import World

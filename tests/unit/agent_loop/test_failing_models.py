@@ -36,8 +36,7 @@ from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import InvalidField
-from pawl.values.call import CallState
-from pawl.values.run import RunState, WaitKind
+from pawl.values import CallState, RunState, WaitKind
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.manual_clock import ManualClock

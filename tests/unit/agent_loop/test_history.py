@@ -29,9 +29,7 @@ from pawl.agent_loop.domain.run import FailureClass, ReasoningEffort, ResponseFo
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.values.call import CallState
-from pawl.values.run import RunState
-from pawl.values.tool import Disposition, ExecutionContext, OfferFallback
+from pawl.values import CallState, Disposition, ExecutionContext, OfferFallback, RunState
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

@@ -21,7 +21,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, RequestId, RunKey, StoreId, UserId
 from pawl.client.history import history as from_json
 from pawl.errors import ForkPointOpen, InvalidHistory
-from pawl.values.call import CallState
+from pawl.values import CallState
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World

@@ -10,9 +10,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import BatchOrder, RunOptions, TokenBudgetPolicy, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import CallId
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CallResolution
-from pawl.values.run import ENDED, RunState
+from pawl.values import ENDED, CallResolution, CallState, DecisionKind, RunState
 from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
 
 BATCHES = st.lists(st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), min_size=1, max_size=2)

@@ -16,9 +16,7 @@ from pawl.agent_loop.domain.run import Notice, Run
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import ExecutionResult
 from pawl.chassis.ids import RunId
-from pawl.values.call import CallState
-from pawl.values.run import RunState, WaitKind
-from pawl.values.tool import JobReports, Outcome
+from pawl.values import CallState, JobReports, Outcome, RunState, WaitKind
 from tests.fakes.model import calls, says
 from tests.fakes.registry import NOT_COMPLETED, tool
 from tests.unit.agent_loop.scenario import present

@@ -24,9 +24,7 @@ from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.job_store.domain.rows import ConversationKey
-from pawl.values.call import CallState
-from pawl.values.run import ENDED, RunState, StopCause
-from pawl.values.tool import EffectClass, JobReports, ReportPolicy
+from pawl.values import ENDED, CallState, EffectClass, JobReports, ReportPolicy, RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, fails, says

@@ -16,8 +16,7 @@ from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.expression import ExpressionError
 from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.run import Job, Monitor
-from pawl.values.call import CallState
-from pawl.values.tool import JobReports
+from pawl.values import CallState, JobReports
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_background import iteration
 

@@ -11,9 +11,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.errors import LeaseLost
 from pawl.event.v1 import run_pb2
-from pawl.values.call import CallState
-from pawl.values.run import RunState
-from pawl.values.tool import OfferFallback
+from pawl.values import CallState, OfferFallback, RunState
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

@@ -31,9 +31,7 @@ from pawl.agent_loop.domain.state import State, check_of
 from pawl.agent_loop.domain.tool import ExecutionResult
 from pawl.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
-from pawl.values.call import CallState
-from pawl.values.run import RunState, WaitKind
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import CallState, EffectClass, Outcome, RunState, WaitKind
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.simulation import OK
 

@@ -14,9 +14,7 @@ from pawl.agent_loop.domain.retry import delay
 from pawl.agent_loop.domain.run import BatchOrder, FailureClass, RoundLimitPolicy, RunOptions, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import CallId
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CallResolution
-from pawl.values.run import RunState, WaitKind
+from pawl.values import CallResolution, CallState, DecisionKind, RunState, WaitKind
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 

@@ -11,7 +11,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import ModelRequest, UsageReport
 from pawl.agent_loop.domain.run import RunOptions, TokenBudgetPolicy
 from pawl.event.v1 import run_pb2
-from pawl.values.run import ENDED, RunState, WaitKind
+from pawl.values import ENDED, RunState, WaitKind
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.test_jobs import Story, background
 

@@ -27,9 +27,7 @@ from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CallResolution
-from pawl.values.run import RunState, StopCause
+from pawl.values import CallResolution, CallState, DecisionKind, RunState, StopCause
 from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer
 
 

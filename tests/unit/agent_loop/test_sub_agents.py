@@ -21,8 +21,7 @@ from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, TokenBudget
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
-from pawl.values.call import CallState
-from pawl.values.run import ENDED, RunState, StopCause, WaitKind
+from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
 from tests.fakes.ledger import STORE, USER, states_told
 from tests.fakes.loop_world import LEASE_SECONDS, World
 from tests.fakes.model import Script, calls, fails, says

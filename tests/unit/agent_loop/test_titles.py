@@ -14,7 +14,7 @@ from pawl.agent_loop.domain.run import Undo
 from pawl.agent_loop.domain.titles import SECONDS_MAX
 from pawl.chassis.ids import ConversationId, RunId, StoreId
 from pawl.errors import DependencyUnavailable
-from pawl.values.run import TitleTask, Usage
+from pawl.values import TitleTask, Usage
 from tests.fakes.loop_world import CountingMeter, World
 from tests.fakes.model import FakeModel, Script, fails, says
 from tests.fakes.virtual_time import VirtualClock

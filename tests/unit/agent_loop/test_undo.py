@@ -20,9 +20,7 @@ from pawl.agent_loop.domain.run import Run, Undo
 from pawl.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import RunNotFound
-from pawl.values.call import CallState, DecisionKind, Question
-from pawl.values.run import ENDED, RunState, StopCause
-from pawl.values.tool import EffectClass, ExecutionContext
+from pawl.values import ENDED, CallState, DecisionKind, EffectClass, ExecutionContext, Question, RunState, StopCause
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

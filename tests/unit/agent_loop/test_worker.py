@@ -15,8 +15,7 @@ from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import RunFailure
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
-from pawl.values.call import Question
-from pawl.values.run import RunState, StopCause
+from pawl.values import Question, RunState, StopCause
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says

@@ -6,8 +6,7 @@ from pawl.chassis.ids import ConversationId
 from pawl.job_store.domain.background import Background
 from pawl.job_store.domain.jobs import Entered
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, QueueKey, RunRow
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 from tests.unit.job_store.world import STORE, World, change, delegation
 
 

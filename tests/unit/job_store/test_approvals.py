@@ -14,8 +14,7 @@ from pawl.chassis.ids import CallId, UserId
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain.command import Steer
 from pawl.job_store.domain.decisions import Decide
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import DecisionRight
+from pawl.values import CallState, DecisionKind, DecisionRight
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, delegation
 
 CALL = CallId("call")

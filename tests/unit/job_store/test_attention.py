@@ -12,9 +12,7 @@ from pawl.job_store.domain.attention import GRACE, Quarantine
 from pawl.job_store.domain.command import Cancel, Receipt, Redrive, Resolve
 from pawl.job_store.domain.events import OperatorActed
 from pawl.job_store.domain.states import AttentionReason, OperatorAct
-from pawl.values.call import CallState
-from pawl.values.command import CommandOutcome
-from pawl.values.run import LeaseAction, RunState, StopCause
+from pawl.values import CallState, CommandOutcome, LeaseAction, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change
 
 CRASHES_MAX = 3

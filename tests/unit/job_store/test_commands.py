@@ -13,9 +13,7 @@ from pawl.errors import IllegalTransition, InboxChanged, LeaseLost, QueueFull
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.command import Progress, Redrive, Steer, TopUp
 from pawl.job_store.domain.events import OwnerEvent, ToppedUp
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CommandOutcome
-from pawl.values.run import TOKENS_MAX, LeaseAction, RunState
+from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionKind, LeaseAction, RunState
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
 ACCEPTED, DUPLICATE, LATE = CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE, CommandOutcome.LATE

@@ -7,8 +7,7 @@ import pytest
 from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import RunNotFound
 from pawl.job_store.domain.completion import NoteCompletion
-from pawl.values.call import CallState
-from pawl.values.run import LeaseAction, RunState, WaitKind
+from pawl.values import CallState, LeaseAction, RunState, WaitKind
 from tests.unit.job_store.world import STORE, World, change
 
 

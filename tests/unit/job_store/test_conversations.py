@@ -13,8 +13,7 @@ from pawl.errors import ConversationBusy, InvalidField, PawlError, RequestIdReus
 from pawl.job_store.domain import search
 from pawl.job_store.domain.conversations import UpdateConversation, key_hash, made_title
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow
-from pawl.values.call import CallState
-from pawl.values.run import MessagePolicy
+from pawl.values import CallState, MessagePolicy
 from tests.unit.job_store.world import STORE, USER, World, change, delegation
 
 KEY = key_hash(STORE, USER, "ticket 42")

@@ -13,8 +13,7 @@ from pawl.job_store.domain import inbox, stop
 from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Redrive
-from pawl.values.call import CallState
-from pawl.values.run import LeaseAction, RunState, StopCause
+from pawl.values import CallState, LeaseAction, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 
 CHILD = "run_child"

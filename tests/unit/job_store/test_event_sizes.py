@@ -8,7 +8,7 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.event.v1 import call_pb2
 from pawl.job_store.domain.rows import CallRow
 from pawl.job_store.rpc import messages
-from pawl.values.call import CallState
+from pawl.values import CallState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ import pytest
 
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, RunNotFound
 from pawl.job_store.domain.events import CallChanged
-from pawl.values.call import CallState, DecisionKind
+from pawl.values import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
 STARTS = (CallState.RUNNABLE, CallState.RUNNING, CallState.OFFERED)

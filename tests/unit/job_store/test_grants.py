@@ -14,8 +14,7 @@ from pawl.errors import IllegalTransition
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.decisions import Decide
-from pawl.values.call import CallState, DecisionKind, Series
-from pawl.values.command import DecisionRight
+from pawl.values import CallState, DecisionKind, DecisionRight, Series
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
 SERIES = Series(digest="c" * 64, interval_seconds=60.0, iterations_max=3)

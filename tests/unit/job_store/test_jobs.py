@@ -18,8 +18,7 @@ from pawl.job_store.domain.command import TopUp
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.states import Sharing
-from pawl.values.call import CallState
-from pawl.values.run import MessagePolicy, RunState, StopCause
+from pawl.values import CallState, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
 from tests.unit.job_store.world import BOB, USER, change, delegation
 

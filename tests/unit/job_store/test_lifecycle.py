@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.values.run import RunState, StopCause, WaitKind
+from pawl.values import RunState, StopCause, WaitKind
 from tests.unit.job_store.desk import Desk, desk_with_a_job
 
 TIME, AGENT, APPROVAL, PAUSED = (

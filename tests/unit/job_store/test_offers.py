@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
-from pawl.values.call import CallState, DecisionKind
+from pawl.values import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, STORE, World, change
 
 

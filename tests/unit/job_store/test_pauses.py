@@ -6,9 +6,7 @@ import pytest
 
 from pawl.errors import InboxChanged
 from pawl.job_store.domain.command import Cancel, Pause
-from pawl.values.call import CallState
-from pawl.values.command import CommandOutcome
-from pawl.values.run import RunState, StopCause
+from pawl.values import CallState, CommandOutcome, RunState, StopCause
 from tests.unit.job_store.desk import desk_with_a_job
 from tests.unit.job_store.world import change
 

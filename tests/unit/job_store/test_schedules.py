@@ -31,7 +31,7 @@ from pawl.job_store.domain.schedules import (
     with_fire,
 )
 from pawl.job_store.domain.timing import Timing
-from pawl.values.run import Overlap, RunState
+from pawl.values import Overlap, RunState
 from tests.tables import for_each
 
 BERLIN = "Europe/Berlin"

@@ -20,7 +20,7 @@ from pawl.job_store.domain.start_job import StartJob
 from pawl.job_store.domain.states import Sharing
 from pawl.job_store.domain.submit import Submitted
 from pawl.job_store.rpc import job_messages
-from pawl.values.run import LeaseAction, RunState, WaitKind
+from pawl.values import LeaseAction, RunState, WaitKind
 from tests.unit.job_store.desk import Desk, desk_with_a_job
 from tests.unit.job_store.world import BOB, STORE, USER, submission
 

@@ -16,9 +16,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store.domain import call_table, run_table
 from pawl.job_store.domain.calls import WITH_CHILD
 from pawl.job_store.domain.delegation import Delegation
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CommandOutcome
-from pawl.values.run import LeaseAction, MessagePolicy, RunState, StopCause
+from pawl.values import CallState, CommandOutcome, DecisionKind, LeaseAction, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 
 RUN_MOVES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pawl.errors import QueueFull, RequestIdReused
-from pawl.values.run import MessagePolicy, RunState, StopCause
+from pawl.values import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import World
 
 

@@ -14,7 +14,7 @@ from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.job_store.domain import usage
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.usage import Used
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NOTHING = Used()

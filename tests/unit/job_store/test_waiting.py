@@ -17,8 +17,7 @@ from pawl.job_store.domain.rows import Attention, CallRow, Offer, RunRow
 from pawl.job_store.domain.states import AttentionReason, WaitReason
 from pawl.job_store.domain.usage import day_end
 from pawl.job_store.domain.waiting import Situation, Waiting, explain, explain_all
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.run import LeaseAction, RunState, StopCause, WaitKind
+from pawl.values import CallState, DecisionKind, LeaseAction, RunState, StopCause, WaitKind
 from tests.unit.job_store.world import DIGEST, World, change
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)

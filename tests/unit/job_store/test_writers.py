@@ -12,7 +12,7 @@ from pawl.job_store.domain.conversations import UpdateConversation
 from pawl.job_store.domain.jobs import Entered
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow
 from pawl.job_store.domain.states import Sharing
-from pawl.values.run import MessagePolicy, RunState, StopCause
+from pawl.values import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.desk import Desk
 from tests.unit.job_store.world import BOB, STORE, USER, World
 

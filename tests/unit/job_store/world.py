@@ -19,8 +19,7 @@ from pawl.job_store.domain.offers import Leased, LeaseOffer
 from pawl.job_store.domain.rows import CallRow, LastCommit, Queue, QueueKey, RunRow
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.unit_of_work import UnitOfWork
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.run import MessagePolicy, RunState, StopCause
+from pawl.values import CallState, DecisionKind, MessagePolicy, RunState, StopCause
 
 DIGEST = "ab" * 32
 EDITED_DIGEST = "cd" * 32

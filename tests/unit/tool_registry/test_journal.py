@@ -6,7 +6,7 @@ import itertools
 
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import EffectClass, Outcome
 from tests.tables import for_each
 
 JOURNALED = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)

@@ -15,7 +15,7 @@ from pawl.tool_registry.adapters.mcp.attempts import (
 )
 from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.tables import for_each
 
 REPEATABLE = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT]

@@ -19,7 +19,7 @@ from pawl.tool_registry.adapters.mcp.transports import Pace, effort, limit_reque
 from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each
 

@@ -22,7 +22,7 @@ from pawl.tool_registry.domain.registering import (
     own_version,
 )
 from pawl.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope, ruling
-from pawl.values.tool import Category, ExecutionContext
+from pawl.values import Category, ExecutionContext
 from tests.tables import for_each
 
 STORE, ANN = StoreId("s"), UserId("ann")

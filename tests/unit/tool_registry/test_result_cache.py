@@ -10,7 +10,7 @@ from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.domain.execution import ended_badly, succeeded
 from pawl.tool_registry.domain.verdict import CallContext
 from pawl.tools import tool
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import EffectClass, Outcome
 from tests.fakes.manual_clock import ManualClock
 
 

@@ -20,7 +20,7 @@ from pawl.tool_registry.domain.definition import (
 from pawl.tool_registry.domain.gate import approval_cause, count_at, longest_array, may_be_count_path
 from pawl.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
 from pawl.tool_registry.domain.verdict import call_digest
-from pawl.values.tool import Category, EffectClass, ExecutionContext, OfferFallback
+from pawl.values import Category, EffectClass, ExecutionContext, OfferFallback
 from tests.tables import for_each
 
 SAFE = ToolDefinition(

@@ -36,7 +36,7 @@ from pawl.tool_registry.domain.rules import (
     check_rule,
     ruling,
 )
-from pawl.values.tool import Category
+from pawl.values import Category
 from tests.tables import for_each
 
 ANN = UserId("ann")

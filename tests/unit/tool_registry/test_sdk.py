@@ -27,7 +27,7 @@ from pawl.tools import (
     cannot_say,
     tool,
 )
-from pawl.values.tool import JobReports, ReportPolicy
+from pawl.values import JobReports, ReportPolicy
 from tests.tables import for_each
 
 

@@ -22,7 +22,7 @@ from pawl.tool_registry.domain.source import (
     registered_names,
     under_policies,
 )
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 from tests.tables import for_each
 
 SOURCE_NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)

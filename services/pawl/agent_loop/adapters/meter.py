@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pawl.chassis.metrics import Metrics
-from pawl.values.run import Usage
+from pawl.values import Usage
 
 
 class PrometheusMeter:

@@ -28,8 +28,7 @@ from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
-from pawl.values.command import CommandOutcome
-from pawl.values.run import ENDED, RunState
+from pawl.values import ENDED, CommandOutcome, RunState
 
 EVENTS_PER_PAGE = 256
 _NOT_DUE: Final = ENDED | {RunState.RUNNING}

@@ -35,8 +35,7 @@ from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2
 from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
-from pawl.values.call import Series
-from pawl.values.tool import Disposition, Execution, ExecutionContext, Progress, ReadTimeouts
+from pawl.values import Disposition, Execution, ExecutionContext, Progress, ReadTimeouts, Series
 
 # The answer to a cancel may come this much later than the wait it asked for.
 _CANCEL_MARGIN_SECONDS: Final = 5.0

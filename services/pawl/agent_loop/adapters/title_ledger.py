@@ -12,7 +12,7 @@ from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1 import titles_pb2_grpc
-from pawl.values.run import TitleTask, Usage
+from pawl.values import TitleTask, Usage
 
 _TASK: Final = wire.WIRE.struct(TitleTask, pb.TitleTask)
 _USAGE: Final = wire.WIRE.struct(Usage, run_pb2.Usage)

@@ -17,9 +17,17 @@ from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_default
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
-from pawl.values.call import Question, QuestionKind, Series
-from pawl.values.run import RunState, Usage
-from pawl.values.tool import EffectClass, ExecutionContext, JobReports, OfferFallback
+from pawl.values import (
+    EffectClass,
+    ExecutionContext,
+    JobReports,
+    OfferFallback,
+    Question,
+    QuestionKind,
+    RunState,
+    Series,
+    Usage,
+)
 
 _DEFAULTS: Final[dict[type[Enum], Enum]] = {
     **enum_defaults(RunOptions()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pawl.chassis.auth import Principal
 from pawl.chassis.roles import APPROVERS
 from pawl.errors import PermissionDenied
-from pawl.values.command import DecisionRight
+from pawl.values import DecisionRight
 
 
 def decision_right(caller: Principal) -> DecisionRight:

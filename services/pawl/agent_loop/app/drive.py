@@ -52,8 +52,7 @@ from pawl.chassis.ids import CallId, CommandId
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.tasks import within
 from pawl.errors import IllegalTransition, InboxChanged
-from pawl.values.call import CallState
-from pawl.values.run import ENDED, LeaseAction, RunState, Usage
+from pawl.values import ENDED, CallState, LeaseAction, RunState, Usage
 
 T = TypeVar("T")
 

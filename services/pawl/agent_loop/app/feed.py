@@ -25,7 +25,7 @@ from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unaut
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.job.v1.ledger_pb2 import ListEventsResponse
-from pawl.values.run import ENDED
+from pawl.values import ENDED
 
 BEHIND_EVENTS_MAX: Final = 256
 BEHIND_BYTES_MAX: Final = 1024 * 1024

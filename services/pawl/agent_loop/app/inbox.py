@@ -39,9 +39,7 @@ from pawl.errors import (
 )
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.values.call import Series
-from pawl.values.command import DecisionRight
-from pawl.values.run import TOKENS_MAX
+from pawl.values import TOKENS_MAX, DecisionRight, Series
 
 REFUSALS: Final = (
     InvalidArgument,

@@ -24,7 +24,7 @@ from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId
 from pawl.errors import InvalidArguments, InvalidField, PermissionDenied, RunNotFound, ToolExists, ToolNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.values.run import ENDED
+from pawl.values import ENDED
 
 _OPEN: Final = tuple(state for state in run_pb2.RunState.values() if state and state not in ENDED)
 _REFUSED: Final = (InvalidArguments, InvalidField, PermissionDenied, ToolNotFound)

@@ -19,8 +19,7 @@ from pawl.chassis.translate import seconds
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 from pawl.event.v1.call_pb2 import CALL_STATE_OFFERED, Call
 from pawl.event.v1.run_pb2 import OwnTools, Run
-from pawl.values.call import CallState
-from pawl.values.command import CommandOutcome
+from pawl.values import CallState, CommandOutcome
 
 RETRY_SECONDS: Final = 1.0
 """The time for which a ledger that did not answer is left alone."""

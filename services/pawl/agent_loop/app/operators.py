@@ -14,8 +14,7 @@ from pawl.chassis.ids import IdSource, RequestId, RunId
 from pawl.errors import AttentionNotNeeded, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.values.command import CommandOutcome
-from pawl.values.run import RunState
+from pawl.values import CommandOutcome, RunState
 
 STOPPED: Final[frozenset[int]] = frozenset({RunState.CANCELLING, RunState.CANCELLED})
 """The states of a run that somebody has stopped."""

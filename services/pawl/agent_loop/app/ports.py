@@ -27,8 +27,7 @@ from pawl.agent_loop.domain.tool import (
 )
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.ids import CallId, RunId, RunKey, StoreId, UserId, WorkerId
-from pawl.values.run import Usage
-from pawl.values.tool import Execution, ReadTimeouts, RunContext
+from pawl.values import Execution, ReadTimeouts, RunContext, Usage
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""

@@ -15,7 +15,7 @@ from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.event.v1.call_pb2 import Call
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.job.v1.ledger_pb2 import GetRunResponse
-from pawl.values.call import Series
+from pawl.values import Series
 
 
 class DocumentReader(Protocol):

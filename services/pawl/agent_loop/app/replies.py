@@ -8,7 +8,7 @@ from pawl.agent.v1.types_pb2 import Receipt
 from pawl.errors import CallNotPending, NotFound, PawlError, RunEnded, RunNotFound, by_reason
 from pawl.event.v1.run_pb2 import Run
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.values.command import CommandOutcome
+from pawl.values import CommandOutcome
 
 Reply: TypeAlias = pb.SendCommandResponse
 

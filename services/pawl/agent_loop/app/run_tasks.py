@@ -60,8 +60,7 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, IdSource
 from pawl.chassis.retry import Retry
 from pawl.errors import AgentNotFound, ToolNotFound
-from pawl.values.run import Usage
-from pawl.values.tool import Disposition, ExecutionContext, Progress
+from pawl.values import Disposition, ExecutionContext, Progress, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from pawl.errors import (
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
-from pawl.values.run import ENDED, RESTING
+from pawl.values import ENDED, RESTING
 
 ATTACHMENTS_MAX: Final = 64
 

@@ -20,8 +20,7 @@ from pawl.event.v1.call_pb2 import Call
 from pawl.event.v1.event_pb2 import OutputDelta, RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.message_pb2 import ROLE_ASSISTANT, Message
-from pawl.values.call import SETTLED
-from pawl.values.run import ENDED
+from pawl.values import ENDED, SETTLED
 
 _STATUS: Final = {
     call_pb2.CALL_STATE_PROPOSED: pb.STEP_STATUS_ACTIVE,

@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.titles import SECONDS_MAX, request_of
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.errors import PawlError
-from pawl.values.run import TitleTask, Usage
+from pawl.values import TitleTask, Usage
 
 _AT_ONCE_MAX: Final = 4
 _PAUSE_SECONDS: Final = 2.0

@@ -29,8 +29,7 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId
 from pawl.chassis.retry import TRANSIENT, Retry
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ToolNotFound
-from pawl.values.call import Answer, Series
-from pawl.values.tool import REPEATABLE, Disposition, Execution, Outcome, Progress, ReadTimeouts
+from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Progress, ReadTimeouts, Series
 
 _PATIENCE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0

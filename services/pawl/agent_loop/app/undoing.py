@@ -16,7 +16,7 @@ from pawl.chassis.ids import CallId, RequestId, RunId, UserId
 from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, RunNotEnded, RunNotFound
 from pawl.event.v1 import run_pb2
-from pawl.values.run import ENDED, MessagePolicy
+from pawl.values import ENDED, MessagePolicy
 
 _log = logs.get_logger(__name__)
 

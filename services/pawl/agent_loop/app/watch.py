@@ -30,7 +30,7 @@ from pawl.chassis.tasks import shield, start
 from pawl.errors import Overloaded, SlowConsumer
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
-from pawl.values.run import ENDED, RESTING
+from pawl.values import ENDED, RESTING
 
 FEEDS_MAX: Final = 10_000
 """Most runs that are watched at once on one replica."""

@@ -8,8 +8,7 @@ from pawl.agent_loop.domain.decision import CallModel, Decision, EnterSteers, Fa
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import FailureClass, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.domain.state import State
-from pawl.values.call import WITH_PEOPLE, CallState
-from pawl.values.run import RunState
+from pawl.values import WITH_PEOPLE, CallState, RunState
 
 
 def follows(state: State, now: float) -> Decision:

@@ -18,7 +18,7 @@ from pawl.chassis.ids import DEFAULT_AGENT, DRAFT, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, ToolNotFound
-from pawl.values.run import TOKENS_MAX
+from pawl.values import TOKENS_MAX
 
 DEFAULT: Final = DEFAULT_AGENT
 RUN_AGENT: Final = "run_agent"

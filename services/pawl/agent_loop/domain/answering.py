@@ -16,8 +16,7 @@ from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UNAVAILABLE, Problem, UsageReport
 from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.state import State
-from pawl.values.call import CallState
-from pawl.values.run import Usage
+from pawl.values import CallState, Usage
 
 
 def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:

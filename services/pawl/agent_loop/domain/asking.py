@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.state import State
-from pawl.values.call import Answer, CallState, Question
+from pawl.values import Answer, CallState, Question
 
 
 def asked(state: State, call: Call, question: Question, now: float) -> State:

@@ -24,8 +24,7 @@ from pawl.agent_loop.domain.run import JobTerms, Monitor
 from pawl.chassis import strict_json
 from pawl.chassis.ids import ConversationId
 from pawl.errors import InvalidField, InvalidJson
-from pawl.values.call import Series
-from pawl.values.tool import JobReports
+from pawl.values import JobReports, Series
 
 FLAG: Final = "_executeAsync"
 _ESTIMATE: Final = "_estimatedMinutes"

@@ -15,7 +15,7 @@ from pawl.agent_loop.domain.model import Problem, UsageReport
 from pawl.agent_loop.domain.retry import AGENT_QUOTA_EXHAUSTED, BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import FailureClass, RunFailure, TokenBudgetPolicy
 from pawl.agent_loop.domain.state import State
-from pawl.values.run import RunState, Usage, WaitKind
+from pawl.values import RunState, Usage, WaitKind
 
 # Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than
 # too few, so that what nobody reports is no way round a budget.

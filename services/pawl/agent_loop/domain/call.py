@@ -5,8 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from pawl.chassis.ids import CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
-from pawl.values.call import SETTLED, CallState, DecisionKind, Question, Series
-from pawl.values.tool import Category, EffectClass, ExecutionContext, OfferFallback
+from pawl.values import (
+    SETTLED,
+    CallState,
+    Category,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    OfferFallback,
+    Question,
+    Series,
+)
 
 
 class ByPerson(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,7 @@ import msgspec
 from pawl.agent_loop.domain.call import ByPerson, CallResult
 from pawl.agent_loop.domain.run import RunFailure
 from pawl.chassis.ids import CallId, CommandId, RunId
-from pawl.values.call import DecisionKind, Series
-from pawl.values.command import CallResolution
-from pawl.values.run import RunState, StopCause, Usage
+from pawl.values import CallResolution, DecisionKind, RunState, Series, StopCause, Usage
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):

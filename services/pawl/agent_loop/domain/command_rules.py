@@ -26,10 +26,7 @@ from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis import strict_json
 from pawl.chassis.ids import UserId
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import CallResolution
-from pawl.values.run import RunState
-from pawl.values.tool import ExecutionContext
+from pawl.values import CallResolution, CallState, DecisionKind, ExecutionContext, RunState
 
 _WITHDRAWN = "The user sent a new message before this call was made; it was not made."
 _DID_NOT_HAPPEN = "An operator found that this call did not happen."

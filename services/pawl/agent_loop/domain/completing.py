@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import CallId
-from pawl.values.call import CallState
+from pawl.values import CallState
 
 # The registry tells by its own clock when the time is over.
 _SECONDS_MIN: Final = 1.0

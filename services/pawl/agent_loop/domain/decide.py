@@ -35,9 +35,7 @@ from pawl.agent_loop.domain.decision import (
 )
 from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.state import BEGIN, MODEL, State, check_of, stop_of
-from pawl.values.call import CallState
-from pawl.values.run import ENDED, RunState, WaitKind
-from pawl.values.tool import ExecutionContext, OfferFallback
+from pawl.values import ENDED, CallState, ExecutionContext, OfferFallback, RunState, WaitKind
 
 _WAITS: Final = {
     CallState.OFFERED: WaitKind.TOOL_RESULT,

@@ -13,7 +13,7 @@ from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.run import RunFailure
 from pawl.agent_loop.domain.state import BEGIN, READ, check_of, stop_of
 from pawl.chassis.ids import CallId
-from pawl.values.run import RunState, WaitKind
+from pawl.values import RunState, WaitKind
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,7 @@ from pawl.agent_loop.domain.run import Delegation, PinnedAgent, Run, RunOptions,
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
 from pawl.chassis.ids import RunId
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 OUTPUT_BYTES_MAX: Final = 128 * 1024
 """Most bytes of an answer that the result of the call has: any text of that size fits into a result."""

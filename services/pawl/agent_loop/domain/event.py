@@ -8,7 +8,7 @@ import msgspec
 from msgspec import field
 
 from pawl.chassis.ids import CallId
-from pawl.values.run import Usage
+from pawl.values import Usage
 
 TAKEOVER: Final = "TAKEOVER"
 """Reason of RoundRetrying when the worker that made the call is gone."""

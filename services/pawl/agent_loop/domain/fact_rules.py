@@ -27,9 +27,7 @@ from pawl.agent_loop.domain.fact import (
 from pawl.agent_loop.domain.run import UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import TOOLS_MAX
-from pawl.values.call import CallState, Question
-from pawl.values.run import RunState
-from pawl.values.tool import REPEATABLE, ExecutionContext, Outcome
+from pawl.values import REPEATABLE, CallState, ExecutionContext, Outcome, Question, RunState
 
 
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:

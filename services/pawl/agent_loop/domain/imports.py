@@ -19,7 +19,7 @@ from pawl.agent_loop.domain.message import Message, Role
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.errors import InvalidHistory, InvalidJson, TooLarge
-from pawl.values.call import CallState
+from pawl.values import CallState
 
 MESSAGES_MAX: Final = 1000
 CALLS_MAX: Final = 128

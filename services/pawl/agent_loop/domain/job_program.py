@@ -20,8 +20,7 @@ from pawl.agent_loop.domain.loop_state import JobCursor
 from pawl.agent_loop.domain.run import FailureClass, Job, RunFailure
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
-from pawl.values.call import CallState
-from pawl.values.run import RunState, WaitKind
+from pawl.values import CallState, RunState, WaitKind
 
 BACKOFF_SECONDS_MAX: Final = 3600.0
 """The longest pause that a job makes because its polls fail."""

@@ -31,9 +31,7 @@ from pawl.agent_loop.domain.tool import Tool, Verdict
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
-from pawl.values.call import WITH_PEOPLE, CallState
-from pawl.values.run import RunState
-from pawl.values.tool import Disposition, ExecutionContext, JobReports
+from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, JobReports, RunState
 
 OPEN_MAX: Final = 10
 """Most jobs of a conversation that are open at once (ASYNC-7)."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from pawl.errors import InvalidField
-from pawl.values.run import TOKENS_MAX
+from pawl.values import TOKENS_MAX
 
 APPROVALS_MAX: Final = 5
 """Most people whose approval a call can need."""

@@ -14,8 +14,7 @@ from pawl.agent_loop.domain.condition import Seen
 from pawl.agent_loop.domain.run import RunFailure
 from pawl.agent_loop.domain.undo import UndoPlan
 from pawl.chassis.ids import CallId
-from pawl.values.call import Answer
-from pawl.values.run import Usage
+from pawl.values import Answer, Usage
 
 
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):

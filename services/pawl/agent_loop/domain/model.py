@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from pawl.agent_loop.domain.run import FailureClass
-from pawl.values.run import Usage
+from pawl.values import Usage
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):

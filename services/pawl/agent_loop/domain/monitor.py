@@ -14,8 +14,7 @@ from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.expression import ExpressionError
 from pawl.agent_loop.domain.loop_state import Digested, JobCursor
 from pawl.agent_loop.domain.run import Job, Monitor
-from pawl.values.call import CallState
-from pawl.values.tool import JobReports
+from pawl.values import CallState, JobReports
 
 FAILURES_TOLD: Final = 3
 """The failures one after the other after which a job that watches for something says so, if it was not told when."""

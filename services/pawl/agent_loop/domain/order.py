@@ -14,8 +14,7 @@ from typing import Final
 
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.run import BatchOrder
-from pawl.values.call import CallState
-from pawl.values.tool import ExecutionContext
+from pawl.values import CallState, ExecutionContext
 
 _DECISIONS: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED})
 _READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING, CallState.DELEGATED})

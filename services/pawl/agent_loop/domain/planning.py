@@ -44,8 +44,7 @@ from pawl.agent_loop.domain.loop_state import OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.chassis.ids import CallId
-from pawl.values.call import CallState
-from pawl.values.run import RunState, WaitKind
+from pawl.values import CallState, RunState, WaitKind
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
 # More decisions in a row than this, without any work, cannot be right.

@@ -14,8 +14,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.tool import ProposedCall, Verdict
 from pawl.chassis.ids import CallId
-from pawl.values.call import CallState, Series
-from pawl.values.tool import Disposition, EffectClass, ExecutionContext, Outcome
+from pawl.values import CallState, Disposition, EffectClass, ExecutionContext, Outcome, Series
 
 _KEPT_CHARACTERS: Final = 4096
 """The characters kept of arguments that are too large to be run."""

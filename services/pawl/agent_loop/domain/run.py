@@ -11,9 +11,7 @@ from pawl.agent_loop.domain.call import Decided
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
-from pawl.values.call import Series
-from pawl.values.run import RunState, StopCause, Usage, WaitKind
-from pawl.values.tool import JobReports
+from pawl.values import JobReports, RunState, Series, StopCause, Usage, WaitKind
 
 
 class RoundLimitPolicy(StrEnum):

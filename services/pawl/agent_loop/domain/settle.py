@@ -10,8 +10,7 @@ from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions
 from pawl.agent_loop.domain.tool import ExecutionResult, Stopped
 from pawl.chassis import strict_json
-from pawl.values.call import CallState, Question
-from pawl.values.tool import REPEATABLE, OfferFallback, Outcome
+from pawl.values import REPEATABLE, CallState, OfferFallback, Outcome, Question
 
 _NOTE_ARGUMENTS_MAX: Final = 2000
 

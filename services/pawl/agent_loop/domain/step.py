@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import Delegation, Notice, PinnedTool, RunFailure
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import CallId, CommandId, RunId
-from pawl.values.run import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
+from pawl.values import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.agent_loop.domain.model import ModelRequest
-from pawl.values.run import TitleTask
+from pawl.values import TitleTask
 
 SECONDS_MAX: Final = 60.0
 """So long an answer may take."""

@@ -8,16 +8,19 @@ import msgspec
 
 from pawl.agent_loop.domain.call import CallResult
 from pawl.chassis.ids import CallId, CredentialId, UserId
-from pawl.values.call import CallState, DecisionKind, Question, Series
-from pawl.values.tool import (
+from pawl.values import (
+    CallState,
     Category,
+    DecisionKind,
     Disposition,
     EffectClass,
     ExecutionContext,
     OfferFallback,
     Outcome,
     Progress,
+    Question,
     ReportPolicy,
+    Series,
 )
 
 

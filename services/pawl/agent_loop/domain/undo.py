@@ -19,8 +19,7 @@ from pawl.agent_loop.domain.run import Run
 from pawl.agent_loop.domain.settle import NOT_STOPPED
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, RunId
-from pawl.values.call import WITH_PEOPLE, CallState, DecisionKind
-from pawl.values.tool import EffectClass, ExecutionContext
+from pawl.values import WITH_PEOPLE, CallState, DecisionKind, EffectClass, ExecutionContext
 
 REASON_CHARACTERS_MAX: Final = 300
 _REPORT_LINES_MAX: Final = 50

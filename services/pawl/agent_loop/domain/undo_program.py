@@ -22,8 +22,7 @@ from pawl.agent_loop.domain.decision import (
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.undo import PlannedUndo, UndoPlan
-from pawl.values.call import WITH_PEOPLE
-from pawl.values.run import RunState
+from pawl.values import WITH_PEOPLE, RunState
 
 
 def follows(state: State, now: float) -> Decision:

@@ -18,7 +18,7 @@ from pawl.chassis.labels import check_labels
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
-from pawl.values.tool import JobReports
+from pawl.values import JobReports
 
 _SETTLED: Final = frozenset(
     {

@@ -12,7 +12,7 @@ from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.job_store.adapters import paging
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.agents import AgentRow, AgentVersionRow, Save, SaveDraft
-from pawl.values.run import RunState, WaitKind
+from pawl.values import RunState, WaitKind
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

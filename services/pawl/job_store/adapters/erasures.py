@@ -26,8 +26,7 @@ from pawl.job_store.domain.erasure import (
     Part,
     has_left,
 )
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

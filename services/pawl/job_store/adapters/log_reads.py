@@ -10,7 +10,7 @@ from pawl.errors import RunNotFound
 from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.paging import without_count
 from pawl.job_store.app.reading import LogGap, LogPart, RunSnapshot
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608

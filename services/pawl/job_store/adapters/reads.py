@@ -24,7 +24,7 @@ from pawl.job_store.app.reading import (
 from pawl.job_store.domain.conversations import absent
 from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
 from pawl.job_store.domain.waiting import Situation
-from pawl.values.call import CallState
+from pawl.values import CallState
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608

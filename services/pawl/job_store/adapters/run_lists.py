@@ -11,8 +11,7 @@ from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import RunFilter
 from pawl.job_store.domain import labels
 from pawl.job_store.domain.command import Cancel
-from pawl.values.command import CommandOutcome
-from pawl.values.run import RunState, StopCause
+from pawl.values import CommandOutcome, RunState, StopCause
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608

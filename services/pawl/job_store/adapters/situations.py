@@ -13,8 +13,7 @@ from pawl.job_store.adapters import tables
 from pawl.job_store.app.reading import OPEN_CALLS_MAX
 from pawl.job_store.domain.rows import CallRow, RunRow
 from pawl.job_store.domain.waiting import COUNTED_MAX, Situation
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608

@@ -15,7 +15,7 @@ from pawl.chassis.rows import read_each
 from pawl.errors import Unreadable
 from pawl.job_store.adapters.columns import Columns, joined
 from pawl.job_store.domain.schedules import StarterT
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608

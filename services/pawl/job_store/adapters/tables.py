@@ -32,9 +32,7 @@ from pawl.job_store.domain.rows import (
 from pawl.job_store.domain.schedules import Definition, FireOutcome, FireRow, ScheduleRow
 from pawl.job_store.domain.states import AttentionReason, Sharing
 from pawl.job_store.domain.triggers import EventRow, FormerSecret, LaneRow, TriggerDefinition, TriggerRow
-from pawl.values.call import CallState, Series
-from pawl.values.command import CommandOutcome
-from pawl.values.run import RunState, StopCause
+from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode

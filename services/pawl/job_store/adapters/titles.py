@@ -17,7 +17,7 @@ from pawl.job_store.adapters.columns import joined
 from pawl.job_store.adapters.search_index import put_title
 from pawl.job_store.domain.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, said_title
 from pawl.job_store.domain.usage import Quota, UsageKey, Used, day_of
-from pawl.values.run import RunState, TitleTask
+from pawl.values import RunState, TitleTask
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

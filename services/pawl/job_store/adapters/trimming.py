@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.chassis.database import Connection
 from pawl.job_store.domain.trimming import Trim
-from pawl.values.call import CallState
+from pawl.values import CallState
 
 # Together with what was decided about them, and what told of the ends of runs that had done them. Failures are counted.
 _CALLS: Final = """

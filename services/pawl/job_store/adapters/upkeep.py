@@ -10,7 +10,7 @@ from asyncpg import Record
 from pawl.chassis.database import Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 _HELD_BY: Final = """
 SELECT store_id, run_id, call_id FROM job_store.calls

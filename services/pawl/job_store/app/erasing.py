@@ -17,7 +17,7 @@ from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.reading import ConversationReads, Page
 from pawl.job_store.domain.command import Cancel, Send
 from pawl.job_store.domain.erasure import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, ItemPart, LeftCall, Part
-from pawl.values.run import RunState, StopCause
+from pawl.values import RunState, StopCause
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from pawl.job_store.domain.conversations import UpdateConversation
 from pawl.job_store.domain.forks import Head
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.domain.rows import CallRow, ConversationRow, MessageRow
-from pawl.values.run import StopCause
+from pawl.values import StopCause
 
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200

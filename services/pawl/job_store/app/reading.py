@@ -21,8 +21,7 @@ from pawl.job_store.domain.rows import (
     Segment,
 )
 from pawl.job_store.domain.waiting import Situation
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 R = TypeVar("R")
 

@@ -18,7 +18,7 @@ from pawl.job_store.app.lanes import Lane
 from pawl.job_store.domain import schedules, timing
 from pawl.job_store.domain.fire import Fire
 from pawl.job_store.domain.schedules import ClaimedSchedule, Definition, FireRow, Owner, ScheduleRow
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 WAIT_SECONDS_MAX: Final = 1.0
 """Claims are repeated so often, for what came meanwhile."""

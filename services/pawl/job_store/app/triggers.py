@@ -26,7 +26,7 @@ from pawl.job_store.domain.triggers import (
     TriggerKey,
     TriggerRow,
 )
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 SECRET_BYTES: Final = 32
 

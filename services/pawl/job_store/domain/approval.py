@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
-from pawl.values.call import DecisionKind, Series
+from pawl.values import DecisionKind, Series
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import Attention, RunRow
 from pawl.job_store.domain.states import AttentionReason
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.run import RunState, StopCause
+from pawl.values import RunState, StopCause
 
 CRASH_PAUSE: Final = timedelta(seconds=2)
 """So long a run rests whose worker said that it cannot drive it: what is wrong may pass."""

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pawl.errors import IllegalTransition
-from pawl.values.call import CallState
+from pawl.values import CallState
 
 _S = CallState
 

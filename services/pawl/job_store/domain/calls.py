@@ -22,7 +22,7 @@ from pawl.job_store.domain import call_table
 from pawl.job_store.domain.approval import Decision
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallRow, Offer, RunRow
-from pawl.values.call import CallState, DecisionKind, Series
+from pawl.values import CallState, DecisionKind, Series
 
 SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
 """Those that tell no two people apart: one of which nothing is known, and the key of whoever owns the machine."""

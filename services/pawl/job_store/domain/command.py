@@ -41,9 +41,7 @@ from pawl.job_store.domain.refusals import Refused, Replaced
 from pawl.job_store.domain.rows import CallRow, CommandKey, CommandRow, RunRow
 from pawl.job_store.domain.states import OperatorAct
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.call import CallState
-from pawl.values.command import CommandOutcome, DecisionRight
-from pawl.values.run import TOKENS_MAX, RunState, StopCause
+from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionRight, RunState, StopCause
 
 PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 """The log tells the progress of a call at most once in this time."""

@@ -18,8 +18,7 @@ from pawl.job_store.domain.events import EventBody, MessageAdded, OwnerEvent, Ru
 from pawl.job_store.domain.rows import Attention, CommandKey, CommandRow, LastCommit, MessageRow, RunRow
 from pawl.job_store.domain.states import AttentionReason
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.call import CallState
-from pawl.values.run import LeaseAction, RunState, StopCause
+from pawl.values import CallState, LeaseAction, RunState, StopCause
 
 ROUND_STARTED: Final = "round.started"
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"

@@ -16,7 +16,7 @@ from pawl.job_store.domain import stop
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RequestKey, RequestRow
 from pawl.job_store.domain.states import Sharing
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.run import StopCause
+from pawl.values import StopCause
 
 KEY_BYTES_MAX: Final = 200
 TITLE_CHARACTERS_MAX: Final = 200

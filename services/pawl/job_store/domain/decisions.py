@@ -15,8 +15,7 @@ from pawl.job_store.domain.approval import Decision
 from pawl.job_store.domain.calls import arguments_sha256, is_same_credential, people_of
 from pawl.job_store.domain.refusals import Refused
 from pawl.job_store.domain.rows import CallRow, RunRow
-from pawl.values.call import CallState, DecisionKind, Series
-from pawl.values.command import CommandOutcome, DecisionRight
+from pawl.values import CallState, CommandOutcome, DecisionKind, DecisionRight, Series
 
 _WITH_KEYS: Final = "with a key that somebody else has made acts who made it"
 

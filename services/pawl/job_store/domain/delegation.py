@@ -14,8 +14,7 @@ from pawl.job_store.domain import jobs, stop, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import CallRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
-from pawl.values.call import CallState
-from pawl.values.run import StopCause
+from pawl.values import CallState, StopCause
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):

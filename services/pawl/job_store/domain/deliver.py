@@ -26,7 +26,7 @@ from pawl.job_store.domain.triggers import (
     TriggerRow,
 )
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 
 _LOOK: Final = timedelta(seconds=schedules.LOOK_SECONDS)
 

@@ -14,8 +14,7 @@ import msgspec
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.roles import NOTIFIER, TOOL_REGISTRY
 from pawl.errors import PermissionDenied
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 _BACKEND: Final = 1
 _FRONT_END: Final = 2

@@ -12,8 +12,7 @@ from pawl.job_store.domain import call_table, run_table
 from pawl.job_store.domain.rows import CallRow, MessageRow, RunRow
 from pawl.job_store.domain.schedules import FireRow
 from pawl.job_store.domain.states import OperatorAct
-from pawl.values.call import CallState
-from pawl.values.run import RunState, WaitKind
+from pawl.values import CallState, RunState, WaitKind
 
 _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 """The waits of a job between its iterations, which nobody minds."""

@@ -15,7 +15,7 @@ from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, ScheduleKey, ScheduleRow, StarterRow
 from pawl.job_store.domain.submit import Submit
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.run import Overlap, RunState, StopCause
+from pawl.values import Overlap, RunState, StopCause
 
 REASON_CHARACTERS_MAX: Final = 300
 

@@ -14,7 +14,7 @@ from pawl.job_store.domain import call_table
 from pawl.job_store.domain.approval import Grant
 from pawl.job_store.domain.calls import CallChange, approvers, arguments_sha256
 from pawl.job_store.domain.rows import CallRow, RunRow
-from pawl.values.call import CallState, DecisionKind
+from pawl.values import CallState, DecisionKind
 
 
 def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: bool) -> None:

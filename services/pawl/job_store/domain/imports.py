@@ -14,7 +14,7 @@ from pawl.job_store.domain.commit import NewMessage
 from pawl.job_store.domain.conversations import ConversationRequest
 from pawl.job_store.domain.rows import ClientKey, ConversationRow, MessageRow, RunRow
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 
 class ImportConversation(ConversationRequest, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from pawl.job_store.domain.calls import people_of
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork, Wakeup
-from pawl.values.run import RunState, StopCause
+from pawl.values import RunState, StopCause
 
 OPEN_MAX: Final = 10
 """Most jobs of a user that are open at once in a conversation (ASYNC-7)."""

@@ -12,8 +12,7 @@ from pawl.job_store.domain import call_table, log
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallRow, Offer, RunRow
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 
 def is_pending(run: RunRow, call: CallRow) -> bool:

@@ -7,8 +7,7 @@ from typing import Final
 
 from pawl.errors import AlreadyDecided, CallNotPending, DeadlinePassed, PawlError
 from pawl.job_store.domain.rows import CallRow
-from pawl.values.call import DecisionKind
-from pawl.values.command import CommandOutcome
+from pawl.values import CommandOutcome, DecisionKind
 
 
 class Refused(Exception):

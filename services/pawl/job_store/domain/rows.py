@@ -32,9 +32,7 @@ from pawl.chassis.ids import (
 from pawl.job_store.domain.approval import Decision, Grant
 from pawl.job_store.domain.background import NO_BACKGROUND, Background
 from pawl.job_store.domain.states import AttentionReason, Sharing
-from pawl.values.call import CallState, Series
-from pawl.values.command import CommandOutcome
-from pawl.values.run import RunState, StopCause
+from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
 
 
 class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pawl.errors import IllegalTransition
-from pawl.values.run import RunState
+from pawl.values import RunState
 
 _S = RunState
 

@@ -16,7 +16,7 @@ from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, Sto
 from pawl.errors import InvalidField, ScheduleExists, ScheduleNotFound, TooLarge
 from pawl.job_store.domain import timing
 from pawl.job_store.domain.timing import Timing
-from pawl.values.run import Overlap, RunState
+from pawl.values import Overlap, RunState
 
 SCHEDULES_MAX: Final = 100
 """Most schedules of a user."""

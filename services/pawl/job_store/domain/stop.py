@@ -12,8 +12,7 @@ from pawl.job_store.domain import calls, inbox, jobs, log, run_table, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
-from pawl.values.call import CallState
-from pawl.values.run import RunState, StopCause
+from pawl.values import CallState, RunState, StopCause
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ from pawl.job_store.domain.rows import (
     RunRow,
 )
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
-from pawl.values.run import MessagePolicy, RunState, StopCause
+from pawl.values import MessagePolicy, RunState, StopCause
 
 _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT})
 

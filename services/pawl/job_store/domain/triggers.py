@@ -16,7 +16,7 @@ from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied, TooLarge, TriggerExists, TriggerNotFound
 from pawl.job_store.domain import schedules
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Owner, StarterRow
-from pawl.values.run import Overlap
+from pawl.values import Overlap
 
 TRIGGERS_MAX: Final = 100
 """Most triggers of a user."""

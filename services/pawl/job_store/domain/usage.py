@@ -10,7 +10,7 @@ import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.domain.rows import RunRow
-from pawl.values.run import Usage
+from pawl.values import Usage
 
 DAYS_MAX: Final = 400
 """So many days are kept, and may be asked for."""

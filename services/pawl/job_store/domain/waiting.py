@@ -17,8 +17,7 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import CallRow, RunRow
 from pawl.job_store.domain.states import AttentionReason, WaitReason
 from pawl.job_store.domain.usage import day_end
-from pawl.values.call import CallState
-from pawl.values.run import RunState, WaitKind
+from pawl.values import CallState, RunState, WaitKind
 
 NAMED_MAX: Final = 20
 """Most calls, and most runs, that a reason names."""

@@ -10,7 +10,7 @@ from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job_store.domain.approval import Decision, Grant
 from pawl.job_store.domain.rows import CallRow, RunRow
-from pawl.values.call import Series
+from pawl.values import Series
 
 APPROVALS_MAX: Final = 5
 """Most people whose approval a call can need."""

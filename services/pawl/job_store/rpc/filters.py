@@ -9,8 +9,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import PendingFilter, RunFilter
 from pawl.job_store.rpc.messages import optional_moment
 from pawl.job_store.rpc.operations import enum_member, wait_kinds
-from pawl.values.call import CallState
-from pawl.values.run import RunState
+from pawl.values import CallState, RunState
 
 
 def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:

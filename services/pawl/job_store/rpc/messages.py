@@ -21,7 +21,7 @@ from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationRow, Las
 from pawl.job_store.domain.usage import Used, UsedOnDay
 from pawl.job_store.domain.waiting import Situation, Waiting
 from pawl.job_store.rpc.approvals import put_approval, put_grant
-from pawl.values.run import TOKENS_MAX, TitleTask
+from pawl.values import TOKENS_MAX, TitleTask
 
 M = TypeVar("M", bound=ProtoMessage)
 

@@ -50,9 +50,16 @@ from pawl.job_store.domain.offers import LeaseOffer
 from pawl.job_store.domain.submit import Submit
 from pawl.job_store.rpc import messages, own_tools, user_messages
 from pawl.job_store.rpc.approvals import check_digest, people_needed, series_from
-from pawl.values.call import CallState, DecisionKind
-from pawl.values.command import DecisionRight
-from pawl.values.run import TOKENS_MAX, LeaseAction, MessagePolicy, RunState, StopCause
+from pawl.values import (
+    TOKENS_MAX,
+    CallState,
+    DecisionKind,
+    DecisionRight,
+    LeaseAction,
+    MessagePolicy,
+    RunState,
+    StopCause,
+)
 
 E = TypeVar("E", bound=IntEnum)
 

@@ -23,7 +23,7 @@ from pawl.job_store.domain.timing import cron_text
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import moment, optional_moment, timestamp
-from pawl.values.run import Overlap, RunState
+from pawl.values import Overlap, RunState
 
 CLAIMED_MAX: Final = 512
 

@@ -26,7 +26,7 @@ from pawl.job_store.domain.imports import ImportConversation
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.waiting import explain, explain_all
 from pawl.job_store.rpc import filters, job_messages, messages, operations, own_tools, parts
-from pawl.values.command import CommandOutcome
+from pawl.values import CommandOutcome
 
 RUNS_PER_CLAIM_MAX: Final = 64
 RUNS_LOADED_MAX: Final = 4

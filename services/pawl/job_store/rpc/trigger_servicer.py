@@ -32,7 +32,7 @@ from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import timestamp
 from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message, owner_of_user
-from pawl.values.run import Overlap, RunState
+from pawl.values import Overlap, RunState
 
 CLAIMED_MAX: Final = 64
 _LANE_CHARACTERS_MAX: Final = 64

@@ -13,7 +13,7 @@ import simpleeval  # type: ignore[import-untyped]  # ships no types
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 EXPRESSION_CHARACTERS_MAX: Final = 500
 BITS_MAX: Final = 4096

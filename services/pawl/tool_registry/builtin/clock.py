@@ -11,7 +11,7 @@ from pawl.chassis.clock import Clock
 from pawl.tool_registry.domain.names import near_matches
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 
 def clock_tools(clock: Clock) -> list[Tool[..., Any]]:

@@ -14,7 +14,7 @@ from pawl.tool_registry.domain.document import NAME_CHARACTERS_MAX, Document, Hi
 from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 LISTED_MAX: Final = 200
 HITS_MAX: Final = 20

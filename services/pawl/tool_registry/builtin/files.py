@@ -27,7 +27,7 @@ from pawl.tool_registry.domain.files import (
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 TAKEN_BACK_BYTES_MAX: Final = 64 * 1024
 """The largest content that an inverse brings back, as JSON with the rest of its arguments."""

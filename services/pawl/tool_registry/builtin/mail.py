@@ -15,7 +15,7 @@ from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.chassis.mail import ENCODED, POLICY
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 RECIPIENTS_MAX: Final = 20
 

@@ -16,7 +16,7 @@ from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryReposito
 from pawl.tool_registry.domain.memory import TEXT_CHARACTERS_MAX, Memory, MemoryOwner, memory_id_of
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 RECALLED_MAX: Final = 50
 _RECALLED_DEFAULT: Final = 10

@@ -15,7 +15,7 @@ from pawl.tool_registry.domain.planning import Owner, PlanChange, Project, Proje
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 TASKS_MAX: Final = 100
 

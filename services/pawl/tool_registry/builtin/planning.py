@@ -22,7 +22,7 @@ from pawl.tool_registry.domain.planning import Owner, ParentGone, Project, Task
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 DEFAULT_PROJECT: Final = "Inbox"
 LISTED_MAX: Final = 1000

@@ -8,7 +8,7 @@ import msgspec
 
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass, ExecutionContext
+from pawl.values import Category, EffectClass, ExecutionContext
 
 Question = Annotated[str, msgspec.Meta(min_length=1, max_length=4000), "what to ask, in the user's language"]
 Why = Annotated[str, "why the answer is needed"]

@@ -11,7 +11,7 @@ from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 
 def result_tools(results: LedgerReads) -> list[Tool[..., Any]]:

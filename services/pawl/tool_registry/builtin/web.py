@@ -14,7 +14,7 @@ from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.builtin.web_text import NotText, read_page
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 CHARACTERS_MAX: Final = 40_000

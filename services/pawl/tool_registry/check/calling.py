@@ -24,8 +24,7 @@ from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool
-from pawl.values.call import Question
-from pawl.values.tool import ExecutionContext
+from pawl.values import ExecutionContext, Question
 
 Say = Callable[[str], None]
 

@@ -19,8 +19,7 @@ from typing import Final
 
 from pawl.chassis.ids import CallId, CredentialId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import dumps_canonical, storable
-from pawl.values.call import CallState
-from pawl.values.tool import Outcome
+from pawl.values import CallState, Outcome
 
 TOOL_NAME_CHARACTERS_MAX: Final = 80
 UNKNOWN_TOOL: Final = "?"

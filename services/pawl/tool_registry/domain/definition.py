@@ -14,7 +14,7 @@ from pawl.chassis.ids import StoreId, UserId, is_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.resources import check_template
-from pawl.values.tool import SEVERITY, Category, EffectClass, ExecutionContext, JobReports, OfferFallback, ReportPolicy
+from pawl.values import SEVERITY, Category, EffectClass, ExecutionContext, JobReports, OfferFallback, ReportPolicy
 
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 1024 * 1024

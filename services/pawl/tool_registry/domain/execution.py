@@ -8,8 +8,7 @@ from typing import Final
 
 from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.tool_registry.domain.inverse import InverseCall
-from pawl.values.call import Question
-from pawl.values.tool import Outcome, Progress
+from pawl.values import Outcome, Progress, Question
 
 PROGRESS_BYTES_MAX: Final = 1024
 CHECKPOINT_BYTES_MAX: Final = 16 * 1024

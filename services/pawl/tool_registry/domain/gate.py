@@ -8,7 +8,7 @@ from typing import Final
 
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.domain.definition import ToolDefinition
-from pawl.values.tool import Category, EffectClass, ExecutionContext
+from pawl.values import Category, EffectClass, ExecutionContext
 
 BULK_ITEMS_MIN: Final = 3
 COUNT_PATH_CHARACTERS_MAX: Final = 200

@@ -33,7 +33,7 @@ from pawl.tool_registry.domain.http_binding import (
 )
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX, compile_schema
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 HEADERS_MAX: Final = 32
 SECRET_NAME_CHARACTERS_MAX: Final = 256

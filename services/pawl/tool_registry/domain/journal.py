@@ -12,8 +12,7 @@ from enum import StrEnum
 
 from pawl.chassis.ids import CallKey, RunId
 from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.values.call import Question
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import EffectClass, Outcome, Question
 
 
 class Step(StrEnum):

@@ -18,7 +18,7 @@ from pawl.tool_registry.domain.openapi_document import Document, UnusableDocumen
 from pawl.tool_registry.domain.openapi_schema import SchemaReader, describe
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut, registered_names, short_description
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 OPERATIONS_MAX: Final = 200
 BODY: Final = "body"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.values.call import Answer, Question
+from pawl.values import Answer, Question
 
 QUESTION_CHARACTERS_MAX: Final = 4000
 OPTIONS_MAX: Final = 20

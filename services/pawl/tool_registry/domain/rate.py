@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pawl.tool_registry.domain.execution import ExecutionResult, ended_badly
-from pawl.values.tool import Outcome
+from pawl.values import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from pawl.errors import InvalidField
 from pawl.tool_registry.domain.definition import CONTROL, can_exist
 from pawl.tool_registry.domain.gate import BULK_ITEMS_MIN
 from pawl.tool_registry.domain.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
-from pawl.values.tool import Category
+from pawl.values import Category
 
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20

@@ -22,7 +22,7 @@ from pawl.tool_registry.domain.definition import (
     require,
 )
 from pawl.tool_registry.domain.gate import may_be_count_path
-from pawl.values.tool import Category, EffectClass, JobReports, ReportPolicy
+from pawl.values import Category, EffectClass, JobReports, ReportPolicy
 
 SOURCES_MAX: Final = 50
 TOOLS_MAX: Final = 200

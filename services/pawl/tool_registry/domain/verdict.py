@@ -10,8 +10,7 @@ from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import ToolDefinition
-from pawl.values.call import Question, QuestionKind, Series
-from pawl.values.tool import Disposition, RunContext
+from pawl.values import Disposition, Question, QuestionKind, RunContext, Series
 
 _DIGEST_SCHEME: Final = "pawl.approval.1"
 _GRANT_SCHEME: Final = "pawl.grant.1"

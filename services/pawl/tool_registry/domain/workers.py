@@ -12,7 +12,7 @@ import msgspec
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, WorkerId
 from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.domain.inverse import InverseCall
-from pawl.values.tool import EffectClass, Progress
+from pawl.values import EffectClass, Progress
 
 TOOLS_MAX: Final = 200
 CALLS_MAX: Final = 256

@@ -26,9 +26,10 @@ from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
-from pawl.values.call import CallState, DecisionKind, Series
-from pawl.values.tool import (
+from pawl.values import (
+    CallState,
     Category,
+    DecisionKind,
     EffectClass,
     ExecutionContext,
     JobReports,
@@ -36,6 +37,7 @@ from pawl.values.tool import (
     Progress,
     ReadTimeouts,
     ReportPolicy,
+    Series,
 )
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")

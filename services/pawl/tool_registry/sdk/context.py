@@ -17,7 +17,7 @@ from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX
 from pawl.tool_registry.domain.question import check_question
 from pawl.tool_registry.sdk.completion import CompletionToken
 from pawl.tool_registry.sdk.values import plain
-from pawl.values.call import Question, QuestionKind
+from pawl.values import Question, QuestionKind
 
 
 class ToolError(Exception):

@@ -16,7 +16,7 @@ from pawl.tool_registry.domain.inverse import InverseCall, inverse_call
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.values import hide, plain, without
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import EffectClass, Outcome
 
 _ERROR_CHARACTERS_MAX: Final = 4000
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pawl.tool_registry.sdk.hints import ToolDefinitionError
-from pawl.values.tool import ExecutionContext
+from pawl.values import ExecutionContext
 
 MEMORY_BYTES_MIN: Final = 1024 * 1024
 MEMORY_BYTES_MAX: Final = 2**40

@@ -24,7 +24,7 @@ from pawl.tool_registry.sdk.hints import ToolDefinitionError
 from pawl.tool_registry.sdk.process import ProcessLimits, check_process
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
 from pawl.tool_registry.sdk.signature import Signature, read_signature
-from pawl.values.tool import Category, EffectClass, ExecutionContext
+from pawl.values import Category, EffectClass, ExecutionContext
 
 P = ParamSpec("P")
 R = TypeVar("R")

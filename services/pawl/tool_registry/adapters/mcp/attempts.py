@@ -7,7 +7,7 @@ from typing import Final
 from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.outcome import doubt
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 
 ATTEMPTS_MAX: Final = 3
 # JSON-RPC's code for what broke on the server's side.

@@ -24,7 +24,7 @@ from pawl.tool_registry.domain.source import (
     short_description,
 )
 from pawl.tool_registry.sdk.values import without
-from pawl.values.tool import Category, EffectClass
+from pawl.values import Category, EffectClass
 
 _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _LIST_SECONDS_MAX: Final = 30.0

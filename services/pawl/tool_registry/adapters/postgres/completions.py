@@ -19,7 +19,7 @@ from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.completion import AwaitedCall, CompletionTerms, Receipt, Said, UntoldEnd
 from pawl.tool_registry.domain.execution import ExecutionResult, awaiting_completion, ended_badly
 from pawl.tool_registry.sdk import outcome
-from pawl.values.tool import Outcome
+from pawl.values import Outcome
 
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1

@@ -19,8 +19,7 @@ from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.journal import Begun, Entry, HeldElsewhere, JournalCall, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tool_registry.sdk import outcome
-from pawl.values.call import Answer, Question
-from pawl.values.tool import EffectClass, Outcome
+from pawl.values import Answer, EffectClass, Outcome, Question
 
 _LEASED: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""

@@ -32,7 +32,7 @@ from pawl.tool_registry.domain.workers import (
     WorkerKey,
     source_of,
 )
-from pawl.values.tool import Progress
+from pawl.values import Progress
 
 _PING_SECONDS: Final = 15.0
 _NEWS_PARTS: Final = 3

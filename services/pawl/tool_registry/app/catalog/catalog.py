@@ -49,7 +49,7 @@ from pawl.tool_registry.domain.registering import (
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.sdk.tool import Tool
-from pawl.values.tool import ExecutionContext, OfferFallback
+from pawl.values import ExecutionContext, OfferFallback
 
 _KEPT_VERSIONS_MAX: Final = 2000
 _KEPT_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -43,8 +43,7 @@ from pawl.tool_registry.sdk.context import (
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
 from pawl.tool_registry.sdk.tool import WholeArguments
 from pawl.tool_registry.sdk.values import hide, without
-from pawl.values.call import Question
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass, Question
 
 _SECRET_CHARACTERS_MIN: Final = 4
 _LOOKS_PER_HEARTBEAT: Final = 4

@@ -18,7 +18,7 @@ from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.execution import ENDS, ExecutionResult
 from pawl.tool_registry.domain.verdict import Verdict
-from pawl.values.tool import ReadTimeouts
+from pawl.values import ReadTimeouts
 
 # A moment: those who wait for the answer, and see nothing of it before, do not notice.
 _READ_SECONDS: Final = 0.05

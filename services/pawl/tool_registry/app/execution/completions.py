@@ -26,7 +26,7 @@ from pawl.tool_registry.domain.completion import (
 )
 from pawl.tool_registry.domain.execution import ExecutionResult, ended_badly, succeeded
 from pawl.tool_registry.sdk.values import hide, without
-from pawl.values.tool import Outcome
+from pawl.values import Outcome
 
 _TOKEN_CHARACTERS_MAX: Final = 200
 _POLL_SECONDS: Final = 10.0

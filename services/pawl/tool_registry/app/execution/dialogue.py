@@ -8,7 +8,7 @@ from typing import Final
 
 from pawl.tool_registry.domain.question import given
 from pawl.tool_registry.sdk.context import QuestionDeclined, ToolError
-from pawl.values.call import Answer, Question
+from pawl.values import Answer, Question
 
 QUESTIONS_MAX: Final = 20
 

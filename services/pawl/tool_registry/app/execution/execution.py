@@ -11,7 +11,7 @@ from typing import Any, Final
 from pawl.tool_registry.app.execution.dialogue import Dialogue
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.execution import ExecutionResult, input_required
-from pawl.values.tool import EffectClass, Progress
+from pawl.values import EffectClass, Progress
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.1
 

@@ -30,7 +30,7 @@ from pawl.tool_registry.domain.journal import HeldElsewhere
 from pawl.tool_registry.domain.question import given
 from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.outcome import ToolEnd
-from pawl.values.tool import Outcome, Progress
+from pawl.values import Outcome, Progress
 
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""

@@ -11,7 +11,7 @@ from pawl.tool_registry.domain.completion import CompletionTerms
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.journal import HeldElsewhere
 from pawl.tool_registry.sdk import outcome
-from pawl.values.tool import Outcome
+from pawl.values import Outcome
 
 
 class Waits:

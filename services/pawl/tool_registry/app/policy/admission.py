@@ -30,8 +30,7 @@ from pawl.tool_registry.domain.rate import STORE_RATE_NAME, Rate, rate_limited, 
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import Rule, RuleEffect, RuleScope
 from pawl.tool_registry.domain.verdict import CallContext, Verdict, question_of
-from pawl.values.call import Series
-from pawl.values.tool import Disposition, EffectClass, ExecutionContext, ReadTimeouts
+from pawl.values import Disposition, EffectClass, ExecutionContext, ReadTimeouts, Series
 
 _TOO_MUCH_TO_MATCH: Final = (
     "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"

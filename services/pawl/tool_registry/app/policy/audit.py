@@ -23,7 +23,7 @@ from pawl.tool_registry.domain.audit import (
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 
 # By the call with which it was given: its digest would say what the arguments were.
 GRANT: Final = "grant {}"

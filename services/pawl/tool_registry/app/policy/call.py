@@ -19,8 +19,7 @@ from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
 from pawl.tool_registry.domain.verdict import CallContext, call_digest, grant_digest
 from pawl.tool_registry.sdk.tool import Tool
-from pawl.values.call import Answer, Series
-from pawl.values.tool import CAUTION, SEVERITY, Category, EffectClass, Execution
+from pawl.values import CAUTION, SEVERITY, Answer, Category, EffectClass, Execution, Series
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 

@@ -16,7 +16,7 @@ from typing import Final
 from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.values.tool import Outcome
+from pawl.values import Outcome
 
 _SWEEP_SECONDS: Final = 60.0
 

@@ -16,7 +16,7 @@ from pawl.tool_registry.domain.workers import Answer, AnswerKind
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
-from pawl.values.tool import Outcome, Progress
+from pawl.values import Outcome, Progress
 
 _ERROR_CHARACTERS_MAX: Final = 4000
 _EPOCH_MAX: Final = 2**63 - 1

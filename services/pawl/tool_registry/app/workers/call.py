@@ -31,7 +31,7 @@ from pawl.tool_registry.domain.workers import (
     group_of,
 )
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
-from pawl.values.tool import EffectClass, Progress
+from pawl.values import EffectClass, Progress
 
 # Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
 _MARGIN_SECONDS_MAX: Final = 0.5

@@ -21,7 +21,7 @@ from pawl.tool_registry.domain.definition import (
 )
 from pawl.tool_registry.domain.registering import check_source
 from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
-from pawl.values.tool import ExecutionContext
+from pawl.values import ExecutionContext
 
 
 class WorkerTools:

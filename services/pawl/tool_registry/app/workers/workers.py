@@ -46,7 +46,7 @@ from pawl.tool_registry.domain.workers import (
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
-from pawl.values.tool import EffectClass
+from pawl.values import EffectClass
 
 _SILENT_LEASES: Final = 3
 _HEARTBEATS_PER_LEASE: Final = 3
