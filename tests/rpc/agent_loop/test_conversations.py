@@ -38,26 +38,6 @@ async def test_a_key_leads_to_one_conversation_by_requests_and_by_frames(
     assert (found.conversation_id, found.queued_run_count, found.title) == (first, 2, "Lunch on Friday?")
 
 
-async def test_conversations_are_listed_found_named_and_archived(
-    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
-) -> None:
-    ids = [await start(stub, text) for text in ("Lunch on Friday?", "Where is the invoice?", "Lunch is off")]
-
-    async def listed(**fields: Any) -> list[str]:
-        response = await conversations.ListConversations(pb.ListConversationsRequest(**fields), metadata=ME)
-        return [found.conversation_id for found in response.conversations]
-
-    assert await listed() == ids[::-1]
-    assert await listed(query="lunch") == [ids[2], ids[0]]
-    request = pb.UpdateConversationRequest(request_id="r1", conversation_id=ids[0], title="Kim", archived=True)
-    changed = (await conversations.UpdateConversation(request, metadata=ME)).conversation
-    assert (changed.title, changed.has_own_title, changed.archived) == ("Kim", True, True)
-    assert await listed(archived=False) == [ids[2], ids[1]]
-    assert await listed(archived=True) == await listed(query="kim") == [ids[0]]
-    assert await start(stub, "Lunch is on again", conversation_id=ids[0]) == ids[0]
-    assert ids[0] in await listed(archived=False)
-
-
 # ForkConversation and ImportConversation, as a client sees them, and each way in which they are refused.
 
 
