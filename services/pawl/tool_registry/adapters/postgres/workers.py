@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 import msgspec
@@ -15,7 +15,6 @@ from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
 from pawl.chassis.rows import read_each
 from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
-from pawl.tool_registry.app.workers.call import invocation
 from pawl.tool_registry.domain.workers import (
     Answer,
     Attached,
@@ -252,6 +251,18 @@ class PostgresWorkerRepository:
             finally:
                 if not connection.is_closed():
                     await connection.remove_listener(sql.CHANNEL, on_notification)
+
+
+def invocation(details: CallDetails, *, purpose: Purpose, **fields: Any) -> pb.Invocation:
+    """Return a call as its worker gets it, of its details and the other fields."""
+    return pb.Invocation(
+        purpose=pb.InvocationPurpose.Value(f"INVOCATION_PURPOSE_{purpose.name}"),
+        user_id=details.user_id,
+        conversation_id=details.conversation_id,
+        run_id=details.run_id,
+        arguments_json=details.arguments,
+        **fields,
+    )
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:

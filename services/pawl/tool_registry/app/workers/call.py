@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
@@ -14,7 +14,7 @@ from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, UserId
 from pawl.chassis.retry import Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.tool.v1 import worker_pb2 as pb
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository, invocation
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.definition import ToolVersion, definition_hash
 from pawl.tool_registry.domain.workers import (
@@ -283,16 +283,4 @@ def invocation_of(call: WorkerCall, lease_epoch: int, context: ToolContext) -> p
         deadline_time=context.deadline,
         attempt=call.attempt,
         last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
-    )
-
-
-def invocation(details: CallDetails, *, purpose: Purpose, **fields: Any) -> pb.Invocation:
-    """Return a call as its worker gets it, of its details and the other fields."""
-    return pb.Invocation(
-        purpose=pb.InvocationPurpose.Value(f"INVOCATION_PURPOSE_{purpose.name}"),
-        user_id=details.user_id,
-        conversation_id=details.conversation_id,
-        run_id=details.run_id,
-        arguments_json=details.arguments,
-        **fields,
     )
