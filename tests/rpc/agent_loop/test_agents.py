@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
-import pytest
 
 from pawl.agent.v1 import agent_pb2, jobs_pb2, whoami_pb2
 from pawl.agent.v1 import agents_pb2 as pb
@@ -82,24 +81,6 @@ async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
     versions = await agents.ListAgentVersions(pb.ListAgentVersionsRequest(name="clerk"), metadata=ME)
     assert [agent.version for agent in versions.agents] == [1]
     assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [clerk(options=run_pb2.RunOptions(model="mine")), clerk(tools=tools(names=("look",)))],
-    ids=["its own model", "fewer tools"],
-)
-async def test_what_an_agent_forbids_now_it_may_have_started_before(
-    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub, changed: pb.UpdateAgentRequest
-) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    asked = run_pb2.RunOptions(model="other", tool_names=["mail"])
-    run = (await stub.StartRun(start(request_id="r1", options=asked), metadata=ME)).run
-    await agents.UpdateAgent(changed, metadata=ADMIN)
-    assert await reason(stub.StartRun(start(request_id="r2", options=asked), metadata=ME)) == "INVALID_FIELD"
-    assert (await stub.StartRun(start(request_id="r1", options=asked), metadata=ME)).run.run_id == run.run_id
-    other = start("Stop", request_id="r1", options=asked)
-    assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
 async def test_who_may_not_use_an_agent_does_not_find_it(

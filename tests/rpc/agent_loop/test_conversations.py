@@ -10,8 +10,6 @@ from pawl.client.history import history
 from pawl.event.v1 import message_pb2
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME
-from tests.rpc.agent_loop.errors import reason
-from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -36,26 +34,6 @@ async def test_a_key_leads_to_one_conversation_by_requests_and_by_frames(
     by_key = pb.GetConversationRequest(conversation_key="ticket 42")
     found = (await conversations.GetConversation(by_key, metadata=ME)).conversation
     assert (found.conversation_id, found.queued_run_count, found.title) == (first, 2, "Lunch on Friday?")
-
-
-async def test_conversations_are_listed_found_named_and_archived(
-    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
-) -> None:
-    ids = [await start(stub, text) for text in ("Lunch on Friday?", "Where is the invoice?", "Lunch is off")]
-
-    async def listed(**fields: Any) -> list[str]:
-        response = await conversations.ListConversations(pb.ListConversationsRequest(**fields), metadata=ME)
-        return [found.conversation_id for found in response.conversations]
-
-    assert await listed() == ids[::-1]
-    assert await listed(query="lunch") == [ids[2], ids[0]]
-    request = pb.UpdateConversationRequest(request_id="r1", conversation_id=ids[0], title="Kim", archived=True)
-    changed = (await conversations.UpdateConversation(request, metadata=ME)).conversation
-    assert (changed.title, changed.has_own_title, changed.archived) == ("Kim", True, True)
-    assert await listed(archived=False) == [ids[2], ids[1]]
-    assert await listed(archived=True) == await listed(query="kim") == [ids[0]]
-    assert await start(stub, "Lunch is on again", conversation_id=ids[0]) == ids[0]
-    assert ids[0] in await listed(archived=False)
 
 
 # ForkConversation and ImportConversation, as a client sees them, and each way in which they are refused.
@@ -122,13 +100,3 @@ async def test_the_run_of_an_import_has_ended_for_whoever_watches_it(
     assert not [event async for response in watched for event in response.events]
     steps = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id=run_id), metadata=ME)
     assert not [change async for response in steps for change in response.changes]
-
-
-async def test_a_fork_of_forks_has_a_bound(conversations: ConversationServiceAsyncStub, ledger: PlayedLedger) -> None:
-    conversation_id = (await imported(conversations)).conversation_id
-    for _ in range(64):
-        request = pb.ForkConversationRequest(conversation_id=conversation_id)
-        conversation_id = (await conversations.ForkConversation(request, metadata=ME)).conversation.conversation_id
-        ledger.add_answer(conversation_id)
-    request = pb.ForkConversationRequest(conversation_id=conversation_id)
-    assert await reason(conversations.ForkConversation(request, metadata=ME)) == "PAST_TOO_LONG"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +17,7 @@ from pawl.agent_loop.rpc import convert
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.asking import top_up
@@ -49,18 +48,6 @@ async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStu
     assert kept.batch_order == run_pb2.BATCH_ORDER_WAIT_FOR_DECISIONS
     assert kept.limits.ListFields()[-1][0].name == "provider_wait_seconds"
     assert len(kept.limits.ListFields()) == len(run_pb2.RunLimits.DESCRIPTOR.fields)
-
-
-async def test_a_busy_conversation_refuses_where_that_was_asked(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run()
-    request = agent_pb2.SendMessageRequest(
-        conversation_id="conv_1", text="Hello", policy=types_pb2.MESSAGE_POLICY_REJECT
-    )
-    assert await reason(stub.SendMessage(request, metadata=ME)) == "CONVERSATION_BUSY"
-    steer = agent_pb2.SendMessageRequest(conversation_id="conv_1", text="Hello", policy=types_pb2.MESSAGE_POLICY_STEER)
-    assert (await stub.SendMessage(steer, metadata=ME)).steered
 
 
 async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others(
@@ -223,16 +210,6 @@ async def test_getting_a_run_waits_no_longer_than_asked_and_than_proxies_do(
 # Messages as large as gRPC lets them be: none keeps a replica busy, and none is too large for a client.
 
 
-async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """A client with gRPC's own limit of 4 MiB can read every run; the calls left out come as others are settled."""
-    await ledger.add_run()
-    for number in range(8):
-        await ledger.offer(f"call_{number}")
-        ledger.put_call(f"call_{number}", arguments=b"x" * 500_000)
-    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=ME)).run
-    assert [call.call_id for call in run.pending_calls] == [f"call_{number}" for number in range(4)]
-
-
 @pytest.mark.parametrize(("pending", "left"), [(0, (0, 4)), (1, (1, 3)), (4, (4, 0)), (7, (4, 0))])
 def test_calls_that_go_on_fit_into_a_message_behind_those_that_wait(pending: int, left: tuple[int, int]) -> None:
     calls = [call_pb2.Call(call_id=f"call_{number}", arguments_json=b"x" * 500_000) for number in range(8)]
@@ -253,40 +230,6 @@ FILE = message_pb2.Part(file=message_pb2.FilePart(document_name="handbook.md"))
 async def start(stub: AgentServiceAsyncStub, text: str = "Look", *parts: message_pb2.Part, **fields: Any) -> Any:
     request = agent_pb2.StartRunRequest(text=text, parts=parts, **fields)
     return (await stub.StartRun(request, metadata=ME)).run
-
-
-async def messages(stub: AgentServiceAsyncStub, conversation_id: str) -> list[message_pb2.Message]:
-    request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
-    return list((await stub.ListMessages(request, metadata=ME)).messages)
-
-
-async def test_a_message_keeps_its_parts_and_what_is_shown_of_it_is_small(stub: AgentServiceAsyncStub) -> None:
-    run = await start(stub, "Look", IMAGE, FILE, message_pb2.Part(text="What is it?"))
-    (message,) = await messages(stub, run.conversation_id)
-    assert (message.role, message.text) == (message_pb2.ROLE_USER, "Look\n\nWhat is it?")
-    assert [part.WhichOneof("kind") for part in message.parts] == ["text", "image", "file", "text"]
-    image, file = message.parts[1].image, message.parts[2].file
-    assert (image.data, image.media_type, image.size_bytes) == (b"", "image/png", len(PNG))
-    assert image.sha256 == hashlib.sha256(PNG).hexdigest()
-    assert (file.text, file.size_bytes) == ("", len("Water the plants."))
-    watching = stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run.run_id), metadata=ME)
-    added: list[event_pb2.RunEvent] = []
-    async for answer in watching:
-        added += [event for event in answer.events if event.type == "message.added"]
-        if added:
-            break
-    watching.cancel()
-    assert added[0].message_added.message.parts == message.parts
-
-
-async def test_what_enters_a_run_is_a_text(stub: AgentServiceAsyncStub) -> None:
-    run = await start(stub)
-    request = agent_pb2.SendMessageRequest(
-        conversation_id=run.conversation_id, parts=[IMAGE], policy=types_pb2.MESSAGE_POLICY_STEER
-    )
-    assert await reason(stub.SendMessage(request, metadata=ME)) == "INVALID_FIELD"
-    request.policy = types_pb2.MESSAGE_POLICY_QUEUE
-    assert (await stub.SendMessage(request, metadata=ME)).run.queue_position == 1
 
 
 async def test_a_request_is_the_same_although_its_document_has_changed(

@@ -143,14 +143,6 @@ async def test_a_frame_sent_again_after_a_reconnect_takes_effect_once(
     assert (await other.ask("again", start=start)).run_id == "run_2"
 
 
-async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = Client(stub)
-    await client.hello()
-    await client.ask("same", start=session_pb2.Start(text="Hello"))
-    receipt = await client.ask("same", start=session_pb2.Start(text="Bye"))
-    assert (receipt.status, receipt.reason) == (REFUSED, "REQUEST_ID_REUSED")
-
-
 async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=4)

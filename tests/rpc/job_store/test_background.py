@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.jobs import Jobs
-from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
-from pawl.errors import InvalidField, QueueFull, RequestIdReused, RunNotFound
+from pawl.errors import InvalidField, QueueFull, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.metrics import PrometheusMeter
@@ -78,30 +71,6 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
     await job.commit(state=COMPLETED, output_text=output)
 
 
-async def test_the_end_of_a_job_begins_a_turn_that_is_told_of_it_once(user: User) -> None:
-    """ASYNC-5: in one transaction; the turn has no message, and nothing is told again."""
-    conversation_id = await begun(user, "a", "b")
-    first, second = await worked(user, 2)
-    await ended(first)
-    turn = await user.take()
-    loaded = await turn.load()
-    assert (loaded.run.generation, loaded.run.conversation_id) == (1, conversation_id)
-    assert [(each.run.run_id, each.occasion, each.run.output_text) for each in loaded.notices] == [
-        (first.run_id, 0, '{"n":7}')
-    ]
-    assert loaded.open_job_count == 1
-    await ended(second)
-    assert len((await turn.load()).notices) == 2
-
-    notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="ended", notices_json=b"[]")
-    entered = [pb.EnteredNotice(run_id=each.run_id) for each in (first, second)]
-    await turn.commit(state=run_pb2.RUN_STATE_RUNNING, messages=[notice], entered_notices=entered)
-    assert list((await turn.load()).notices) == []
-    await turn.commit(state=COMPLETED)
-    assert await user.claim() == [], "nothing is left to be told"
-    assert (await user.start(conversation_id=conversation_id)).run_id
-
-
 async def test_a_notice_is_loaded_for_runs_of_its_user_and_shown_to_that_user_alone(replica: Replica) -> None:
     """ASYNC-5, in a conversation that is shared for writing. Others see that there is a notice."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
@@ -144,26 +113,6 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
         store_id=user.store_id, user_id=user.user_id, text="work", policy=pb.MESSAGE_POLICY_QUEUE, **fields
     )
     return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, asked_sha256=b"1")
-
-
-async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_of_its_key(user: User) -> None:
-    """ASYNC-1"""
-    request = asks_for(user, request_id="r1", conversation_key="build")
-    request.new_conversation_id = "conv_new"
-    runs = [(await user.stub.StartJob(request)).run for _ in range(2)]
-    assert [(run.run_id, run.reports_to_conversation_id, run.job.tool_name) for run in runs] == 2 * [
-        ("run_started", "conv_new", "work")
-    ]
-    again = pb.StartJobRequest.FromString(request.SerializeToString())
-    again.asked_sha256 = b"2"
-    with pytest.raises(RequestIdReused), translating():
-        await user.stub.StartJob(again)
-    shown = await user.ask("ListConversations")
-    assert [each.conversation_id for each in shown.conversations] == ["conv_new"]
-    (job,) = await worked(user)
-    await ended(job)
-    turn = await (await user.take()).load()
-    assert (turn.run.conversation_id, [each.run.run_id for each in turn.notices]) == ("conv_new", ["run_started"])
 
 
 async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others(start: StartReplica) -> None:
@@ -252,44 +201,6 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
         await user.stub.ListRuns(request)
 
 
-class Removing(PublicLedger):
-    """A ledger that loses the job `removed` once runs have been listed, as if retention came in that moment."""
-
-    removed = ""
-    database: Database
-
-    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
-        found = await super().list_runs(caller, wanted, page)
-        await self.database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
-        return found
-
-
-async def test_a_request_never_names_jobs_that_another_one_has_stopped(user: User, replica: Replica) -> None:
-    """ASYNC-7: however often it is sent; nor does a job that is removed during it stop the others from being named."""
-    clock, nobody, ann = SystemClock(), cast("Any", None), Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
-    ledger, ids = Removing(replica.channel), IdSource(clock)
-    ledger.database = replica.database
-    inbox = Inbox(ledger=ledger, checker=nobody, ids=ids, now=clock.now)
-    jobs = Jobs(ledger=ledger, inbox=inbox, messages=nobody, checker=nobody, clock=clock, ids=ids)
-    operators = Operators(ledger=ledger, ids=ids)
-
-    async def of_conversation(request_id: str) -> list[str]:
-        return [job.run_id for job in await jobs.stop_all(ann, RequestId(request_id), conversation_id, "on fire")]
-
-    async def of_store(request_id: str) -> list[str]:
-        return list(await operators.end_jobs(ann, RequestId(request_id), "on fire"))
-
-    for stop_all in (of_conversation, of_store):
-        named = [f"{name}_{stop_all.__name__}" for name in "abc"]
-        conversation_id = ConversationId(await begun(user, *named))
-        await worked(user, 3)
-        mine, stopped, ledger.removed = (f"job_{name}" for name in named)
-        await user.cancel(stopped)
-        assert (await user.run(stopped)).state == run_pb2.RUN_STATE_CANCELLING
-        assert [await stop_all(f"r1_{mine}") for _ in range(3)] == 3 * [[mine]]
-        assert [await stop_all(f"r2_{mine}") for _ in range(3)] == [[], [], []]
-
-
 async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
@@ -365,14 +276,6 @@ async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -
     )
 
 
-async def test_a_worker_keeps_room_for_people(user: User) -> None:
-    await begun(user, *map(str, range(5)))
-    request = pb.ClaimRunsRequest(worker_id="w", runs_max=8, lease_seconds=30, background_runs_max=2)
-    assert [len((await user.stub.ClaimRuns(request)).runs) for _ in range(2)] == [2, 0]
-    await user.submit()
-    assert len((await user.stub.ClaimRuns(request)).runs) == 1
-
-
 SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60, iterations_max=3)
 
 
@@ -384,26 +287,12 @@ async def begin(user: User, owner: Owner, name: str) -> None:
     await owner.commit(calls=[call], delegations=[begun])
 
 
-async def jobs_of(user: User, conversation_id: str) -> list[str]:
-    return [run.run_id for run in (await user.ask("ListRuns", reports_to_conversation_id=conversation_id)).runs]
-
-
 async def stop(user: User, conversation_id: str, run_id: str, command_id: str = "stop") -> Any:
     return await user.ask("StopJob", conversation_id=conversation_id, run_id=run_id, command_id=command_id)
 
 
 async def conversation_of(user: User, owner: Owner) -> str:
     return (await user.run(owner.run_id)).conversation_id
-
-
-async def test_the_jobs_of_a_conversation_are_listed_and_no_other_run(user: User) -> None:
-    owner = await user.start()
-    await begin(user, owner, "a")
-    await begin(user, owner, "b")
-    conversation_id = await conversation_of(user, owner)
-    assert await jobs_of(user, conversation_id) == ["run_b", "run_a"]
-    assert await jobs_of(user, "another") == []
-    assert await jobs_of(User(user.stub, user_id="bob"), conversation_id) == []
 
 
 async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(user: User) -> None:

@@ -60,27 +60,6 @@ async def answered(user: User, question: str, answer: str, **fields: Any) -> str
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_others_do_not_read_summaries_which_retell_calls_and_documents(user: User) -> None:
-    owner = await user.start("what is my balance?")
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="You are fine.")
-    retold = "look_up(account=4711) gave 12 euros."
-    await owner.commit(
-        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text=retold, summarised_to_number=1), said]
-    )
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    await update(user, conversation_id, sharing=conversation_pb2.SHARING_READ)
-
-    async def read_by(user_id: str) -> list[str]:
-        return [
-            message.text
-            for message in (await user.ask("ListMessages", user_id=user_id, conversation_id=conversation_id)).messages
-        ]
-
-    assert await read_by(user.user_id) == ["what is my balance?", retold, "You are fine."]
-    assert await read_by("bob") == ["what is my balance?", "", "You are fine."]
-
-
 async def test_messages_with_one_new_key_at_two_replicas_meet_in_one_conversation(start: StartReplica) -> None:
     """I2: each of them has a run, and one of them begins the conversation."""
     users = await two(start)

@@ -38,42 +38,6 @@ async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owne
     return child
 
 
-async def test_the_run_has_what_it_is_given_and_knows_its_caller(user: User) -> None:
-    limits = run_pb2.RunLimits(total_tokens_max=100)
-    owner = await user.start(options=run_pb2.RunOptions(model="m", limits=limits))
-    await owner.commit(usage=run_pb2.Usage(input_tokens=45), tokens_used=45)
-    assert (await owner.load()).shared_tokens_left == 55
-    options = run_pb2.RunOptions(model="m", limits=run_pb2.RunLimits(total_tokens_max=70, topped_up_tokens_max=70))
-    above = [run_pb2.RunAbove(run_id=owner.run_id, conversation_id="c")]
-    child = await delegating(user, owner, "a", options=options, user_roles=["editor"], above=above)
-    loaded = await child.load()
-
-    run = loaded.run
-    assert (run.parent_run_id, run.parent_call_id, run.depth) == (owner.run_id, "a", 1)
-    assert (run.user_id, list(run.user_roles), run.options, list(run.above)) == ("ann", ["editor"], options, above)
-    assert (run.token_budget, loaded.shared_tokens_left) == (70, 55)
-    assert [message.text for message in loaded.messages] == ["do it"]
-
-
-async def test_its_end_is_told_with_answer_failure_and_usage(user: User) -> None:
-    owner = await user.start()
-    child = await delegating(user, owner, "a")
-    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_LIMIT, reason="ROUND_LIMIT", message="Enough.")
-    usage = run_pb2.Usage(input_tokens=7, model_calls=1)
-    await child.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure, usage=usage, output_text="so far")
-
-    owner = await user.take(owner.run_id)
-    (command,) = (await owner.load()).commands
-    told = command.agent_ended
-    assert (told.call_id, told.run.run_id, told.run.state) == ("a", child.run_id, run_pb2.RUN_STATE_FAILED)
-    assert (told.run.failure, told.run.usage, told.run.output_text) == (failure, usage, "so far")
-    await owner.commit(
-        calls=[owner.call("a", call_pb2.CALL_STATE_FAILED, child_run_id=child.run_id, result=result(is_error=True))],
-        consumed=[command.command_id],
-    )
-    assert await owner.inbox() == []
-
-
 async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User) -> None:
     owner = await user.start()
     middle = await delegating(user, owner, "a")

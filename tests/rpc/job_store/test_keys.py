@@ -315,12 +315,3 @@ async def test_keys_and_events_that_ended_long_ago_are_forgotten(world: World, m
         "UPDATE job_store.key_events SET time = now() - interval '91 days' WHERE key_name <> 'here'"
     )
     assert await retention.remove_key_events(rows_max=10) == 3
-
-
-async def test_a_sync_without_uses_writes_nothing(world: World) -> None:
-    """What every process asks every two seconds costs one read. Now and then PostgreSQL writes for its own reasons."""
-    positions = set[str]()
-    for _ in range(10):
-        await world.keys.sync_keys(0, ())
-        positions.add(await world.database.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
-    assert len(positions) < 10

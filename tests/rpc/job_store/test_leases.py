@@ -164,11 +164,6 @@ async def limited(start: StartReplica) -> Replica:
     return await start(places=LIMITS)
 
 
-@pytest.fixture
-def bob(user: User) -> User:
-    return User(user.stub, user_id="bob")
-
-
 async def submit_many(user: User, count: int) -> list[str]:
     """Messages to conversations of their own; the ids of the runs."""
     return [(await user.submit()).run.run_id for _ in range(count)]

@@ -312,16 +312,6 @@ async def test_a_run_below_another_one_is_found_by_it_and_by_its_own_agent(user:
     assert not await runs(User(user.stub, user_id="bob"), parent_run_id=owner.run_id)
 
 
-async def test_labels_are_in_the_run_and_in_its_events(user: User) -> None:
-    made = {"env": "prod", "team": "zwei drei"}
-    owner = await user.start(labels=made)
-    assert dict((await user.run(owner.run_id)).labels) == made
-    events = await user.events(owner.run_id)
-    told = [dict(event.run_changed.run.labels) for event in events if event.HasField("run_changed")]
-    assert told == [made] * len(told)
-    assert told
-
-
 async def test_conversations_are_found_by_all_of_their_labels(user: User) -> None:
     bob = User(user.stub, user_id="bob")
     for number, who in enumerate((user, user, user, bob)):

@@ -24,7 +24,6 @@ NOW = datetime.now(UTC)
 STARTED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
 WAITING = schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING
 SKIPPED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
-MISSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_MISSED
 REFUSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED
 
 
@@ -179,14 +178,6 @@ async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer)
     assert [due.definition.name for due in await timer.claim()] == ["held"]
 
 
-async def test_a_schedule_that_goes_on_is_resumed_with_another_key(timer: Timer, replica: Replica) -> None:
-    revoked = Timer(replica, credential_id="key_1")
-    await revoked.put()
-    assert (await revoked.fire_due()).outcome == REFUSED
-    await timer.pause(paused=False)
-    assert (await timer.fire_due()).outcome == STARTED
-
-
 async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_again(timer: Timer) -> None:
     await timer.put()
     await timer.make_due()
@@ -199,23 +190,6 @@ async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_agai
     await timer.delete()
     with pytest.raises(ScheduleNotFound):
         await timer.fire(again)
-
-
-async def test_what_is_too_late_is_missed_and_what_is_not_is_made_up_for(timer: Timer) -> None:
-    await timer.put(interval_seconds=60, catch_up_seconds=300)
-    assert (await timer.fire_due(1000.0)).outcome == MISSED
-    (due,) = await timer.claim()
-    assert (await timer.fire(due)).outcome == STARTED
-
-
-async def test_while_the_run_before_goes_on_a_fire_is_skipped(timer: Timer, user: User) -> None:
-    await timer.put()
-    assert (await timer.fire_due()).outcome == STARTED
-    skipped = await timer.fire_due()
-    assert (skipped.outcome, skipped.run_id) == (SKIPPED, "")
-    assert skipped.reason == "the run before it goes on"
-    await end(user)
-    assert (await timer.fire_due()).outcome == STARTED
 
 
 async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: User) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import create_autospec
 
 import pytest
 
@@ -13,8 +12,6 @@ from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailabl
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.journal import PostgresJournal
-from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import RetentionSweep
@@ -171,15 +168,6 @@ async def test_operations_and_refusals_are_counted(user: User, replica: Replica)
     assert 'refusals_total{reason="LEASE_LOST"} 1.0' in text
     assert "lease_losses_total 1.0" in text
     assert "group_operations_count 3.0" in text
-
-
-async def test_one_replica_at_a_time_relays_the_life_cycle(user: User, database: Database) -> None:
-    """Two at once would mix up the order."""
-    await user.submit()
-    async with database.transaction() as connection:
-        await connection.fetchval("SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))")
-        assert await PostgresOutbox(database).relay(create_autospec(JetStreamLifecycle), events_max=10) == 0
-    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 1
 
 
 async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:

@@ -23,18 +23,7 @@ from pawl.agent_loop.domain.run import (
 )
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
-from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, finished, present, shown_text
-
-
-async def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
-    world = everything()
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    check_whole(world, key)
-    assert len(world.model.requests) == 3
-    assert shown_text(world, key, 3) == "All is done."
+from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 
 
 async def test_a_round_that_only_reads_costs_one_commit() -> None:

@@ -11,14 +11,12 @@ from pawl.agent_loop.domain.call import CallState, OfferFallback
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.errors import LeaseLost
-from pawl.event.v1 import run_pb2
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import own_tool, tool
 
 SHOW = own_tool("show")
-QUEUED = run_pb2.Run(state=run_pb2.RUN_STATE_QUEUED)
 VERDICTS = {"look": tool(effect="READ_ONLY"), "mail": tool(), "run_agent": tool("DELEGATE", context="AGENT")}
 
 
