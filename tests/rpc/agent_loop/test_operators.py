@@ -14,7 +14,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
 from tests.rpc.agent_loop.conftest import BOSS
-from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
 
 if TYPE_CHECKING:
@@ -84,15 +84,3 @@ async def test_a_run_that_needs_attention_is_ended_once(
     await ledger.change("run_1", RunState.CANCELLED)
     answer = await operators.EndRun(end(), metadata=BOSS)
     assert answer.state == run_pb2.RUN_STATE_CANCELLED
-
-
-async def test_what_is_not_needed_is_refused_and_changes_nothing(
-    operators: OperatorServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run()
-    error = await failure(operators.RedriveRun(redrive(), metadata=BOSS))
-    assert (error.reason, error.kind.value) == ("ATTENTION_NOT_NEEDED", "FAILED_PRECONDITION")
-    await ledger.need_attention(UNKNOWN_OUTCOME)
-    assert await reason(operators.RedriveRun(redrive(), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"
-    await ledger.finish()
-    assert await reason(operators.RedriveRun(redrive(), metadata=BOSS)) == "RUN_ENDED"

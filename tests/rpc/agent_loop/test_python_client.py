@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,16 +222,6 @@ async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) 
     assert "pawl-client" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(RuntimeError, match="the client is closed"):
         pawl.get("run_1")
-
-
-def test_an_error_shows_the_line_of_the_program_and_what_is_wrong() -> None:
-    with Client("127.0.0.1:1", environment={}, retry_seconds=0) as pawl:
-        for ask in (lambda: pawl.get("run_1"), lambda: pawl.start("hello"), lambda: next(pawl.text("run_1"))):
-            with pytest.raises(NoAnswer, match=r"^no answer from 127\.0\.0\.1:1: ") as caught:
-                ask()
-            places = [place.filename for place in traceback.extract_tb(caught.value.__traceback__)]
-            assert [Path(place).name for place in places if place != __file__] == ["blocking.py"] * 2
-            assert caught.value.__suppress_context__, "the error of gRPC is not shown too"
 
 
 async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Door, ledger: PlayedLedger) -> None:

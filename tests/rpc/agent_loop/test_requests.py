@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.public_values import DecisionCommand, DecisionRight, ResultCommand
@@ -21,8 +21,8 @@ from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.asking import top_up
-from tests.rpc.agent_loop.client import ACCEPTED, Client, until
-from tests.rpc.agent_loop.conftest import APPROVER, ME, STRANGERS
+from tests.rpc.agent_loop.client import until
+from tests.rpc.agent_loop.conftest import APPROVER, ME
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 
 DIGEST = "digest of call_1"
+
+
+@pytest.fixture(autouse=True)
+async def run(ledger: PlayedLedger) -> None:
+    """A run of the first user."""
+    await ledger.add_run()
 
 
 async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStub) -> None:
@@ -54,7 +60,6 @@ async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """FE-3, I11"""
-    await ledger.add_run()
     for number in range(1, 4):
         await ledger.offer(f"call_{number}")
     await ledger.settle("call_3")
@@ -93,7 +98,6 @@ ANSWER = call_pb2.DECISION_KIND_ANSWER
 
 async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """HITL-3, I9"""
-    await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     request = decide("r1", kind=APPROVE)
     first = await stub.Decide(request, metadata=APPROVER)
@@ -108,7 +112,6 @@ async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: Pla
 async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    await ledger.add_run()
     question = call_pb2.Question(answer_schema_json=b'{"type":"object"}')
     await ledger.add_call("call_1", call_pb2.CALL_STATE_ASKED, spec=call_pb2.Call(question=question))
     await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
@@ -129,7 +132,6 @@ async def test_edited_arguments_are_checked_and_made_canonical(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """HITL-3: an edit is validated and re-checked before it is taken, and gets a digest of its own."""
-    await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     error = await failure(stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "bad"}'), metadata=APPROVER))
     assert isinstance(error, InvalidArguments)
@@ -153,7 +155,6 @@ async def test_cancelling_again_or_too_late_shows_the_run_as_it_is(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """I12, EVT-4"""
-    await ledger.add_run()
     request = agent_pb2.CancelRunRequest(request_id="r1", run_id="run_1", reason="enough")
     assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
     assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
@@ -173,7 +174,6 @@ async def test_getting_a_run_waits_until_it_rests(
         await until(lambda: live.subscriber_count)
         return waiting
 
-    await ledger.add_run()
     waiting = await get(0)
     await ledger.append(count=3)
     assert not waiting.done()
@@ -202,7 +202,6 @@ async def test_getting_a_run_waits_no_longer_than_asked_and_than_proxies_do(
 ) -> None:
     assert watch.REST_SECONDS_MAX == 50
     monkeypatch.setattr(watch, "REST_SECONDS_MAX", limit)
-    await ledger.add_run()
     response = await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=asked), metadata=ME)
     assert response.run.state == run_pb2.RUN_STATE_QUEUED
 
@@ -245,45 +244,7 @@ async def test_a_request_is_the_same_although_its_document_has_changed(
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
-# Labels, and the filters of lists, as clients see them.
-
-
-async def listed(stub: AgentServiceAsyncStub, metadata: Any = ME, **fields: Any) -> list[str]:
-    response = await stub.ListRuns(agent_pb2.ListRunsRequest(**fields), metadata=metadata)
-    return [run.run_id for run in response.runs]
-
-
-async def test_runs_are_started_with_labels_by_requests_and_frames_and_found_by_them(
-    stub: AgentServiceAsyncStub,
-) -> None:
-    request = agent_pb2.StartRunRequest(text="Go", labels={"env": "prod", "team": "a"})
-    first = (await stub.StartRun(request, metadata=ME)).run
-    assert dict(first.labels) == {"env": "prod", "team": "a"}
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(start=session_pb2.Start(text="Go", labels={"env": "prod"}))
-    assert receipt.status == ACCEPTED
-    message = agent_pb2.SendMessageRequest(conversation_id=first.conversation_id, text="And?", labels={"team": "b"})
-    third = (await stub.SendMessage(message, metadata=ME)).run
-    assert await listed(stub, labels={"env": "prod"}) == [receipt.run_id, first.run_id]
-    assert await listed(stub, labels={"env": "prod", "team": "a"}) == [first.run_id]
-    assert await listed(stub, labels={"team": "b"}) == [third.run_id]
-    assert not await listed(stub, labels={"env": "test"})
-    for stranger in STRANGERS:
-        assert not await listed(stub, stranger, labels={"env": "prod"})
-
-
 # What a deployment fills in is no part of a request.
-
-
-def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
-    asked = run_pb2.RunOptions(model="m", temperature=0.5, tool_names=["a"])
-    asked.limits.rounds_max = 3
-    asked.limits.run_timeout_seconds = 2.5
-    message = wire.ASKED.write(convert.options(asked))
-    assert message.limits == asked.limits
-    assert (message.model, message.temperature, list(message.tool_names)) == ("m", 0.5, ["a"])
-    assert not message.HasField("output_tokens_max")
 
 
 @pytest.mark.parametrize("asked", [run_pb2.RunOptions(), run_pb2.RunOptions(limits=run_pb2.RunLimits())])
@@ -294,7 +255,6 @@ def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run
 
 async def test_a_top_up_counts_once_and_up_to_the_ceiling(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """LOOP-12, I2: and who sends it again is told so after the end, too."""
-    await ledger.add_run()
     ledger.put_run("run_1", token_budget=1000, token_ceiling=1600)
     first, again = [await stub.TopUpRun(top_up(request_id="r1"), metadata=ME) for _ in range(2)]
     assert (first.receipt.status, first.run.token_budget) == (types_pb2.RECEIPT_STATUS_ACCEPTED, 1500)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -328,15 +327,6 @@ async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyn
     await second.hello("cli_a")
     assert await reason(first.end()) == "CANCELLED"
     assert (await second.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
-
-
-async def test_frames_are_answered_in_order_each_once(client: Client) -> None:
-    sent = []
-    for number, bad in zip(range(50), itertools.cycle([False, True]), strict=False):
-        run_id = "no-such" if bad else "run_1"
-        sent.append(await client.send(f"x{number}", cancel=session_pb2.Cancel(run_id=run_id)))
-    receipts = [(await client.next("receipt")).receipt.frame_id for _ in sent]
-    assert receipts == sent
 
 
 async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(

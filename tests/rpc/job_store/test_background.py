@@ -6,9 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.database import Database
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
@@ -22,7 +20,6 @@ from pawl.tool_registry.adapters.ledger import LedgerReads
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import Shared, listed, take_in
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept
-from tests.rpc.job_store.test_forks import fork
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 JOB = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
@@ -138,44 +135,6 @@ async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others
     for job in await worked(users[0], 2):
         await ended(job)
     await ask(refused[0])
-
-
-async def test_a_job_that_waits_for_the_time_of_its_first_iteration_wants_a_place_once_that_has_come(
-    start: StartReplica, database: Database
-) -> None:
-    """ASYNC-7: until then it keeps no other one out and is counted as one that waits; then it is one of the queue."""
-    places = PlaceLimits(per_store=20, per_user=20, background_per_store=1)
-    user = User((await start(places=places, store_queue_max=1)).stub)
-    stats, metrics = PostgresLedgerStats(database, places), Metrics("job_store")
-    meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
-
-    async def ask(name: str) -> None:
-        with translating():
-            await user.stub.StartJob(asks_for(user, name, request_id=name))
-
-    async def counted() -> tuple[float | None, ...]:
-        meter.ledger_counted(await stats.count())
-        states = ("working", "queued", "waiting")
-        return tuple(shown("pawl_job_store_jobs", {"state": state}) for state in states)
-
-    for number in range(3):
-        await ask(f"later_{number}")
-        (claimed,) = await user.claim("jobs", runs_max=5)
-        wake_time = Timestamp()
-        wake_time.FromSeconds(4_000_000_000)
-        await user.owner(claimed.run_id, claimed.epoch).park(run_pb2.WAIT_KIND_TIME, wake_time=wake_time)
-    assert await counted() == (0, 0, 3)
-    await ask("works")
-    await worked(user)
-    await ask("waits")
-    assert await counted() == (1, 1, 3)
-    with pytest.raises(QueueFull):
-        await ask("refused")
-    await user.cancel("waits")
-    await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE run_id = 'later_1'")
-    assert await counted() == (1, 1, 2)
-    with pytest.raises(QueueFull):
-        await ask("refused")
 
 
 async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
@@ -295,8 +254,9 @@ async def conversation_of(user: User, owner: Owner) -> str:
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(user: User) -> None:
-    owner = await user.start()
+async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(
+    user: User, owner: Owner
+) -> None:
     await begin(user, owner, "a")
     conversation_id = await conversation_of(user, owner)
     bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")
@@ -320,8 +280,7 @@ async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_
     assert (list(loaded.notices), loaded.open_job_count) == ([], 0)
 
 
-async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> None:
-    owner = await user.start()
+async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica, owner: Owner) -> None:
     await begin(user, owner, "a")
     await begin(user, owner, "b")
     await begin(user, owner, "c")
@@ -359,18 +318,3 @@ async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> N
     assert await stop("run_a") == ("CANCELLING", True)
     assert await stop("run_c") == ("FAILED", False)
     assert await stop(owner.run_id) is None
-
-
-async def test_a_fork_leaves_what_jobs_tell_with_its_original(user: User) -> None:
-    """ASYNC-5: also what is told after the fork was made."""
-    conversation_id = await begun(user, "a", "b")
-    jobs = await worked(user, 2)
-    await ended(jobs[0])
-    forked = (await fork(user, conversation_id)).conversation_id
-    await ended(jobs[1])
-    submitted = await user.submit("and?", conversation_id=forked)
-    told = {}
-    for claimed in await user.claim(runs_max=5):
-        loaded = await user.owner(claimed.run_id, claimed.epoch).load()
-        told[loaded.run.conversation_id] = (loaded.open_job_count, len(loaded.notices))
-    assert (submitted.run.conversation_id, told) == (forked, {conversation_id: (0, 2), forked: (0, 0)})

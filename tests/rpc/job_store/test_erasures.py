@@ -372,26 +372,6 @@ FROM generate_series(1, 2001) AS n
 """
 
 
-async def test_a_large_stream_is_not_read_all_the_time(replica: Replica, user: User) -> None:
-    """What was erased in the meantime is purged together."""
-    now, log = [0.0], Log()
-
-    async def takes_ten_seconds(store_id: StoreId, run_ids: Collection[str]) -> int:
-        now[0] += 10
-        log.purged |= set(run_ids)
-        return len(run_ids)
-
-    log.purge = takes_ten_seconds  # type: ignore[method-assign]
-    sweep = erasing(replica, log, lambda: now[0])
-    for number in range(3):
-        await erase(replica, await full_many(user, number))
-        await swept(sweep)
-    assert (now[0], len(log.purged)) == (10.0, 1)
-    now[0] = 101.0
-    await swept(sweep)
-    assert (now[0], len(log.purged)) == (111.0, 3)
-
-
 @pytest.mark.parametrize("parts", [["notifier"], ["log"], ["tool-registry", "future"]])
 async def test_very_many_that_wait_for_something_else_hold_up_nothing(
     replica: Replica, user: User, parts: list[str]

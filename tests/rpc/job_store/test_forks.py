@@ -155,19 +155,6 @@ async def test_an_original_is_kept_as_long_as_a_fork_shows_it(user: User, databa
         await user.run(run_id)
 
 
-async def test_what_was_erased_is_gone_from_the_forks(user: User, database: Database) -> None:
-    await told(user, "c1", "q0", "a0")
-    one = (await fork(user, "c1")).conversation_id
-    await told(user, one, "q1", "a1")
-    await database.execute("UPDATE job_store.conversation_segments SET source_conversation_id = ''")
-    for table in ("messages", "conversations"):
-        await database.execute(f"DELETE FROM job_store.{table} WHERE conversation_id = 'c1'")  # noqa: S608
-    two = await fork(user, one)
-    for of in (one, two.conversation_id):
-        assert await texts(user, of) == [(3, "q1"), (4, "a1")]
-    assert [m.text for m in (await loaded(user, two.conversation_id)).messages] == ["q1", "a1"]
-
-
 async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: User, database: Database) -> None:
     await told(user, "c1", "q0", "a0")
     made = (await fork(user, "c1")).conversation_id
@@ -187,29 +174,6 @@ async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: Us
     assert (await fork(user, behind)).forked_number == 5
     # What stands there is the answer to nothing that is left.
     assert [m.text for m in (await loaded(user, behind)).messages] == ["q1", "short", "a1"]
-
-
-async def test_a_fork_has_all_of_its_past_when_retention_comes_between(
-    replica: Replica, user: User, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The path is read before the transaction that makes the fork."""
-    await told(user, "c1", "q0", "a0")
-    owner = await user.start("q1", conversation_id="c1")
-    await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), said("a1")])
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    for table in ("messages", "runs"):
-        await database.execute(f"UPDATE job_store.{table} SET create_time = create_time - interval '31 days'")  # noqa: S608
-    await database.execute("UPDATE job_store.runs SET end_time = end_time - interval '31 days'")
-    commit = replica.ledger.group_commit.run
-
-    async def swept_before(*arguments: Any, **named: Any) -> Any:
-        await sweep(database)
-        return await commit(*arguments, **named)
-
-    monkeypatch.setattr(replica.ledger.group_commit, "run", swept_before)
-    with pytest.raises(ForkPointOpen, match="removed"):
-        await fork(user, "c1", 2)
-    assert await listed(user) == ["c1"]
 
 
 async def test_a_fork_has_the_images_of_its_past_for_workers_and_says_so_to_everybody_else(user: User) -> None:

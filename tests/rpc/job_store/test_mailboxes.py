@@ -255,15 +255,6 @@ async def test_what_cannot_be_a_mailbox_is_refused_with_its_field(box: Box) -> N
         await box.make(senders=[])
 
 
-async def test_a_mailbox_that_cannot_be_read_holds_up_no_other(box: Box, replica: Replica) -> None:
-    await box.make()
-    box.owner.store_id = "other"
-    await box.make()
-    await replica.database.execute("UPDATE job_store.triggers SET claim_at = now()")
-    await replica.database.execute("UPDATE job_store.triggers SET definition = '' WHERE store_id = 'acme'")
-    assert [each.due.owner.store_id for each in await box.due()] == ["other"]
-
-
 async def test_each_folder_of_a_mailbox_numbers_its_mails_for_itself(box: Box) -> None:
     """A mail fires whose number a mail of another folder had."""
     ledger, ids = TriggerLedgerClient(box.replica.channel), list[str]()

@@ -108,8 +108,7 @@ async def test_calls_of_a_client_that_vanished_are_offered_again(
     assert (await user.lease(owner.run_id, "call_1", "other")).call.offer.offer_epoch == 2
 
 
-async def test_a_call_in_doubt_is_shown_as_pending(user: User) -> None:
-    owner = await user.start()
+async def test_a_call_in_doubt_is_shown_as_pending(user: User, owner: Owner) -> None:
     await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_RUNNING, attempt=1)])
     assert list((await user.ask("ListPendingCalls")).calls) == []
     await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
@@ -125,19 +124,6 @@ def tool(name: str = "show") -> tool_pb2.OwnTool:
 async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fields: Any) -> Any:
     values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "asked_tools_sha256": b"asked"} | fields
     return (await user.ask("SubmitMessage", text="hello", request_id=request_id, tools=tools, **values)).run
-
-
-async def owned(user: User, run_id: str) -> Owner:
-    return await user.take(run_id)
-
-
-async def test_its_worker_gets_them(user: User) -> None:
-    run = await begin(user, tool(), tool("ask"), client_id="tab")
-    assert run.own_tools == run_pb2.OwnTools(names=["show", "ask"], client_id="tab")
-    owner = await owned(user, run.run_id)
-    loaded = await owner.load()
-    assert list(loaded.own_tools) == [tool(), tool("ask")]
-    assert loaded.run.own_tools == run.own_tools
 
 
 async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole(user: User) -> None:

@@ -15,7 +15,6 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.adapters.leases import PostgresLeases
-from pawl.job_store.domain.places import PlaceLimits
 from tests.poll import until
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User
@@ -235,18 +234,6 @@ async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(t
     third = await timer.fire(due)
     assert (third.outcome, third.due_time) == (STARTED, waiting.due_time)
     assert first.conversation_id == second.conversation_id == third.conversation_id
-
-
-async def test_a_refused_run_is_a_fire_and_leaves_nothing_behind(start: StartReplica) -> None:
-    timer = Timer(await start(places=PlaceLimits(per_store=1, per_user=1), store_queue_max=1))
-    for _ in range(2):
-        await User(timer.replica.stub).submit()
-    await timer.put()
-    fire = await timer.fire_due()
-    assert fire.outcome == REFUSED
-    assert fire.reason.startswith("QUEUE_FULL: ")
-    conversations = await timer.replica.database.fetchval("SELECT count(*) FROM job_store.conversations")
-    assert (conversations, await timer.fires()) == (2, [REFUSED])
 
 
 async def test_after_ten_failures_in_a_row_a_schedule_pauses_itself(timer: Timer, user: User) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.domain.trimming import ITERATIONS_KEPT
@@ -206,23 +205,3 @@ async def test_the_last_iterations_are_kept_and_a_gap_stands_for_the_others(user
     assert (await read(user, job.run_id, gap.to_seq - 1)).gap.from_seq == gap.to_seq
     run = await user.run(job.run_id)
     assert (run.trimmed_rounds, run.trimmed_failures) == (kept, kept // 10)
-
-
-async def test_what_was_decided_about_calls_goes_with_them(user: User, database: Database) -> None:
-    """Their receipts, too: whoever decides again is told that there is no such call."""
-    await begun(user, "series")
-    (job,) = await worked(user)
-    await sent(database)
-    gated = job.call(
-        "gated", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval=call_pb2.ApprovalRequest(digest="ab" * 32)
-    )
-    await job.commit(round=1, calls=[gated])
-    await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")
-    gated.state = call_pb2.CALL_STATE_REJECTED
-    gated.result.CopyFrom(result("null", is_error=True))
-    await job.commit(calls=[gated], consumed=["cmd_no"])
-    assert (await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")).outcome
-    await iterate(job, 2, 2 * ITERATIONS_KEPT + 1)
-    again = await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")
-    assert again.outcome == pb.COMMAND_OUTCOME_UNKNOWN
-    assert not await database.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", job.run_id)

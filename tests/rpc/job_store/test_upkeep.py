@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from pawl.chassis.clock import SystemClock
@@ -79,9 +78,10 @@ async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user
     }
 
 
-async def test_a_conversation_with_an_open_run_is_kept_however_old(user: User, database: Database) -> None:
+async def test_a_conversation_with_an_open_run_is_kept_however_old(
+    user: User, database: Database, owner: Owner
+) -> None:
     """I3."""
-    owner = await user.start()
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
     await age(database, "conversations", "update_time")
     await sweep(database).sweep()
@@ -89,10 +89,9 @@ async def test_a_conversation_with_an_open_run_is_kept_however_old(user: User, d
 
 
 async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_the_same(
-    user: User, database: Database
+    user: User, database: Database, owner: Owner
 ) -> None:
     """Life-cycle events wait a day for a NATS that is away, and keep nothing else for longer."""
-    owner = await user.start()
     await owner.commit(events=[DELTA] * 5)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "runs", "end_time")
@@ -159,9 +158,8 @@ async def test_the_ledger_is_counted(user: User, database: Database) -> None:
     assert (counts["RUNNING"], counts["QUEUED"], counts["claimable"], counts["outbox"]) == (1, 1, 1, 3)
 
 
-async def test_operations_and_refusals_are_counted(user: User, replica: Replica) -> None:
+async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:
     """OPS-2."""
-    owner = await user.start()
     with pytest.raises(PawlError):
         await Owner(user, owner.run_id, 99).commit()
     text = replica.metrics.text().decode()
@@ -234,22 +232,6 @@ async def test_a_run_of_which_a_message_is_still_needed_stays_whole(user: User, 
     await grow_old(database)
     await sweep(database).sweep()
     assert [(await rows_of(database, owner.run_id))["runs"] for owner in (second, third, fourth)] == [0, 0, 1]
-
-
-async def test_a_run_that_waited_while_the_summary_was_made_is_kept(user: User, database: Database) -> None:
-    """It has no message in the history, and may have ended a moment ago."""
-    first = await talk(user, "call_1")
-    active = await user.start("a question", conversation_id="thread")
-    waiting = (await user.submit("and then", conversation_id="thread")).run
-    await active.commit(
-        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=2)]
-    )
-    await grow_old(database)
-    await user.cancel(waiting.run_id)
-    await sweep(database).sweep()
-    assert (await user.run(waiting.run_id)).state == run_pb2.RUN_STATE_CANCELLED
-    assert (await user.run(active.run_id)).state == run_pb2.RUN_STATE_RUNNING
-    assert (await rows_of(database, first.run_id))["runs"] == 0
 
 
 async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, database: Database) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -178,34 +176,6 @@ def test_what_a_model_writes_round_a_name_gets_the_name_for_an_answer(name: str)
     (call,) = world.ledger.calls(key)
     assert present(call.result).error_reason == "TOOL_NOT_FOUND"
     assert b"did you mean 'look'?" in present(call.result).content_json
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_fields_that_pawl_does_not_know_go_back_byte_for_byte_also_after_a_takeover(*, dies: bool) -> None:
-    seal = rb'{"google": {"thought_signature":"a\u002fb", "n":1e2}}'
-    answer: list[Piece] = [
-        ProviderState(fields_json=b'{"reasoning_details":[%b]}' % seal),
-        CallPiece(index=0, call_id="a", name="look", arguments="{}", fields_json=b'{"extra_content":%b}' % seal),
-        CallPiece(index=1, call_id="b", name="look", arguments='{"n":2}'),
-        Finished(reason="tool_calls"),
-    ]
-
-    async def main() -> bytes:
-        world = World(VERDICTS, [answer, [TextPiece(text="half"), 5.0, *says("Done.")], says("Done.")])
-        key = world.ledger.submit("hello")
-        if dies:
-            drive = asyncio.create_task(world.drive("first"))
-            await asyncio.sleep(3.0)
-            drive.cancel()
-            await asyncio.gather(drive, return_exceptions=True)
-        await world.finish(key)
-        assert len(world.model.requests) == 2 + dies
-        return msgspec.json.encode(world.model.requests[-1].messages)
-
-    sent = virtual_time.run(main())
-    assert b'"reasoning_details":[%b]' % seal in sent
-    assert b'"extra_content":%b' % seal in sent
-    assert sent.count(seal) == 2
 
 
 def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> list[RoundRetrying | Warned]:

@@ -90,9 +90,6 @@ def test_their_descriptions_count_in_what_a_model_call_reserves(description: str
     world_test(test, says("Done."))
 
 
-# What a user does through this process, and makes a run due by, is looked for at once.
-
-
 def test_what_takes_the_place_of_one_that_nobody_runs_is_pinned_along() -> None:
     panel = own_tool("panel", fallback="mail")
 

@@ -154,21 +154,6 @@ def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> N
             assert all(step.status is StepStatus.VOID for step in shown.values() if step not in whole)
 
 
-def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
-    log = whole_run()
-    messages = [event.message_added.message for event in log if event.HasField("message_added")]
-    newest = {
-        event.call_changed.call.call_id: event.call_changed.call for event in log if event.HasField("call_changed")
-    }
-    snapshot = gap_pb2.RunSnapshot(messages=messages, calls=newest.values())
-    steps = Steps()
-
-    changes = step_log.take_in(steps, log_gap(gap_pb2.Gap(to_seq=16, snapshot=snapshot)))
-
-    assert steps.all() == steps_of(log).all()
-    assert [change.step for change in changes] == list(steps.all())
-
-
 def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone() -> None:
     calls = [
         called("undo_b", call_pb2.CALL_STATE_SUCCEEDED, round_number=1),

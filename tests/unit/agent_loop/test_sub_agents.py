@@ -24,7 +24,6 @@ from pawl.agent_loop.domain.run import (
     RunOptions,
     RunState,
     StopCause,
-    TokenBudgetPolicy,
     WaitKind,
 )
 from pawl.chassis.auth import Principal
@@ -108,26 +107,6 @@ async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
     assert [above.conversation_id for above in child.above] == [run.conversation_id]
     assert WaitKind.AGENT not in run.waits
     assert states_told(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
-
-
-async def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is_the_parents_to_wait_for() -> (
-    None
-):
-    """Every run calls the model for 15 tokens: 15 of 200 are used, so the agent may use 185, which its calls use up."""
-
-    limits = Limits(total_tokens_max=200)
-    world = world_of(top=[calls(agent("part"))], part=[calls(f'look {{"n":{n}}}') for n in range(20)])
-    key = world.ledger.submit("top", RunOptions(limits=limits, without_background=True))
-
-    await finish(world, key, until=lambda: WaitKind.BUDGET in world.ledger.run(key).waits)
-
-    child, run, call = child_of(world, key), world.ledger.run(key), the_call(world, key)
-    assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (185, 185)
-    assert child.options.token_budget_policy is TokenBudgetPolicy.FAIL
-    assert (child.state, child.failure.reason if child.failure else "") == (RunState.FAILED, "BUDGET_EXHAUSTED")
-    assert present(call.result).error_reason == "AGENT_FAILED"
-    assert run.usage.total_tokens == 15 + child.usage.total_tokens
-    assert run.state is RunState.WAITING
 
 
 @pytest.mark.parametrize("depth_max", [0, 1, 2])

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gzip
-import socket
-import threading
-from typing import Any
 
 import pytest
 
@@ -247,26 +243,4 @@ async def test_a_slow_reader_makes_the_server_wait() -> None:
             read += len(data)
         assert read == whole
         connections.give(connection)
-        await connections.close()
-
-
-async def test_a_name_that_is_found_slowly_is_looked_up_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, asked, by_system = threading.Event(), [], socket.getaddrinfo
-
-    def getaddrinfo(host: bytes, port: int, **options: Any) -> Any:
-        asked.append(host)
-        assert found.wait(60)
-        return by_system("127.0.0.1", port, **options)
-
-    async with model_http(sends(with_length(b""))) as server:
-        connections = Pool(dataclasses.replace(origin(server), host="model.test"))
-        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        first, *others = [asyncio.create_task(connections.take()) for _ in range(100)]
-        await until(lambda: asked)
-        first.cancel()
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 60) == "done", "it holds up nothing else"
-        assert asked == [b"model.test"]
-        found.set()
-        for connection in await asyncio.gather(*others):
-            connections.give(connection)
         await connections.close()

@@ -16,7 +16,7 @@ import trustme
 from pawl.agent_loop.adapters.model import direct
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.domain import retry
-from pawl.agent_loop.domain.model import CallPiece, ModelRequest, TextPiece
+from pawl.agent_loop.domain.model import CallPiece, ModelRequest
 from pawl.agent_loop.domain.run import FailureClass
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
@@ -109,21 +109,6 @@ async def test_tools_with_a_dot_go_out_without_it_and_come_back_with_it() -> Non
 async def test_a_json_body_instead_of_a_stream_is_an_answer() -> None:
     body = '{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}'
     assert await answered(responds(200, body)) == ANSWER
-
-
-async def test_pieces_come_as_they_are_sent() -> None:
-    taken = asyncio.Event()
-
-    async def rest(exchange: Exchange) -> None:
-        await taken.wait()
-        await exchange.events(STOP, DONE)
-        await exchange.end()
-
-    request = ModelRequest(model="m", messages=())
-    async with serving(streams(HI, then=rest)) as (_, model), aclosing(model.stream(request)) as pieces:
-        assert await anext(pieces) == ANSWER[0]
-        taken.set()
-        assert [piece async for piece in pieces] == ANSWER[1:]
 
 
 async def test_the_status_code_alone_says_what_failed_and_nothing_is_retried_here() -> None:
@@ -274,17 +259,6 @@ async def test_leaving_a_stream_closes_the_connection() -> None:
         async with aclosing(model.stream(ModelRequest(model="m", messages=()))) as pieces:
             await anext(pieces)
         await left.wait()
-
-
-async def test_a_slow_consumer_is_not_mistaken_for_a_silent_server() -> None:
-    """Deadlines count only while the next piece is awaited."""
-    pieces = []
-    request = ModelRequest(model="m", messages=(), idle_timeout_seconds=1)
-    async with serving(answer) as (_, model), aclosing(model.stream(request)) as stream:
-        async for piece in stream:
-            pieces.append(piece)
-            await asyncio.sleep(1.1 if piece == TextPiece(text="Hi") else 0)
-    assert pieces == ANSWER
 
 
 # What people configure for the openai client holds here too.
