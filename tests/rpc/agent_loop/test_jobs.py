@@ -126,10 +126,6 @@ async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: Pl
     assert ledger.commands == [Pause(), Pause(), Pause(resumes=True)]
     reused = pb.ResumeJobRequest(request_id="p1", job_id=job_id)
     assert await reason(jobs.ResumeJob(reused, metadata=ME)) == "REQUEST_ID_REUSED"
-    assert await reason(jobs.PauseJob(pb.PauseJobRequest(job_id="run_1"), metadata=ME)) == "RUN_NOT_FOUND"
-    await ledger.finish(job_id)
-    assert await reason(jobs.PauseJob(pb.PauseJobRequest(job_id=job_id), metadata=ME)) == "RUN_ENDED"
-    assert await reason(jobs.ResumeJob(pb.ResumeJobRequest(job_id=job_id), metadata=ME)) == "RUN_ENDED"
 
 
 async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_them_with_it(

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pawl.agent.v1 import operator_pb2
 from pawl.agent_loop.app.public_values import RedriveCommand
-from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
@@ -26,10 +22,6 @@ UNKNOWN_OUTCOME = run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME
 
 def redrive(run_id: str = "run_1", request_id: str = "", reason: str = "") -> operator_pb2.RedriveRunRequest:
     return operator_pb2.RedriveRunRequest(request_id=request_id, run_id=run_id, reason=reason)
-
-
-def end(run_id: str = "run_1", request_id: str = "", reason: str = "") -> operator_pb2.EndRunRequest:
-    return operator_pb2.EndRunRequest(request_id=request_id, run_id=run_id, reason=reason)
 
 
 async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_nothing_of_what_they_say(
@@ -68,19 +60,3 @@ async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStu
         assert answer.state == run_pb2.RUN_STATE_QUEUED
     assert ledger.commands == [RedriveCommand(reason="mended")]
     assert await reason(operators.RedriveRun(redrive(request_id="r2"), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"
-
-
-@pytest.mark.parametrize("why", [QUARANTINED, UNKNOWN_OUTCOME])
-async def test_a_run_that_needs_attention_is_ended_once(
-    operators: OperatorServiceAsyncStub, ledger: PlayedLedger, why: run_pb2.AttentionReason.ValueType
-) -> None:
-    """I2, I12"""
-    await ledger.add_run()
-    await ledger.need_attention(why)
-    for _ in range(2):
-        answer = await operators.EndRun(end(request_id="r1", reason="enough"), metadata=BOSS)
-        assert answer.state == run_pb2.RUN_STATE_CANCELLING
-    assert ledger.commands == [Cancel(cause=StopCause.OPERATOR, reason="enough")]
-    await ledger.change("run_1", RunState.CANCELLED)
-    answer = await operators.EndRun(end(), metadata=BOSS)
-    assert answer.state == run_pb2.RUN_STATE_CANCELLED

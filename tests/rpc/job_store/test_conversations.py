@@ -158,7 +158,6 @@ async def test_words_and_keys_go_with_their_conversation(user: User, database: D
     assert (await user.submit(conversation_key="k")).run.conversation_id != old
 
 
-DAY_SECONDS = 86_400
 ASSISTANT, SUMMARY = message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_SUMMARY
 
 

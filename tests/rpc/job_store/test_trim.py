@@ -8,9 +8,7 @@ from typing import Any
 from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
-from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.domain.trimming import ITERATIONS_KEPT
-from tests.rpc.job_store.conftest import DAY_SECONDS
 from tests.rpc.job_store.test_background import begun, worked
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
@@ -115,20 +113,6 @@ async def test_events_that_subscribers_do_not_have_yet_are_kept(user: User, data
     await age(database, days=0)
     await sweep(database).sweep()
     assert await stored_events(database, owner.run_id) == 1
-
-
-async def test_little_is_removed_at_a_time(user: User, database: Database) -> None:
-    """So many events in all, but one run at least; the longest ended first."""
-    owners = [await ended(user, events=20) for _ in range(3)]
-    await age(database)
-    retention = PostgresRetention(database)
-    trimmed: list[Owner] = []
-    for events_max in (1, 1000):
-        assert await retention.trim_logs(older_than_seconds=DAY_SECONDS, events_max=events_max) == len(trimmed) + 1
-        trimmed = [owner for owner in owners if await stored_events(database, owner.run_id) == 1]
-        assert trimmed == owners[: len(trimmed)]
-    assert trimmed == owners
-    assert await retention.trim_logs(older_than_seconds=DAY_SECONDS, events_max=1000) == 0
 
 
 async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, database: Database) -> None:

@@ -150,14 +150,6 @@ async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> Non
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
 
 
-async def test_the_ledger_is_counted(user: User, database: Database) -> None:
-    """OPS-2."""
-    await user.start(conversation_id="c1")
-    await user.submit(conversation_id="c2")
-    counts = await PostgresLedgerStats(database, PLACES).count()
-    assert (counts["RUNNING"], counts["QUEUED"], counts["claimable"], counts["outbox"]) == (1, 1, 1, 3)
-
-
 async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:
     """OPS-2."""
     with pytest.raises(PawlError):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, AgentQuotas
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import budget, loop_state
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
+from pawl.agent_loop.domain.agents import AgentDefinition, ToolSelection
 from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import UsageReport
@@ -286,31 +284,3 @@ async def test_a_run_may_ask_to_fail_instead() -> None:
     run = world.ledger.run(key)
     assert run.state is RunState.FAILED
     assert present(run.failure).reason == "AGENT_QUOTA_EXHAUSTED"
-
-
-@dataclass
-class Reader:
-    """Reads a budget, and counts how often."""
-
-    quota: AgentQuota = field(default_factory=AgentQuota)
-    error: Exception | None = None
-    asked: list[Any] = field(default_factory=list)
-
-    async def read(self, store_id: StoreId, name: str) -> AgentQuota:
-        self.asked.append((store_id, name))
-        if self.error is not None:
-            raise self.error
-        return self.quota
-
-
-async def test_what_is_used_is_remembered_for_a_moment_while_there_is_enough_left() -> None:
-    world = World(VERDICTS, [])
-    run = world.ledger.run(submit(world))
-    quotas, reader = AgentQuotas(), Reader(AgentQuota(tokens_max=1000, tokens_used=900))
-    await quotas.read(run, reader.read, 100.0)
-    assert quotas.must_be_read(run, 0, 100.0), "90 % are used"
-    reader.quota = AgentQuota(tokens_max=1000, tokens_used=800)
-    await quotas.read(run, reader.read, 100.0)
-    assert not quotas.must_be_read(run, 60, 99.9 + ENOUGH_SECONDS_MAX)
-    assert quotas.must_be_read(run, 0, 100.0 + ENOUGH_SECONDS_MAX)
-    assert quotas.must_be_read(run, 40, 100.1), "its own runs have used the rest"

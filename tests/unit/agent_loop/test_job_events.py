@@ -9,17 +9,13 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.call import Call, CallResult, CallState
 from pawl.agent_loop.domain.command import Pause
-from pawl.agent_loop.domain.run import JobReports, Notice, Run, RunState, WaitKind
-from pawl.agent_loop.domain.state import State
-from pawl.chassis.ids import RunId
+from pawl.agent_loop.domain.run import Run, RunState, WaitKind
 from tests.fakes.model import calls, says
 from tests.fakes.registry import NOT_COMPLETED, tool
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story, background
-from tests.unit.agent_loop.test_monitors import job as any_job
 
 
 def told(story: Story) -> list[Any]:
@@ -46,26 +42,6 @@ async def test_a_job_tells_each_time_that_something_becomes_so_and_goes_on() -> 
     (job,) = story.jobs
     assert job.state is RunState.COMPLETED
     assert told(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
-
-
-@pytest.mark.parametrize(("begun", "more"), [(10, {}), (12, {"iterations": 12})])
-async def test_a_notice_that_waited_says_that_the_job_has_begun_other_iterations(
-    begun: int, more: dict[str, int]
-) -> None:
-    story = Story()
-    run = story.world.ledger.run(story.say("watch it"))
-    notice = Notice(
-        run_id=RunId("run_job"),
-        occasion=10,
-        job=any_job(reports=JobReports.EVERY, report_iterations=10),
-        state=RunState.WAITING,
-        round=begun,
-        output_text='"up"',
-        failure=None,
-    )
-    message = jobs.entered(State(run=run, notices=(notice,))).messages[-1]
-    (seen,) = json.loads(message.notices_json)
-    assert seen == {"job_id": "run_job", "tool": "look", "state": "RUNNING", "iteration": 10, "result": "up"} | more
 
 
 # Jobs that are paused and resumed, and what goes on meanwhile.

@@ -34,7 +34,6 @@ from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.job_store.domain.rows import ConversationKey
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
@@ -184,10 +183,6 @@ class Story:
             for line in str(message["content"]).splitlines()
             if line.startswith("[{")
         ]
-
-
-def played(story: Callable[[], Any]) -> None:
-    virtual_time.run(story())
 
 
 async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_ends() -> None:

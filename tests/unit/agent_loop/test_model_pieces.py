@@ -76,10 +76,6 @@ def test_an_event_is_given_before_the_next_one_begins() -> None:
     assert decoder.feed(b"\n\n") == [b"b"]
 
 
-def test_a_crlf_cut_in_two_is_one_line_end() -> None:
-    assert decode(b"data: a\r", b"", b"\ndata: b\r\n\r\n") == [b"a\nb"]
-
-
 def test_an_endless_line_is_refused() -> None:
     decoder = SseDecoder()
     with pytest.raises(EventTooLargeError):

@@ -126,20 +126,6 @@ def test_a_run_is_told_in_steps() -> None:
     ]
 
 
-def test_what_an_attempt_that_failed_wrote_is_void() -> None:
-    steps = Steps()
-    log = [logged_event(event) for event in whole_run()]
-    step_log.take_in(steps, log[:3])
-
-    changes = step_log.take_in(steps, log[3:4])
-
-    assert [(change.step.step_id, change.step.status, change.step.content) for change in changes] == [
-        ("1-reasoning", StepStatus.VOID, ""),
-        ("1-text", StepStatus.VOID, ""),
-    ]
-    assert steps.all() == ()
-
-
 def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> None:
     log = [logged_event(event) for event in whole_run()]
     whole = steps_of(whole_run()).all()

@@ -170,30 +170,6 @@ async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run
     assert "The model server failed." in present(call.result).content_json.decode()
 
 
-@pytest.mark.parametrize("begun", [False, True])
-async def test_cancelling_a_run_cancels_the_agents_below_it(begun: bool) -> None:
-    world = world_of(a=[calls(agent("b"))], b=[calls(agent("c"))], c=[calls("mail")])
-    key = world.ledger.submit("a")
-    await world.drive()
-    await world.drive()
-    middle = child_of(world, key)
-    below = child_of(world, key_of(middle))
-    if begun:
-        await world.drive()
-
-    await world.ledger.send(key, Cancel(cause=StopCause.USER))
-    await world.drive()
-    assert world.ledger.run(key).state is RunState.CANCELLED
-    call = the_call(world, key)
-    await finish(world, key_of(below))
-
-    middle, below = world.ledger.run(key_of(middle)), world.ledger.run(key_of(below))
-    assert (middle.state, below.state) == (RunState.CANCELLED, RunState.CANCELLED)
-    assert (middle.stop_cause, below.stop_cause) == (StopCause.PARENT, StopCause.PARENT)
-    assert call.state is CallState.CANCELLED
-    assert the_call(world, key) == call, "what its end would have said came too late"
-
-
 async def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:
     """The worker is gone after each request, carried out or not, one after the other."""
 
@@ -327,17 +303,3 @@ async def test_a_long_answer_is_cut_and_a_call_without_a_task_refused() -> None:
     assert len(json.loads(result.content_json)["answer"]) == OUTPUT_BYTES_MAX
     assert (len(result.content_json) < 1024 * 1024, "beginning" in result.note) == (True, True)
     assert refused.error_reason == "INVALID_ARGUMENTS"
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-async def test_a_draft_gives_tasks_as_it_says_when_it_is_asked(*, is_there: bool) -> None:
-    """A run keeps what its draft said of itself, and the draft is not kept for it."""
-    world = world_of(top=[calls(agent("part", agent="b")), says("Done.")], part=[says("Yes.")])
-    await agents_of(world, b=clerk("b"))
-    await world.agents.put_draft(ANN, clerk("d", to=("b",)), (), validate_only=False)
-    key = world.ledger.submit("top", agent=PinnedAgent(name="draft/d", version=1))
-    if not is_there:
-        await world.agents.delete_draft(ANN, "d")
-    await finish(world, key)
-    call = the_call(world, key)
-    assert (call.state, bool(call.child_run_id)) == (CallState.SUCCEEDED if is_there else CallState.FAILED, is_there)

@@ -39,15 +39,6 @@ async def test_many_runs_are_driven_side_by_side_to_their_ends() -> None:
     assert world.meter.held == 0
 
 
-async def test_a_lease_is_kept_for_as_long_as_the_run_goes_on() -> None:
-    world = World(VERDICTS, [long()])
-    key = world.ledger.submit("hello")
-    async with at_work(world.worker("first")), at_work(world.worker("second")):
-        await end_of(world, key)
-    assert world.ledger.row(key).epoch == 1
-    assert len(world.model.requests) == 1
-
-
 async def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
     """Without NATS slower, never wrong."""
 

@@ -134,14 +134,3 @@ def test_an_operator_says_what_became_of_the_call_of_another_user(world: World, 
         (OPERATOR, OperatorAct.RESOLVED, "call_1")
     ]
     assert world.run(run_id).claim_at == world.now
-
-
-def test_a_run_in_doubt_can_be_quarantined_too(world: World, run_id: str) -> None:
-    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
-    world.commit(run_id, state=RunState.NEEDS_ATTENTION, lease=LeaseAction.PARK)
-    operate(world, run_id, Resolve(call_id=CallId("call_1")))
-    world.claim(run_id)
-    quarantine(world, run_id)
-    assert world.run(run_id).state is RunState.NEEDS_ATTENTION
-    operate(world, run_id, Redrive())
-    assert world.run(run_id).state is RunState.QUEUED

@@ -175,29 +175,6 @@ async def test_a_cancelled_call_leaves_nothing_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_cancelling_while_a_connection_is_made_leaves_nothing_behind() -> None:
-    """The server takes the connection and never answers the greeting of TLS."""
-    greeted, left = asyncio.Event(), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        greeted.set()
-        while await reader.read(4096):
-            pass
-        left.set()
-        writer.close()
-
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    async with listener, OpenAiModel(base_url=url, api_key="") as model:
-        call = asyncio.create_task(collect(model))
-        await greeted.wait()
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        await left.wait()
-    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-
 async def test_closing_the_client_ends_calls_that_go_on() -> None:
     async with model_http(streams(HI, then=Exchange.client_left)) as server:
         async with OpenAiModel(base_url=server.url, api_key="") as model:
