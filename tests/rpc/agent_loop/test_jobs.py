@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, operator_pb2
+from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
 from pawl.agent.v1 import jobs_pb2 as pb
-from pawl.agent_loop.domain.command import Cancel, Pause
+from pawl.agent_loop.domain.command import Cancel, Decide, Pause
 from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
+from pawl.job_store.domain.approval import Series
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
@@ -230,3 +231,31 @@ async def test_a_job_that_is_started_for_a_key_finds_its_conversation_or_makes_i
     assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules for it hold from the first on"
     both = pb.StartJobRequest(conversation_key="build", conversation_id="conv_1", tool_name="probe")
     assert await reason(jobs.StartJob(both, metadata=ME)) == "INVALID_FIELD"
+
+
+async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_shown(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    """ASYNC-4, HITL-2: what watches for something cannot lose its deadline by an edit of how often it looks."""
+    end = datetime.fromtimestamp(clock.now() + 600, UTC)
+    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end)
+    await add_job(ledger, 1)
+    for number, edited_end in enumerate([None, end + timedelta(hours=1)]):
+        waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
+        await ledger.add_call(f"call_{number}", waits, run_id="job_1", tool_name="probe", series=shown)
+        edited = call_pb2.Series(interval_seconds=5, iterations_max=4)
+        if edited_end is not None:
+            edited.end_time.FromDatetime(edited_end)
+        decision = types_pb2.CallDecision(
+            call_id=f"call_{number}",
+            kind=call_pb2.DECISION_KIND_EDIT,
+            digest="shown",
+            arguments_json=b"{}",
+            for_series=True,
+            edited_series=edited,
+        )
+        await stub.Decide(agent_pb2.DecideRequest(run_id="job_1", decision=decision), metadata=APPROVER)
+        command = ledger.commands[-1]
+        assert isinstance(command, Decide)
+        assert command.edited_series is not None
+        assert datetime.fromtimestamp(command.edited_series.end_time or 0, UTC) == (edited_end or end)

@@ -11,7 +11,7 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.feed import BEHIND_EVENTS_MAX
-from pawl.agent_loop.app.public_values import EventPage, LoggedEvent
+from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.run import RunState
@@ -280,3 +280,31 @@ async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
     watching.cancel()
     await asyncio.wait([watching])
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
+
+
+async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
+    ledger: PlayedLedger, live: FakeLive, watches: Watches
+) -> None:
+    """Their replica was cut off from everything meanwhile: none hangs, none gets a hole."""
+    seen: list[list[int | LogGap]] = [[], []]
+
+    async def watch(mine: list[int | LogGap]) -> None:
+        async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
+            async for event in watcher.events():
+                assert event is not None
+                mine.append(event if isinstance(event, LogGap) else event.seq)
+
+    watching = [asyncio.create_task(watch(mine)) for mine in seen]
+    await until(lambda: seen == [[1], [1]])
+    live.connected = False
+    ledger.down = True
+    await ledger.append(count=9)
+    await ledger.finish()
+    ledger.trim()
+    ledger.down = False
+    async with asyncio.timeout(60):
+        await asyncio.gather(*watching)
+    for mine in seen:
+        assert isinstance(mine[1], LogGap)
+        assert mine[1].document == ledger.gap("run_1", 1)
+        assert mine == [1, mine[1], 11]

@@ -396,3 +396,20 @@ async def test_a_list_that_could_not_be_applied_is_applied_again(replica: Replic
     await swept(erasing(replica, log))
     assert failed[0]
     assert MARKER not in await everything(replica.database)
+
+
+async def test_a_notice_goes_with_the_conversation_of_its_job(replica: Replica, user: User) -> None:
+    message = ledger_pb2.SubmitMessageRequest(
+        store_id="acme", user_id="ann", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
+    )
+    job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
+    asked = {"message": message, "job": job, "asked_sha256": b"1"}
+    run = (await user.ask("StartJob", run_id="run_job", **asked)).run
+    owner = await user.take("run_job")
+    await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="1")
+    pending = "SELECT sum(notices_pending)::int FROM job_store.conversations"
+    assert await replica.database.fetchval(pending) == 1
+    await erase(replica, run.conversation_id)
+    await swept(erasing(replica, None))
+    assert await replica.database.fetchval(pending) == 0

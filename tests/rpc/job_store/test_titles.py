@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC
 from typing import Any
 
 from pawl.event.v1 import message_pb2, run_pb2
@@ -11,6 +12,7 @@ from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.test_agents import budget
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_erasures import erase
 from tests.rpc.job_store.user import Owner, User
@@ -100,6 +102,23 @@ async def test_one_whose_first_run_failed_is_named_after_the_next(replica: Repli
     await answered(user, "Once more: the trip to Oslo", conversation_id=conversation_id)
     (task,) = await claim(replica)
     assert task.user_text == "Once more: the trip to Oslo"
+
+
+async def test_none_is_asked_for_while_the_budget_of_the_agent_is_used_up(replica: Replica, user: User) -> None:
+    agents = AgentLedgerServiceStub(replica.channel)
+    await agents.PutAgent(budget(100))
+    owner = await user.start(agent={"name": "clerk", "version": 1})
+    await owner.commit(usage=run_pb2.Usage(input_tokens=100))
+    await answer(user, owner)
+    assert not await claim(replica)
+    title_at = await replica.database.fetchval("SELECT title_at FROM job_store.conversations")
+    assert title_at == (
+        await agents.GetAgentQuota(agents_pb2.GetAgentQuotaRequest(store_id="acme", name="clerk"))
+    ).day_end_time.ToDatetime(tzinfo=UTC)
+    await agents.PutAgent(budget(200))
+    await pass_time(replica)
+    (task,) = await claim(replica)
+    assert task.attempt == 1
 
 
 async def test_what_its_user_calls_it_stands(replica: Replica, user: User) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import agents, history, output, settle
+from pawl.agent_loop.domain import agent_program, agents, history, output, settle
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
+from pawl.agent_loop.domain.decision import Finish, PinTools
 from pawl.agent_loop.domain.fact import FallbackChecked
 from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.history import ReasoningEcho
@@ -153,6 +154,30 @@ def test_what_another_user_wrote_or_was_answered_is_told_with_whose_it_is() -> N
         ("user", "\n\n".join(pieces)),
     ]
     check_history(told)
+
+
+@pytest.mark.parametrize(
+    ("others", "is_quoted"),
+    [
+        ([of_another(NOTICE), of_another(assistant("Theirs."))], True),
+        ([of_another(user("hi")), of_another(assistant("Th", interrupted=True))], True),
+        ([of_another(NOTICE), of_another(assistant("", "c"))], False),
+    ],
+)
+def test_a_turn_is_made_again_whatever_other_users_were_told_or_answered(
+    others: list[Message], *, is_quoted: bool
+) -> None:
+    """ASYNC-5: their notices are not its own, and the request ends with what the model has to answer."""
+    turn, broken = replace(RUN, generation=1), assistant("I wa", interrupted=True)
+    mine = state(user("hi"), replace(NOTICE, user_id=RUN.user_id), replace(broken, user_id=RUN.user_id), *others)
+    mine = replace(mine, run=turn)
+    told = history.of_run(mine)
+    assert told[-1]["role"] == "user"
+    assert ("another user" in str(told[-1]["content"])) is is_quoted
+    assert sum("wombat" in str(message["content"]) for message in told) == 1
+    assert agent_program.follows(mine, 0.0) == PinTools()
+    theirs = state(user("hi"), assistant("Hello."), of_another(NOTICE))
+    assert isinstance(agent_program.follows(replace(theirs, run=turn), 0.0), Finish), "there is nothing to tell"
 
 
 LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")

@@ -303,3 +303,17 @@ async def test_a_long_answer_is_cut_and_a_call_without_a_task_refused() -> None:
     assert len(json.loads(result.content_json)["answer"]) == OUTPUT_BYTES_MAX
     assert (len(result.content_json) < 1024 * 1024, "beginning" in result.note) == (True, True)
     assert refused.error_reason == "INVALID_ARGUMENTS"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_draft_gives_tasks_as_it_says_when_it_is_asked(*, is_there: bool) -> None:
+    """A run keeps what its draft said of itself, and the draft is not kept for it."""
+    world = world_of(top=[calls(agent("part", agent="b")), says("Done.")], part=[says("Yes.")])
+    await agents_of(world, b=clerk("b"))
+    await world.agents.put_draft(ANN, clerk("d", to=("b",)), (), validate_only=False)
+    key = world.ledger.submit("top", agent=PinnedAgent(name="draft/d", version=1))
+    if not is_there:
+        await world.agents.delete_draft(ANN, "d")
+    await finish(world, key)
+    call = the_call(world, key)
+    assert (call.state, bool(call.child_run_id)) == (CallState.SUCCEEDED if is_there else CallState.FAILED, is_there)
