@@ -66,18 +66,6 @@ async def test_20_watchers_from_anywhere_see_the_same_bytes(
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
 
 
-async def test_watchers_of_one_run_share_one_subscription(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, watches: Watches
-) -> None:
-    watching = [asyncio.create_task(watch(stub)) for _ in range(10)]
-    await until(lambda: ledger.reads >= 10)
-    await ledger.append(count=3)
-    assert (live.subscriptions, watches.feed_count) == (1, 1)
-    await ledger.finish()
-    assert await asyncio.gather(*watching) == [log(ledger)] * 10
-    await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
-
-
 async def test_without_nats_watching_is_slower_not_wrong(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:

@@ -15,7 +15,6 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.adapters.leases import PostgresLeases
-from tests.poll import until
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User
 
@@ -191,29 +190,6 @@ async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_agai
         await timer.fire(again)
 
 
-async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: User) -> None:
-    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)
-    await timer.fire_due()
-    waiting = await timer.fire_due()
-    assert waiting.outcome == WAITING
-    assert (await timer.fire_due()).outcome == SKIPPED
-    await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = now()")
-    assert await timer.claim() == []
-    await end(user)
-    found: list[pb.DueSchedule] = []
-
-    async def is_claimed() -> bool:
-        found.extend(await timer.claim())
-        return bool(found)
-
-    await until(is_claimed)
-    (due,) = found
-    assert due.expected_time == waiting.due_time
-    assert (await timer.fire(due)).outcome == STARTED
-    assert await timer.fire(due) is None
-    assert await timer.fires() == [STARTED, SKIPPED, STARTED]
-
-
 async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(timer: Timer, user: User) -> None:
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
     first = await timer.fire_due()
@@ -227,11 +203,15 @@ async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(t
         first.run_id: run_pb2.RUN_STATE_CANCELLED,
         second.run_id: run_pb2.RUN_STATE_CANCELLING,
     }
+    claim_at_once = "UPDATE job_store.schedules SET claim_at = now()"
+    await timer.replica.database.execute(claim_at_once)
+    assert await timer.claim() == [], "the run goes on"
     (command,) = await worker.inbox()
     await worker.commit(consumed=[command.command_id], state=run_pb2.RUN_STATE_CANCELLED)
-    await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = now()")
+    await timer.replica.database.execute(claim_at_once)
     (due,) = await timer.claim()
     third = await timer.fire(due)
+    assert await timer.fire(due) is None
     assert (third.outcome, third.due_time) == (STARTED, waiting.due_time)
     assert first.conversation_id == second.conversation_id == third.conversation_id
 

@@ -129,8 +129,8 @@ def test_an_edited_series_is_granted_as_edited(world: World) -> None:
 
 @given(steps=st.lists(st.sampled_from(["granted", "asks", "grant", "once", "again", "other"]), min_size=1, max_size=14))
 def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_often(steps: list[str]) -> None:
-    world = World()
     """A call that begins has an approval of its own, or a grant of exactly it with uses left."""
+    world = World()
     run_id = world.begin()
     number, allowed, uses, waiting = 0, False, 0, ""
     for step in steps:
