@@ -20,7 +20,7 @@ from pawl.agent_loop.app.public_values import (
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ClientId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.app.ports import Limits, LiveEvent
@@ -28,7 +28,7 @@ from pawl.job_store.domain import states, turn
 from pawl.job_store.domain.events import CallChanged, EventBody, OwnerEvent, RunChanged
 from pawl.job_store.domain.log import write
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, ConversationRow, MessageRow, Offer, RunRow
+from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, ConversationRow, Offer, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
 from pawl.job_store.rpc.events import encode_event
@@ -159,23 +159,6 @@ class PlayedLedger(PublicLedger):
         queued = turn.queued(conversation, RunId(run_id), b"", b"", (0, 0), now=now)
         run = replace(queued, queued_message=None, worker_id="worker", epoch=1, claim_at=now + timedelta(days=1))
         await self._log(run, RunChanged(from_state=None, run=run))
-
-    def add_answer(self, conversation_id: str) -> None:
-        """Let the model have answered once more in a conversation of the first user."""
-        key = ConversationKey(StoreId(ME.store_id), ConversationId(conversation_id))
-        row = self._tables.conversations[key]
-        message = MessageRow(
-            store_id=key.store_id,
-            conversation_id=key.conversation_id,
-            number=row.last_number + 1,
-            message_id=self._ids.new("msg"),
-            run_id=RunId("run_1"),
-            summarised_to=0,
-            body=message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="x").SerializeToString(),
-            create_time=self._database.now(),
-        )
-        self._tables.messages.setdefault(key, []).append(message)
-        self._tables.conversations[key] = replace(row, last_number=message.number)
 
     async def append(self, run_id: str = "run_1", count: int = 1, text: str = "x") -> None:
         """Append output deltas."""

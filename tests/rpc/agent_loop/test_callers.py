@@ -9,9 +9,7 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2, operator_pb2, session_pb2, types_pb2
 from pawl.agent.v1 import whoami_pb2 as pb
-from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.whoami import caller_info
-from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.auth import service_principal, user_principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.roles import CALLERS, ROLES, Role
@@ -25,11 +23,6 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-
-
-@pytest.fixture
-def agents(clients: ClientSide) -> Agents:
-    return clients.agents
 
 
 async def ask(stub: AgentServiceAsyncStub, metadata: Any) -> pb.WhoAmIResponse:

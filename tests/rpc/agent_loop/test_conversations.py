@@ -10,8 +10,6 @@ from pawl.client.history import history
 from pawl.event.v1 import message_pb2
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME
-from tests.rpc.agent_loop.errors import reason
-from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -102,13 +100,3 @@ async def test_the_run_of_an_import_has_ended_for_whoever_watches_it(
     assert not [event async for response in watched for event in response.events]
     steps = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id=run_id), metadata=ME)
     assert not [change async for response in steps for change in response.changes]
-
-
-async def test_a_fork_of_forks_has_a_bound(conversations: ConversationServiceAsyncStub, ledger: PlayedLedger) -> None:
-    conversation_id = (await imported(conversations)).conversation_id
-    for _ in range(64):
-        request = pb.ForkConversationRequest(conversation_id=conversation_id)
-        conversation_id = (await conversations.ForkConversation(request, metadata=ME)).conversation.conversation_id
-        ledger.add_answer(conversation_id)
-    request = pb.ForkConversationRequest(conversation_id=conversation_id)
-    assert await reason(conversations.ForkConversation(request, metadata=ME)) == "PAST_TOO_LONG"

@@ -113,24 +113,6 @@ async def test_a_job_says_what_it_does_how_far_it_is_and_when_it_goes_on(
     assert same == job
 
 
-async def test_a_job_that_was_stopped_is_cancelled_and_one_that_had_ended_stays_as_it_is(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    job_id = await add_job(ledger, 1)
-    request = pb.StopJobRequest(request_id="r1", job_id=job_id, reason="enough")
-    stopped = (await jobs.StopJob(request, metadata=ME)).job
-    assert (stopped.state, stopped.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_USER)
-    assert (await jobs.StopJob(request, metadata=ME)).job.state == run_pb2.RUN_STATE_CANCELLING
-    assert ledger.commands == [
-        ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER, reason="enough"))
-    ]
-    other = pb.StopJobRequest(request_id="r1", job_id=job_id, reason="other")
-    assert await reason(jobs.StopJob(other, metadata=ME)) == "REQUEST_ID_REUSED"
-    await ledger.finish(await add_job(ledger, 2))
-    ended = await jobs.StopJob(pb.StopJobRequest(job_id="job_2"), metadata=ME)
-    assert ended.job.state == run_pb2.RUN_STATE_COMPLETED
-
-
 async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: PlayedLedger) -> None:
     job_id = await add_job(ledger, 1)
     pause = pb.PauseJobRequest(request_id="p1", job_id=job_id)
@@ -144,10 +126,6 @@ async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: Pl
     assert [command.pause.resumes for command in ledger.commands] == [False, False, True]
     reused = pb.ResumeJobRequest(request_id="p1", job_id=job_id)
     assert await reason(jobs.ResumeJob(reused, metadata=ME)) == "REQUEST_ID_REUSED"
-    assert await reason(jobs.PauseJob(pb.PauseJobRequest(job_id="run_1"), metadata=ME)) == "RUN_NOT_FOUND"
-    await ledger.finish(job_id)
-    assert await reason(jobs.PauseJob(pb.PauseJobRequest(job_id=job_id), metadata=ME)) == "RUN_ENDED"
-    assert await reason(jobs.ResumeJob(pb.ResumeJobRequest(job_id=job_id), metadata=ME)) == "RUN_ENDED"
 
 
 async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_them_with_it(

@@ -10,7 +10,6 @@ from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.chassis.ids import ClientId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2
-from pawl.job.v1 import ledger_pb2
 from pawl.job_store.domain.rows import Offer
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.client import ACCEPTED, Client, until
@@ -59,21 +58,6 @@ async def test_an_offer_comes_whether_the_call_or_the_client_was_first(
     assert holder(ledger, "call_1") == "cli_a"
 
 
-async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = await attached(stub)
-    await ledger.offer("call_1")
-    offer = await client.offer()
-    assert (await client.answer(offer, b'{"ok":true}')).status == ACCEPTED
-    assert (await client.answer(offer, b'{"ok":false}')).status == LATE
-    assert ledger.commands[0].tool_result == ledger_pb2.ToolResultCommand(
-        call_id="call_1",
-        client_id="cli_a",
-        offer_epoch=1,
-        result=call_pb2.CallResult(content_json=b'{"ok":true}'),
-    )
-    assert not [kept for kept in client._kept if kept.HasField("offer_revoked")]
-
-
 async def test_a_disconnect_offers_the_call_to_the_next_client(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
@@ -87,19 +71,6 @@ async def test_a_disconnect_offers_the_call_to_the_next_client(
     back = await attached(stub, "cli_a")
     assert (await back.answer(old)).status == WRONG_HOLDER
     assert (await second.answer(offer)).status == ACCEPTED
-
-
-async def test_a_client_that_was_never_noticed_to_leave_takes_its_calls_back(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """The same client id, the same lease: what it was doing is not lost. As after kill -9 of a replica."""
-    first = await attached(stub, "cli_a")
-    await ledger.offer("call_1")
-    offer = await first.offer()
-    again = await attached(stub, "cli_a")
-    assert (await again.offer()).offer_epoch == offer.offer_epoch
-    assert (await again.answer(offer)).status == ACCEPTED
-    assert not ledger.released
 
 
 async def test_a_client_gets_no_more_than_it_can_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pawl.agent.v1 import operator_pb2
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.values import RunState
 from tests.rpc.agent_loop.conftest import BOSS
-from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
 
 if TYPE_CHECKING:
@@ -25,10 +22,6 @@ UNKNOWN_OUTCOME = run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME
 
 def redrive(run_id: str = "run_1", request_id: str = "", reason: str = "") -> operator_pb2.RedriveRunRequest:
     return operator_pb2.RedriveRunRequest(request_id=request_id, run_id=run_id, reason=reason)
-
-
-def end(run_id: str = "run_1", request_id: str = "", reason: str = "") -> operator_pb2.EndRunRequest:
-    return operator_pb2.EndRunRequest(request_id=request_id, run_id=run_id, reason=reason)
 
 
 async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_nothing_of_what_they_say(
@@ -67,33 +60,3 @@ async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStu
         assert answer.state == run_pb2.RUN_STATE_QUEUED
     assert ledger.commands == [ledger_pb2.Command(redrive=ledger_pb2.RedriveCommand(reason="mended"))]
     assert await reason(operators.RedriveRun(redrive(request_id="r2"), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"
-
-
-@pytest.mark.parametrize("why", [QUARANTINED, UNKNOWN_OUTCOME])
-async def test_a_run_that_needs_attention_is_ended_once(
-    operators: OperatorServiceAsyncStub, ledger: PlayedLedger, why: run_pb2.AttentionReason.ValueType
-) -> None:
-    """I2, I12"""
-    await ledger.add_run()
-    await ledger.need_attention(why)
-    for _ in range(2):
-        answer = await operators.EndRun(end(request_id="r1", reason="enough"), metadata=BOSS)
-        assert answer.state == run_pb2.RUN_STATE_CANCELLING
-    assert ledger.commands == [
-        ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_OPERATOR, reason="enough"))
-    ]
-    await ledger.change("run_1", RunState.CANCELLED)
-    answer = await operators.EndRun(end(), metadata=BOSS)
-    assert answer.state == run_pb2.RUN_STATE_CANCELLED
-
-
-async def test_what_is_not_needed_is_refused_and_changes_nothing(
-    operators: OperatorServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run()
-    error = await failure(operators.RedriveRun(redrive(), metadata=BOSS))
-    assert (error.reason, error.kind.value) == ("ATTENTION_NOT_NEEDED", "FAILED_PRECONDITION")
-    await ledger.need_attention(UNKNOWN_OUTCOME)
-    assert await reason(operators.RedriveRun(redrive(), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"
-    await ledger.finish()
-    assert await reason(operators.RedriveRun(redrive(), metadata=BOSS)) == "RUN_ENDED"

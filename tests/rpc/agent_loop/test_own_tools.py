@@ -19,8 +19,6 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
-
-DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 NO_TOOLS = run_pb2.RunOptions(without_tools=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2 import WatchPendingResponse
-from pawl.agent_loop.app.looks import FALLBACK_PAUSES, READERS_MAX
+from pawl.agent_loop.app.looks import FALLBACK_PAUSES
 from pawl.agent_loop.app.pending import Pending
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.auth import Principal
@@ -98,34 +98,6 @@ async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
             assert not response.runs
         assert (list(response.gone_run_ids), list(response.gone_call_ids)) == (["run_1"], [])
         stream.cancel()
-
-
-class LargeInbox(PlayedLedger):
-    """Pages of four calls."""
-
-    pages = 2
-
-    def __init__(self) -> None: ...
-
-    async def list_pending(self, caller: Principal, request: ListPendingCallsRequest) -> ListPendingCallsResponse:
-        number = int(request.page_token or 0)
-        calls = [waiting_call(f"call_{number}_{index}") for index in range(4)]
-        token = str(number + 1) if number + 1 < self.pages else ""
-        return ListPendingCallsResponse(calls=calls, next_page_token=token)
-
-
-async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes and goes beyond the calls that are told is no news of its own."""
-    monkeypatch.setattr("pawl.agent_loop.app.pending.ITEMS_MAX", 4)
-    ledger = LargeInbox()
-    watching = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.001).watch(
-        Principal(store_id=StoreId("local"), user_id=UserId("me")), ListPendingCallsRequest(), silence_seconds=0
-    )
-    async with asyncio.timeout(60), aclosing(watching):
-        part = await anext(watching)
-        assert (len(part.calls), part.complete, part.truncated) == (4, True, True)
-        for ledger.pages in (1, 2):
-            assert await anext(watching) == WatchPendingResponse(truncated=ledger.pages == 2)
 
 
 # Looks at what waits, shared by those who see the same and by nobody else.
@@ -291,20 +263,6 @@ async def test_who_leaves_during_a_look_takes_nothing_from_others_and_the_last_o
         assert len(asyncio.all_tasks()) == 1
 
 
-async def test_many_users_wait_their_turn_at_the_ledger_and_none_is_refused() -> None:
-    users = 4 * READERS_MAX
-    async with _world() as world:
-        world.ledger.gate.clear()
-        tabs = [world.open(replace(CALLER, user_id=UserId(f"user_{number}"))) for number in range(users)]
-        await world.settle()
-        assert world.ledger.now_reading == READERS_MAX
-        world.ledger.gate.set()
-        for _ in range(users // READERS_MAX):
-            await world.settle()
-        assert all(tab.told == [WatchPendingResponse(complete=True)] for tab in tabs)
-        assert world.ledger.most_reading == READERS_MAX
-
-
 async def test_at_rest_a_user_costs_one_look_in_a_while_and_what_is_said_to_change_is_seen_after_a_pause() -> None:
     async with _world() as world:
         await world.follow()
@@ -320,20 +278,3 @@ async def test_at_rest_a_user_costs_one_look_in_a_while_and_what_is_said_to_chan
         await world.clock.advance(1)
         assert (mine.call_ids, of_store.call_ids) == (["call_1", "call_3"], ["call_1", "call_3"])
         assert yours.call_ids == ["call_2"]
-
-
-@pytest.mark.parametrize("churn", [False, True])
-async def test_a_change_that_was_not_heard_of_is_seen_in_a_while(churn: bool) -> None:
-    """Also while others come and go, who have turns of their own."""
-    async with _world() as world:
-        await world.follow()
-        before = world.open(OTHER)
-        mine = world.open(CALLER)
-        await world.clock.advance(2)
-        world.ledger.waiting["me"].append("call_3")
-        for _ in range(FALLBACK_PAUSES + 1):
-            if churn:
-                await world.leave(before)
-                before = world.open(OTHER)
-            await world.clock.advance(1)
-        assert mine.call_ids == ["call_1", "call_3"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +15,10 @@ from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource
 from pawl.client import AsyncClient, Client, NoAnswer
 from pawl.errors import (
-    InvalidField,
-    RequestIdReused,
     RunNotFound,
-    Unauthenticated,
 )
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2
 from pawl.launcher.ports import free_port
-from pawl.tools import ToolContext, tool
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.client import until
 from tests.rpc.agent_loop.conftest import client_side, new_server
@@ -89,18 +83,6 @@ async def test_a_watcher_goes_on_after_a_restart_without_a_loss_and_without_a_re
     assert (gap.from_seq, gap.to_seq, rest) == (3, 6, seen[6:])
 
 
-async def test_a_start_while_nobody_answers_starts_one_run_when_somebody_does(door: Door, ledger: PlayedLedger) -> None:
-    async with door.client(retry_seconds=600) as pawl:
-        starting = asyncio.create_task(pawl.start("hello"))
-        listing = asyncio.create_task(anext(pawl.runs(), None))
-        await asyncio.wait({starting, listing}, timeout=0.2)
-        assert not starting.done()
-        async with door.open():
-            started = await starting
-            await listing
-    assert list(ledger.runs) == [started.run_id]
-
-
 async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, ledger: PlayedLedger) -> None:
     """I2."""
     async with door.open(), door.client() as pawl:
@@ -117,25 +99,6 @@ async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, l
         started = await pawl.once(lossy, agent_pb2.StartRunRequest(text="hello"))
     assert lost == 3
     assert list(ledger.runs) == [started.run.run_id]
-
-
-async def test_refusals_are_exceptions_by_reason(door: Door, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    async with door.open(), door.client() as pawl:
-        with pytest.raises(RunNotFound) as missing:
-            await pawl.get("run_2")
-        assert (missing.value.reason, missing.value.kind) == ("RUN_NOT_FOUND", "NOT_FOUND")
-        with pytest.raises(RunNotFound):
-            await anext(pawl.watch("run_2"))
-        with pytest.raises(InvalidField) as wrong:
-            await pawl.start("")
-        assert wrong.value.metadata["field"] == "text"
-        await pawl.start("hello", request_id="r1")
-        with pytest.raises(RequestIdReused):
-            await pawl.start("bye", request_id="r1")
-    async with door.open(), door.client("key-of-nobody-012345") as nobody:
-        with pytest.raises(Unauthenticated):
-            await nobody.get("run_1")
 
 
 async def test_the_inbox_is_followed_over_a_restart(door: Door, ledger: PlayedLedger) -> None:
@@ -159,33 +122,6 @@ async def test_the_inbox_is_followed_over_a_restart(door: Door, ledger: PlayedLe
         await until(lambda: seen[-1:] == [set()])
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-
-
-async def test_a_result_made_while_the_replica_restarts_is_taken_under_the_next_lease(
-    door: Door, ledger: PlayedLedger
-) -> None:
-    """FE-2: the replica gives the lease back as it goes away."""
-    await ledger.add_run()
-    runs: list[str] = []
-    leave = asyncio.Event()
-
-    @tool
-    async def show(context: ToolContext) -> str:
-        """Show it."""
-        runs.append(context.call_id)
-        await leave.wait()
-        return "shown"
-
-    async with door.client() as pawl, pawl.session(tools=[show]) as session:
-        async with door.open():
-            await session.attach("run_1")
-            await ledger.add_call("call_1", call_pb2.CALL_STATE_OFFERED, tool_name="show", arguments=b"{}")
-            await until(lambda: runs)
-        leave.set()
-        await until(lambda: session._unreceipted)
-        async with door.open():
-            await until(lambda: ledger.runs["run_1"].calls["call_1"].state == call_pb2.CALL_STATE_SUCCEEDED)
-    assert len(runs) == 1
 
 
 # The client without asyncio.
@@ -224,16 +160,6 @@ async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) 
     assert "pawl-client" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(RuntimeError, match="the client is closed"):
         pawl.get("run_1")
-
-
-def test_an_error_shows_the_line_of_the_program_and_what_is_wrong() -> None:
-    with Client("127.0.0.1:1", environment={}, retry_seconds=0) as pawl:
-        for ask in (lambda: pawl.get("run_1"), lambda: pawl.start("hello"), lambda: next(pawl.text("run_1"))):
-            with pytest.raises(NoAnswer, match=r"^no answer from 127\.0\.0\.1:1: ") as caught:
-                ask()
-            places = [place.filename for place in traceback.extract_tb(caught.value.__traceback__)]
-            assert [Path(place).name for place in places if place != __file__] == ["blocking.py"] * 2
-            assert caught.value.__suppress_context__, "the error of gRPC is not shown too"
 
 
 async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Door, ledger: PlayedLedger) -> None:

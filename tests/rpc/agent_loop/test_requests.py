@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app import watch
 from pawl.agent_loop.rpc import convert
 from pawl.agent_loop.wiring import ClientSide
 from pawl.errors import InvalidArguments
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.values import RunState
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.asking import top_up
-from tests.rpc.agent_loop.client import ACCEPTED, Client, until
-from tests.rpc.agent_loop.conftest import APPROVER, ME, STRANGERS
+from tests.rpc.agent_loop.client import until
+from tests.rpc.agent_loop.conftest import APPROVER, ME
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
 
 
 DIGEST = "digest of call_1"
+
+
+@pytest.fixture(autouse=True)
+async def run(ledger: PlayedLedger) -> None:
+    """A run of the first user."""
+    await ledger.add_run()
 
 
 async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStub) -> None:
@@ -49,23 +54,10 @@ async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStu
     assert len(kept.limits.ListFields()) == len(run_pb2.RunLimits.DESCRIPTOR.fields)
 
 
-async def test_a_busy_conversation_refuses_where_that_was_asked(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run()
-    request = agent_pb2.SendMessageRequest(
-        conversation_id="conv_1", text="Hello", policy=types_pb2.MESSAGE_POLICY_REJECT
-    )
-    assert await reason(stub.SendMessage(request, metadata=ME)) == "CONVERSATION_BUSY"
-    steer = agent_pb2.SendMessageRequest(conversation_id="conv_1", text="Hello", policy=types_pb2.MESSAGE_POLICY_STEER)
-    assert (await stub.SendMessage(steer, metadata=ME)).steered
-
-
 async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """FE-3, I11"""
-    await ledger.add_run()
     for number in range(1, 4):
         await ledger.offer(f"call_{number}")
     await ledger.settle("call_3")
@@ -106,7 +98,6 @@ ANSWER = call_pb2.DECISION_KIND_ANSWER
 
 async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """HITL-3, I9"""
-    await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     request = decide("r1", kind=APPROVE)
     first = await stub.Decide(request, metadata=APPROVER)
@@ -121,7 +112,6 @@ async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: Pla
 async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    await ledger.add_run()
     question = call_pb2.Question(answer_schema_json=b'{"type":"object"}')
     await ledger.add_call("call_1", call_pb2.CALL_STATE_ASKED, spec=call_pb2.Call(question=question))
     await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
@@ -142,7 +132,6 @@ async def test_edited_arguments_are_checked_and_made_canonical(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """HITL-3: an edit is validated and re-checked before it is taken, and gets a digest of its own."""
-    await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     error = await failure(stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "bad"}'), metadata=APPROVER))
     assert isinstance(error, InvalidArguments)
@@ -164,7 +153,6 @@ async def test_cancelling_again_or_too_late_shows_the_run_as_it_is(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """I12, EVT-4"""
-    await ledger.add_run()
     request = agent_pb2.CancelRunRequest(request_id="r1", run_id="run_1", reason="enough")
     assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
     assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
@@ -184,7 +172,6 @@ async def test_getting_a_run_waits_until_it_rests(
         await until(lambda: live.subscriber_count)
         return waiting
 
-    await ledger.add_run()
     waiting = await get(0)
     await ledger.append(count=3)
     assert not waiting.done()
@@ -213,22 +200,11 @@ async def test_getting_a_run_waits_no_longer_than_asked_and_than_proxies_do(
 ) -> None:
     assert watch.REST_SECONDS_MAX == 50
     monkeypatch.setattr(watch, "REST_SECONDS_MAX", limit)
-    await ledger.add_run()
     response = await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=asked), metadata=ME)
     assert response.run.state == run_pb2.RUN_STATE_QUEUED
 
 
 # Messages as large as gRPC lets them be: none keeps a replica busy, and none is too large for a client.
-
-
-async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """A client with gRPC's own limit of 4 MiB can read every run; the calls left out come as others are settled."""
-    await ledger.add_run()
-    for number in range(8):
-        await ledger.offer(f"call_{number}")
-        ledger.put_call(f"call_{number}", arguments=b"x" * 500_000)
-    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=ME)).run
-    assert [call.call_id for call in run.pending_calls] == [f"call_{number}" for number in range(4)]
 
 
 @pytest.mark.parametrize(("pending", "left"), [(0, (0, 4)), (1, (1, 3)), (4, (4, 0)), (7, (4, 0))])
@@ -253,40 +229,6 @@ async def start(stub: AgentServiceAsyncStub, text: str = "Look", *parts: message
     return (await stub.StartRun(request, metadata=ME)).run
 
 
-async def messages(stub: AgentServiceAsyncStub, conversation_id: str) -> list[message_pb2.Message]:
-    request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
-    return list((await stub.ListMessages(request, metadata=ME)).messages)
-
-
-async def test_a_message_keeps_its_parts_and_what_is_shown_of_it_is_small(stub: AgentServiceAsyncStub) -> None:
-    run = await start(stub, "Look", IMAGE, FILE, message_pb2.Part(text="What is it?"))
-    (message,) = await messages(stub, run.conversation_id)
-    assert (message.role, message.text) == (message_pb2.ROLE_USER, "Look\n\nWhat is it?")
-    assert [part.WhichOneof("kind") for part in message.parts] == ["text", "image", "file", "text"]
-    image, file = message.parts[1].image, message.parts[2].file
-    assert (image.data, image.media_type, image.size_bytes) == (b"", "image/png", len(PNG))
-    assert image.sha256 == hashlib.sha256(PNG).hexdigest()
-    assert (file.text, file.size_bytes) == ("", len("Water the plants."))
-    watching = stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run.run_id), metadata=ME)
-    added: list[event_pb2.RunEvent] = []
-    async for answer in watching:
-        added += [event for event in answer.events if event.type == "message.added"]
-        if added:
-            break
-    watching.cancel()
-    assert added[0].message_added.message.parts == message.parts
-
-
-async def test_what_enters_a_run_is_a_text(stub: AgentServiceAsyncStub) -> None:
-    run = await start(stub)
-    request = agent_pb2.SendMessageRequest(
-        conversation_id=run.conversation_id, parts=[IMAGE], policy=types_pb2.MESSAGE_POLICY_STEER
-    )
-    assert await reason(stub.SendMessage(request, metadata=ME)) == "INVALID_FIELD"
-    request.policy = types_pb2.MESSAGE_POLICY_QUEUE
-    assert (await stub.SendMessage(request, metadata=ME)).run.queue_position == 1
-
-
 async def test_a_request_is_the_same_although_its_document_has_changed(
     stub: AgentServiceAsyncStub, clients: ClientSide
 ) -> None:
@@ -300,45 +242,7 @@ async def test_a_request_is_the_same_although_its_document_has_changed(
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
-# Labels, and the filters of lists, as clients see them.
-
-
-async def listed(stub: AgentServiceAsyncStub, metadata: Any = ME, **fields: Any) -> list[str]:
-    response = await stub.ListRuns(agent_pb2.ListRunsRequest(**fields), metadata=metadata)
-    return [run.run_id for run in response.runs]
-
-
-async def test_runs_are_started_with_labels_by_requests_and_frames_and_found_by_them(
-    stub: AgentServiceAsyncStub,
-) -> None:
-    request = agent_pb2.StartRunRequest(text="Go", labels={"env": "prod", "team": "a"})
-    first = (await stub.StartRun(request, metadata=ME)).run
-    assert dict(first.labels) == {"env": "prod", "team": "a"}
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(start=session_pb2.Start(text="Go", labels={"env": "prod"}))
-    assert receipt.status == ACCEPTED
-    message = agent_pb2.SendMessageRequest(conversation_id=first.conversation_id, text="And?", labels={"team": "b"})
-    third = (await stub.SendMessage(message, metadata=ME)).run
-    assert await listed(stub, labels={"env": "prod"}) == [receipt.run_id, first.run_id]
-    assert await listed(stub, labels={"env": "prod", "team": "a"}) == [first.run_id]
-    assert await listed(stub, labels={"team": "b"}) == [third.run_id]
-    assert not await listed(stub, labels={"env": "test"})
-    for stranger in STRANGERS:
-        assert not await listed(stub, stranger, labels={"env": "prod"})
-
-
 # What a deployment fills in is no part of a request.
-
-
-def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
-    asked = run_pb2.RunOptions(model="m", temperature=0.5, tool_names=["a"])
-    asked.limits.rounds_max = 3
-    asked.limits.run_timeout_seconds = 2.5
-    message = wire.ASKED.write(wire.asked_options(asked))
-    assert message.limits == asked.limits
-    assert (message.model, message.temperature, list(message.tool_names)) == ("m", 0.5, ["a"])
-    assert not message.HasField("output_tokens_max")
 
 
 @pytest.mark.parametrize("asked", [run_pb2.RunOptions(), run_pb2.RunOptions(limits=run_pb2.RunLimits())])
@@ -349,16 +253,12 @@ def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run
 
 async def test_a_top_up_counts_once_and_up_to_the_ceiling(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """LOOP-12, I2: and who sends it again is told so after the end, too."""
-    await ledger.add_run()
     ledger.put_run("run_1", token_budget=1000, token_ceiling=1600)
     first, again = [await stub.TopUpRun(top_up(request_id="r1"), metadata=ME) for _ in range(2)]
     assert (first.receipt.status, first.run.token_budget) == (types_pb2.RECEIPT_STATUS_ACCEPTED, 1500)
     assert (again.receipt.status, again.run.token_budget) == (types_pb2.RECEIPT_STATUS_DUPLICATE, 1500)
     assert await reason(stub.TopUpRun(top_up(501, request_id="r1"), metadata=ME)) == "REQUEST_ID_REUSED"
-    assert (await stub.TopUpRun(top_up(100), metadata=ME)).run.token_budget == 1600
-    for _ in range(2):
-        assert await reason(stub.TopUpRun(top_up(1, request_id="r2"), metadata=ME)) == "TOKEN_CEILING"
+    assert await reason(stub.TopUpRun(top_up(101), metadata=ME)) == "TOKEN_CEILING"
     await ledger.finish()
     again = await stub.TopUpRun(top_up(request_id="r1"), metadata=ME)
     assert again.receipt.status == types_pb2.RECEIPT_STATUS_DUPLICATE
-    assert await reason(stub.TopUpRun(top_up(request_id="r3"), metadata=ME)) == "RUN_ENDED"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -135,14 +134,6 @@ async def test_a_frame_sent_again_after_a_reconnect_takes_effect_once(
     other = Client(stub)
     await other.hello("cli_b")
     assert (await other.ask("again", start=start)).run_id == "run_2"
-
-
-async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = Client(stub)
-    await client.hello()
-    await client.ask("same", start=session_pb2.Start(text="Hello"))
-    receipt = await client.ask("same", start=session_pb2.Start(text="Bye"))
-    assert (receipt.status, receipt.reason) == (REFUSED, "REQUEST_ID_REUSED")
 
 
 async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
@@ -330,15 +321,6 @@ async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyn
     await second.hello("cli_a")
     assert await reason(first.end()) == "CANCELLED"
     assert (await second.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
-
-
-async def test_frames_are_answered_in_order_each_once(client: Client) -> None:
-    sent = []
-    for number, bad in zip(range(50), itertools.cycle([False, True]), strict=False):
-        run_id = "no-such" if bad else "run_1"
-        sent.append(await client.send(f"x{number}", cancel=session_pb2.Cancel(run_id=run_id)))
-    receipts = [(await client.next("receipt")).receipt.frame_id for _ in sent]
-    assert receipts == sent
 
 
 async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pawl.agent.v1 import undo_pb2
-from pawl.agent_loop.domain.undo import undo_call_id
-from pawl.chassis.ids import CallId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ADMIN, ME, OFFICE
 from tests.rpc.agent_loop.errors import reason
@@ -41,18 +39,6 @@ async def run(ledger: PlayedLedger) -> None:
             end_time=datetime.fromtimestamp(number, UTC),
         )
     await ledger.finish()
-
-
-async def tried(ledger: PlayedLedger, state: call_pb2.CallState.ValueType, run_id: str = "run_2") -> None:
-    """Let a run have made the call that undoes the first one."""
-    result = call_pb2.CallResult(content_json=b"null").SerializeToString()
-    await ledger.add_call(
-        undo_call_id(CallId("call_1"), 1),
-        state,
-        run_id=run_id,
-        tool_name="unwrite",
-        result=result if state >= call_pb2.CALL_STATE_SUCCEEDED else None,
-    )
 
 
 async def preview(stub: AgentServiceAsyncStub) -> list[tuple[str, str]]:
@@ -100,30 +86,6 @@ async def test_an_admin_who_undoes_through_a_delegate_leaves_both_in_the_record(
     assert undoing.credential_id.startswith("file-")
     assert undoing.credential_id != (await stub.UndoRun(RUN, metadata=ADMIN)).run.credential_id
     assert ledger.people(undoing.run_id) == ("office",)
-
-
-@pytest.mark.parametrize(
-    ("state", "told", "later"),
-    [
-        (call_pb2.CALL_STATE_AWAITING_APPROVAL, "NEEDS_APPROVAL", "NEEDS_APPROVAL"),
-        (call_pb2.CALL_STATE_RUNNING, "RUNNING", "RUNNING"),
-        (call_pb2.CALL_STATE_SUCCEEDED, "UNDONE", "ALREADY_UNDONE"),
-        (call_pb2.CALL_STATE_REJECTED, "FAILED", "TO_UNDO"),
-        (call_pb2.CALL_STATE_OUTCOME_UNKNOWN, "CANNOT_BE_UNDONE", "CANNOT_BE_UNDONE"),
-    ],
-)
-async def test_a_report_says_what_became_of_each_call(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, state: call_pb2.CallState.ValueType, told: str, later: str
-) -> None:
-    undoing = (await stub.UndoRun(RUN, metadata=ME)).run.run_id
-    await tried(ledger, state, undoing)
-
-    report = await stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing), metadata=ME)
-
-    found = next(call for call in report.calls if call.call_id == "call_1")
-    assert undo_pb2.UndoState.Name(found.state) == f"UNDO_STATE_{told}"
-    assert (found.undo_run_id, found.undo_call_id) == (undoing, undo_call_id(CallId("call_1"), 1))
-    assert (await preview(stub))[-1] == ("call_1", later)
 
 
 async def test_an_admin_undoes_with_the_roles_of_the_user_whose_run_it_is(

@@ -19,9 +19,7 @@ from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
 from pawl.event.v1 import event_pb2, gap_pb2
 from pawl.values import RunState
 from tests import poll
-from tests.fakes import virtual_time
 from tests.fakes.live_events import FakeLive
-from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.client import Client, until
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.ledger import ME as CALLER
@@ -29,6 +27,12 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+@pytest.fixture(autouse=True)
+async def run(ledger: PlayedLedger) -> None:
+    """A run of the first user."""
+    await ledger.add_run()
 
 
 async def watch(stub: AgentServiceAsyncStub, after_seq: int = 0) -> list[bytes]:
@@ -48,7 +52,6 @@ async def test_20_watchers_from_anywhere_see_the_same_bytes(
     """I7: attached at random times and places, while some live events are lost."""
     choose = random.Random(seed)
     live.lose = lambda _seq: choose.random() < 0.2
-    await ledger.add_run()
     watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
     while len(watching) < 20:
         after_seq = choose.randint(0, ledger.last_seq())
@@ -62,24 +65,10 @@ async def test_20_watchers_from_anywhere_see_the_same_bytes(
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
 
 
-async def test_watchers_of_one_run_share_one_subscription(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, watches: Watches
-) -> None:
-    await ledger.add_run()
-    watching = [asyncio.create_task(watch(stub)) for _ in range(10)]
-    await until(lambda: ledger.reads >= 10)
-    await ledger.append(count=3)
-    assert (live.subscriptions, watches.feed_count) == (1, 1)
-    await ledger.finish()
-    assert await asyncio.gather(*watching) == [log(ledger)] * 10
-    await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
-
-
 async def test_without_nats_watching_is_slower_not_wrong(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     live.connected = False
-    await ledger.add_run()
     watching = asyncio.create_task(watch(stub))
     await until(lambda: live.subscriber_count)
     await ledger.append(count=30)
@@ -100,7 +89,6 @@ async def test_live_events_out_of_order_and_doubled_are_put_right(
                 await publish(each)
             held.clear()
 
-    await ledger.add_run()
     watching = asyncio.create_task(watch(stub))
     await until(lambda: live.subscriber_count and ledger.reads)
     live.publish = shuffle  # type: ignore[method-assign]
@@ -111,7 +99,6 @@ async def test_live_events_out_of_order_and_doubled_are_put_right(
 
 async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: PlayedLedger, live: FakeLive) -> None:
     live.lose = lambda seq: seq == 2
-    await ledger.add_run()
     async with (
         Watches(ledger=ledger, live=live, poll_seconds=3600) as watches,
         watches.open(CALLER, RunId("run_1"), 1) as watcher,
@@ -128,7 +115,6 @@ async def test_an_open_stream_is_no_viewer_and_a_client_that_confirms_is_one(
 ) -> None:
     """NOTE-1: behind a stream there may be nobody. A session confirms by its next frame, others name the last event."""
     viewer = (CALLER.store_id, CALLER.user_id, "run_1")
-    await ledger.add_run()
     watching, session = asyncio.create_task(watch(stub)), Client(stub)
     await session.hello()
     await session.attach()
@@ -160,7 +146,6 @@ async def test_an_open_stream_is_no_viewer_and_a_client_that_confirms_is_one(
 async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, error: type[PawlError]
 ) -> None:
-    await ledger.add_run()
     watching = asyncio.create_task(watch(stub))
     await until(lambda: live.subscriber_count and ledger.reads)
     live.connected = False
@@ -178,7 +163,7 @@ async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
 
 
 async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
+    """EVT-3: every 15 seconds by default, on both kinds of watching."""
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
     counts: list[int] = []
     while not any(counts) or counts[-2:] != [0, 0]:  # One may also come before, while the log is read.
@@ -186,6 +171,7 @@ async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: 
         counts.append(len(response.events))
     assert sum(counts) == 1
     stream.cancel()
+    assert HEARTBEAT_SECONDS == SessionTimes().heartbeat_seconds == 15.0
 
 
 @pytest.mark.parametrize(("count", "text"), [(BEHIND_EVENTS_MAX + 60, "x"), (30, "x" * 64 * 1024)])
@@ -193,7 +179,6 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     ledger: PlayedLedger, watches: Watches, count: int, text: str
 ) -> None:
     """EVT-3: by events and by bytes; the others go on."""
-    await ledger.add_run()
     stuck = asyncio.Event()
     seen: list[int] = []
 
@@ -229,7 +214,6 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
 
 async def test_a_watcher_of_the_past_is_never_cut_off(ledger: PlayedLedger, watches: Watches) -> None:
     """Whoever reads the past reads pages at its own pace, however fast the run goes on."""
-    await ledger.add_run()
     await ledger.append(count=100)
     seen: list[int] = []
     async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
@@ -247,7 +231,6 @@ async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """EVT-1, I7: wherever one attaches, and the same for everybody."""
-    await ledger.add_run()
     await ledger.append(count=5)
     await ledger.finish()
     ledger.trim(to_seq=4)
@@ -270,7 +253,6 @@ async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
     ledger: PlayedLedger, watches: Watches, live: FakeLive, pauses: int
 ) -> None:
     """I19: its stream ends, and is cancelled while the feed is being stopped."""
-    await ledger.add_run()
 
     async def watch() -> None:
         async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
@@ -287,32 +269,10 @@ async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
 
 
-def test_a_silent_run_has_a_heartbeat_every_15_seconds() -> None:
-    """EVT-3, by default, on both kinds of watching."""
-
-    async def watch() -> list[float]:
-        live = FakeLive()
-        ledger = PlayedLedger(ManualClock(), live)
-        await ledger.add_run()
-        async with Watches(ledger=ledger, live=live) as watches, watches.open(CALLER, RunId("run_1"), 1) as watcher:
-            loop = asyncio.get_running_loop()
-            began, times = loop.time(), []
-            events = watcher.pages(silence_seconds=HEARTBEAT_SECONDS)
-            for _ in range(3):
-                assert await anext(events) == ()
-                times.append(round(loop.time() - began, 2))
-            await events.aclose()
-            return times
-
-    assert virtual_time.run(watch()) == [15.0, 30.0, 45.0]
-    assert SessionTimes().heartbeat_seconds == 15.0
-
-
 async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
     ledger: PlayedLedger, live: FakeLive, watches: Watches
 ) -> None:
     """Their replica was cut off from everything meanwhile: none hangs, none gets a hole."""
-    await ledger.add_run()
     seen: list[list[int | gap_pb2.Gap]] = [[], []]
 
     async def watch(mine: list[int | gap_pb2.Gap]) -> None:

@@ -28,7 +28,7 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.wiring import on_postgres
 from tests import databases
 from tests.fakes.anybody import Anybody
-from tests.rpc.job_store.user import User
+from tests.rpc.job_store.user import Owner, User
 
 if TYPE_CHECKING:
     from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
@@ -158,3 +158,9 @@ def stub(replica: Replica) -> LedgerServiceAsyncStub:
 def user(stub: LedgerServiceAsyncStub) -> User:
     """ann of acme, with a worker that drives her runs."""
     return User(stub)
+
+
+@pytest.fixture
+async def owner(user: User) -> Owner:
+    """The worker that has begun a run of hers."""
+    return await user.start()

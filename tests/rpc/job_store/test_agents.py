@@ -190,22 +190,6 @@ async def test_runs_and_tokens_of_all_users_are_counted_by_agent(replica: Replic
     assert not list(await PostgresUsage(replica.database).of_agent(StoreId("beta"), "clerk", days=30))
 
 
-async def test_nothing_is_counted_twice_or_lost_between_replicas(start: StartReplica) -> None:
-    one, two = await start(), await start()
-    users = [User(replica.stub, user_id=f"u{number}") for number, replica in enumerate([one, two] * 8)]
-    started = await asyncio.gather(*(user.submit(agent={"name": "clerk", "version": 1}) for user in users))
-    claimed = {run.run_id: run.epoch for run in await users[0].claim(runs_max=16)}
-    owners = [user.owner(each.run.run_id, claimed[each.run.run_id]) for user, each in zip(users, started, strict=True)]
-
-    async def drive(index: int) -> None:
-        for tokens in range(1, 21):
-            await owners[index].commit(usage=run_pb2.Usage(input_tokens=tokens))
-
-    await asyncio.gather(*map(drive, range(16)))
-    (today,) = await used(one)
-    assert (today.runs, today.users, today.usage.input_tokens) == (16, 16, 320)
-
-
 async def test_figures_stay_for_400_days(replica: Replica) -> None:
     owner = await User(replica.stub).start(agent={"name": "clerk", "version": 1})
     await owner.commit(usage=run_pb2.Usage(input_tokens=7))

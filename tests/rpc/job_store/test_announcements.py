@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +14,9 @@ from nats.js.errors import NotFoundError
 from pawl.chassis.bus import Bus
 from pawl.chassis.database import Database
 from pawl.chassis.metrics import Metrics
-from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from tests import servers
 from tests.poll import until
 from tests.rpc.job_store.conftest import StartReplica
@@ -196,38 +191,6 @@ async def test_events_that_were_sent_long_ago_are_forgotten(
     await user.submit(conversation_id="newest")
     await until(lambda: outbox_is_empty(database))
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 2
-
-
-class Shortened(JetStreamLifecycle):
-    """A stream that is back without what it had; while `failing`, sending is the last thing that the ledger does."""
-
-    def __init__(self) -> None:
-        self.failing = True
-
-    async def end(self) -> StreamEnd | None:
-        return StreamEnd(look=2, create_time=datetime(2026, 1, 1, tzinfo=UTC), last_seq=0)
-
-    async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
-        if self.failing:
-            raise DependencyUnavailable("the ledger fails before it has noted anything")
-        return {event.outbox_id: seq for seq, event in enumerate(events, start=1)}
-
-
-async def test_what_a_stream_has_lost_is_not_forgotten_when_the_ledger_fails_just_then(
-    user: User, database: Database
-) -> None:
-    """The loss is noticed once, and the transaction that puts the events back may be undone."""
-    await user.submit()
-    stream = Shortened()
-    stream.failing = False
-    assert await PostgresOutbox(database).relay(stream, events_max=10) == 1
-    stream.failing = True
-    outbox = PostgresOutbox(database)
-    with pytest.raises(DependencyUnavailable):
-        await outbox.relay(stream, events_max=10)
-    stream.failing = False
-    assert await outbox.relay(stream, events_max=10) == 1
-    assert await outbox.relay(stream, events_max=10) == 0
 
 
 async def test_two_replicas_deliver_each_event_once_and_in_order(

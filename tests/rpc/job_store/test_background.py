@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.jobs import Jobs
-from pawl.agent_loop.app.operators import Operators
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
-from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
-from pawl.errors import InvalidField, QueueFull, RequestIdReused, RunNotFound
+from pawl.errors import InvalidField, QueueFull, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.metrics import PrometheusMeter
@@ -28,7 +20,6 @@ from pawl.tool_registry.adapters.ledger import LedgerReads
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import Shared, listed, take_in
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept
-from tests.rpc.job_store.test_forks import fork
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 JOB = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
@@ -77,30 +68,6 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
     await job.commit(state=COMPLETED, output_text=output)
 
 
-async def test_the_end_of_a_job_begins_a_turn_that_is_told_of_it_once(user: User) -> None:
-    """ASYNC-5: in one transaction; the turn has no message, and nothing is told again."""
-    conversation_id = await begun(user, "a", "b")
-    first, second = await worked(user, 2)
-    await ended(first)
-    turn = await user.take()
-    loaded = await turn.load()
-    assert (loaded.run.generation, loaded.run.conversation_id) == (1, conversation_id)
-    assert [(each.run.run_id, each.occasion, each.run.output_text) for each in loaded.notices] == [
-        (first.run_id, 0, '{"n":7}')
-    ]
-    assert loaded.open_job_count == 1
-    await ended(second)
-    assert len((await turn.load()).notices) == 2
-
-    notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="ended", notices_json=b"[]")
-    entered = [pb.EnteredNotice(run_id=each.run_id) for each in (first, second)]
-    await turn.commit(state=run_pb2.RUN_STATE_RUNNING, messages=[notice], entered_notices=entered)
-    assert list((await turn.load()).notices) == []
-    await turn.commit(state=COMPLETED)
-    assert await user.claim() == [], "nothing is left to be told"
-    assert (await user.start(conversation_id=conversation_id)).run_id
-
-
 async def test_a_notice_is_loaded_for_runs_of_its_user_and_shown_to_that_user_alone(replica: Replica) -> None:
     """ASYNC-5, in a conversation that is shared for writing. Others see that there is a notice."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
@@ -145,26 +112,6 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
     return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, asked_sha256=b"1")
 
 
-async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_of_its_key(user: User) -> None:
-    """ASYNC-1"""
-    request = asks_for(user, request_id="r1", conversation_key="build")
-    request.new_conversation_id = "conv_new"
-    runs = [(await user.stub.StartJob(request)).run for _ in range(2)]
-    assert [(run.run_id, run.reports_to_conversation_id, run.job.tool_name) for run in runs] == 2 * [
-        ("run_started", "conv_new", "work")
-    ]
-    again = pb.StartJobRequest.FromString(request.SerializeToString())
-    again.asked_sha256 = b"2"
-    with pytest.raises(RequestIdReused), translating():
-        await user.stub.StartJob(again)
-    shown = await user.ask("ListConversations")
-    assert [each.conversation_id for each in shown.conversations] == ["conv_new"]
-    (job,) = await worked(user)
-    await ended(job)
-    turn = await (await user.take()).load()
-    assert (turn.run.conversation_id, [each.run.run_id for each in turn.notices]) == ("conv_new", ["run_started"])
-
-
 async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others(start: StartReplica) -> None:
     """ASYNC-7: exactly, from all job stores at once, whatever their conversations; who writes is not kept out."""
     places = PlaceLimits(per_store=20, per_user=20, background_per_store=2)
@@ -190,44 +137,6 @@ async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others
     await ask(refused[0])
 
 
-async def test_a_job_that_waits_for_the_time_of_its_first_iteration_wants_a_place_once_that_has_come(
-    start: StartReplica, database: Database
-) -> None:
-    """ASYNC-7: until then it keeps no other one out and is counted as one that waits; then it is one of the queue."""
-    places = PlaceLimits(per_store=20, per_user=20, background_per_store=1)
-    user = User((await start(places=places, store_queue_max=1)).stub)
-    stats, metrics = PostgresLedgerStats(database, places), Metrics("job_store")
-    meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
-
-    async def ask(name: str) -> None:
-        with translating():
-            await user.stub.StartJob(asks_for(user, name, request_id=name))
-
-    async def counted() -> tuple[float | None, ...]:
-        meter.ledger_counted(await stats.count())
-        states = ("working", "queued", "waiting")
-        return tuple(shown("pawl_job_store_jobs", {"state": state}) for state in states)
-
-    for number in range(3):
-        await ask(f"later_{number}")
-        (claimed,) = await user.claim("jobs", runs_max=5)
-        wake_time = Timestamp()
-        wake_time.FromSeconds(4_000_000_000)
-        await user.owner(claimed.run_id, claimed.epoch).park(run_pb2.WAIT_KIND_TIME, wake_time=wake_time)
-    assert await counted() == (0, 0, 3)
-    await ask("works")
-    await worked(user)
-    await ask("waits")
-    assert await counted() == (1, 1, 3)
-    with pytest.raises(QueueFull):
-        await ask("refused")
-    await user.cancel("waits")
-    await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE run_id = 'later_1'")
-    assert await counted() == (1, 1, 2)
-    with pytest.raises(QueueFull):
-        await ask("refused")
-
-
 async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
     """Neither what has ended or been stopped, nor what is no job."""
     bob = User(user.stub, user_id="bob")
@@ -249,44 +158,6 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
     request.user_id = "ann"
     with pytest.raises(InvalidField), translating():
         await user.stub.ListRuns(request)
-
-
-class Removing(PublicLedger):
-    """A ledger that loses the job `removed` once runs have been listed, as if retention came in that moment."""
-
-    removed = ""
-    database: Database
-
-    async def list_runs(self, caller: Principal, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
-        found = await super().list_runs(caller, request)
-        await self.database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
-        return found
-
-
-async def test_a_request_never_names_jobs_that_another_one_has_stopped(user: User, replica: Replica) -> None:
-    """ASYNC-7: however often it is sent; nor does a job that is removed during it stop the others from being named."""
-    clock, nobody, ann = SystemClock(), cast("Any", None), Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
-    ledger, ids = Removing(replica.channel), IdSource(clock)
-    ledger.database = replica.database
-    inbox = Inbox(ledger=ledger, checker=nobody, ids=ids, now=clock.now)
-    jobs = Jobs(ledger=ledger, inbox=inbox, messages=nobody, checker=nobody, clock=clock, ids=ids)
-    operators = Operators(ledger=ledger, ids=ids)
-
-    async def of_conversation(request_id: str) -> list[str]:
-        return [job.run_id for job in await jobs.stop_all(ann, RequestId(request_id), conversation_id, "on fire")]
-
-    async def of_store(request_id: str) -> list[str]:
-        return list(await operators.end_jobs(ann, RequestId(request_id), "on fire"))
-
-    for stop_all in (of_conversation, of_store):
-        named = [f"{name}_{stop_all.__name__}" for name in "abc"]
-        conversation_id = ConversationId(await begun(user, *named))
-        await worked(user, 3)
-        mine, stopped, ledger.removed = (f"job_{name}" for name in named)
-        await user.cancel(stopped)
-        assert (await user.run(stopped)).state == run_pb2.RUN_STATE_CANCELLING
-        assert [await stop_all(f"r1_{mine}") for _ in range(3)] == 3 * [[mine]]
-        assert [await stop_all(f"r2_{mine}") for _ in range(3)] == [[], [], []]
 
 
 async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> None:
@@ -364,14 +235,6 @@ async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -
     )
 
 
-async def test_a_worker_keeps_room_for_people(user: User) -> None:
-    await begun(user, *map(str, range(5)))
-    request = pb.ClaimRunsRequest(worker_id="w", runs_max=8, lease_seconds=30, background_runs_max=2)
-    assert [len((await user.stub.ClaimRuns(request)).runs) for _ in range(2)] == [2, 0]
-    await user.submit()
-    assert len((await user.stub.ClaimRuns(request)).runs) == 1
-
-
 SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60, iterations_max=3)
 
 
@@ -383,10 +246,6 @@ async def begin(user: User, owner: Owner, name: str) -> None:
     await owner.commit(calls=[call], delegations=[begun])
 
 
-async def jobs_of(user: User, conversation_id: str) -> list[str]:
-    return [run.run_id for run in (await user.ask("ListRuns", reports_to_conversation_id=conversation_id)).runs]
-
-
 async def stop(user: User, conversation_id: str, run_id: str, command_id: str = "stop") -> Any:
     return await user.ask("StopJob", conversation_id=conversation_id, run_id=run_id, command_id=command_id)
 
@@ -395,18 +254,9 @@ async def conversation_of(user: User, owner: Owner) -> str:
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_the_jobs_of_a_conversation_are_listed_and_no_other_run(user: User) -> None:
-    owner = await user.start()
-    await begin(user, owner, "a")
-    await begin(user, owner, "b")
-    conversation_id = await conversation_of(user, owner)
-    assert await jobs_of(user, conversation_id) == ["run_b", "run_a"]
-    assert await jobs_of(user, "another") == []
-    assert await jobs_of(User(user.stub, user_id="bob"), conversation_id) == []
-
-
-async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(user: User) -> None:
-    owner = await user.start()
+async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(
+    user: User, owner: Owner
+) -> None:
     await begin(user, owner, "a")
     conversation_id = await conversation_of(user, owner)
     bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")
@@ -430,8 +280,7 @@ async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_
     assert (list(loaded.notices), loaded.open_job_count) == ([], 0)
 
 
-async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> None:
-    owner = await user.start()
+async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica, owner: Owner) -> None:
     await begin(user, owner, "a")
     await begin(user, owner, "b")
     await begin(user, owner, "c")
@@ -469,18 +318,3 @@ async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> N
     assert await stop("run_a") == ("CANCELLING", True)
     assert await stop("run_c") == ("FAILED", False)
     assert await stop(owner.run_id) is None
-
-
-async def test_a_fork_leaves_what_jobs_tell_with_its_original(user: User) -> None:
-    """ASYNC-5: also what is told after the fork was made."""
-    conversation_id = await begun(user, "a", "b")
-    jobs = await worked(user, 2)
-    await ended(jobs[0])
-    forked = (await fork(user, conversation_id)).conversation_id
-    await ended(jobs[1])
-    submitted = await user.submit("and?", conversation_id=forked)
-    told = {}
-    for claimed in await user.claim(runs_max=5):
-        loaded = await user.owner(claimed.run_id, claimed.epoch).load()
-        told[loaded.run.conversation_id] = (loaded.open_job_count, len(loaded.notices))
-    assert (submitted.run.conversation_id, told) == (forked, {conversation_id: (0, 2), forked: (0, 0)})

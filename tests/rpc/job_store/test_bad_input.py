@@ -15,7 +15,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.app.pages import make_token
 from tests.fakes.unknown_values import BROKEN, calls_by_method, code_of
-from tests.rpc.job_store.user import DIGEST, User, result
+from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 IMAGE = message_pb2.Part(image=message_pb2.ImagePart(data=b"x", media_type="image/png", size_bytes=1))
 CALL: dict[str, Any] = {"call_id": "call", "state": call_pb2.CALL_STATE_PROPOSED}
@@ -101,8 +101,7 @@ async def refused(user: User, method: str, error: type[PawlError], **fields: Any
         await user.ask(method, **fields)
 
 
-async def test_what_contradicts_the_contract_has_its_reason_and_changes_nothing(user: User) -> None:
-    owner = await user.start()
+async def test_what_contradicts_the_contract_has_its_reason_and_changes_nothing(user: User, owner: Owner) -> None:
     before = await user.run(owner.run_id)
     for fields, error in MESSAGES:
         await refused(user, "SubmitMessage", error, **SUBMIT | fields)

@@ -60,27 +60,6 @@ async def answered(user: User, question: str, answer: str, **fields: Any) -> str
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_others_do_not_read_summaries_which_retell_calls_and_documents(user: User) -> None:
-    owner = await user.start("what is my balance?")
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="You are fine.")
-    retold = "look_up(account=4711) gave 12 euros."
-    await owner.commit(
-        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text=retold, summarised_to_number=1), said]
-    )
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    await update(user, conversation_id, sharing=conversation_pb2.SHARING_READ)
-
-    async def read_by(user_id: str) -> list[str]:
-        return [
-            message.text
-            for message in (await user.ask("ListMessages", user_id=user_id, conversation_id=conversation_id)).messages
-        ]
-
-    assert await read_by(user.user_id) == ["what is my balance?", retold, "You are fine."]
-    assert await read_by("bob") == ["what is my balance?", "", "You are fine."]
-
-
 async def test_messages_with_one_new_key_at_two_replicas_meet_in_one_conversation(start: StartReplica) -> None:
     """I2: each of them has a run, and one of them begins the conversation."""
     users = await two(start)
@@ -167,16 +146,6 @@ async def test_long_conversations_are_taken_in_by_parts(user: User, database: Da
     assert await take_in(database) == 0
 
 
-async def test_a_conversation_that_is_written_to_is_taken_in_later(user: User, database: Database) -> None:
-    """Whoever writes comes first; nothing is lost."""
-    await user.submit("secret plan", conversation_id="c1")
-    async with database.transaction() as connection:
-        await connection.fetch("SELECT FROM job_store.conversations FOR UPDATE")
-        assert await take_in(database) == 0
-    assert await take_in(database) == 1
-    assert await listed(user, query="secret") == ["c1"]
-
-
 async def test_words_and_keys_go_with_their_conversation(user: User, database: Database) -> None:
     old = await answered(user, "what was it", "nothing", conversation_key="k")
     await update(user, old, title="gone soon")
@@ -189,19 +158,6 @@ async def test_words_and_keys_go_with_their_conversation(user: User, database: D
     assert (await user.submit(conversation_key="k")).run.conversation_id != old
 
 
-async def test_the_key_of_conversations_that_are_being_removed_is_free(user: User, database: Database) -> None:
-    """Also while a part of two of them is still there."""
-    ids = []
-    for _ in range(2):
-        ids.append(await answered(user, "x", "y", conversation_key="k"))
-        await database.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
-        await PostgresRetention(database).remove_conversations(older_than_seconds=86_400, rows_max=1)
-    assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 2
-    ids.append((await user.submit(conversation_key="k")).run.conversation_id)
-    assert len({*ids}) == 3
-
-
-DAY_SECONDS = 86_400
 ASSISTANT, SUMMARY = message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_SUMMARY
 
 
@@ -354,25 +310,6 @@ async def test_of_others_a_run_is_told_the_newest_runs_whole_as_far_as_they_go(
     await ends(theirs)
     mine = await shared.begin(shared.ann, "mine again")
     assert len((await mine.load()).messages) == 3 + 40 + 3 + 1
-
-
-async def test_what_a_writers_summary_stands_for_stays(shared: Shared, database: Database) -> None:
-    """The conversation's user has no summary of it: her runs are told it, and she forks behind it."""
-    await ends(await shared.begin(shared.bob, "theirs"))
-    theirs = await shared.begin(shared.bob, "theirs again")
-    await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="short", summarised_to_number=6)])
-    await ends(theirs)
-    await database.execute("UPDATE job_store.messages SET create_time = create_time - interval '31 days'")
-    await database.execute("UPDATE job_store.runs SET create_time = '2020-01-01', end_time = '2020-01-01'")
-    retention = PostgresRetention(database)
-    while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
-        pass
-    assert await database.fetchval("SELECT swept FROM job_store.messages WHERE summarised_to > 0")
-    said = ["mine", "", "Done.", "theirs", "", "Done.", "theirs again"]
-    assert [each.text for each in await shared.said(shared.ann)][:7] == said
-    assert (
-        await shared.ann.ask("ForkConversation", conversation_id=shared.conversation_id)
-    ).conversation.forked_number == 10
 
 
 async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: Replica) -> None:

@@ -10,7 +10,6 @@ import pytest
 from pawl.errors import RunNotFound
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
@@ -38,44 +37,7 @@ async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owne
     return child
 
 
-async def test_the_run_has_what_it_is_given_and_knows_its_caller(user: User) -> None:
-    limits = run_pb2.RunLimits(total_tokens_max=100)
-    owner = await user.start(options=run_pb2.RunOptions(model="m", limits=limits))
-    await owner.commit(usage=run_pb2.Usage(input_tokens=45), tokens_used=45)
-    assert (await owner.load()).shared_tokens_left == 55
-    options = run_pb2.RunOptions(model="m", limits=run_pb2.RunLimits(total_tokens_max=70, topped_up_tokens_max=70))
-    above = [run_pb2.RunAbove(run_id=owner.run_id, conversation_id="c")]
-    child = await delegating(user, owner, "a", options=options, user_roles=["editor"], above=above)
-    loaded = await child.load()
-
-    run = loaded.run
-    assert (run.parent_run_id, run.parent_call_id, run.depth) == (owner.run_id, "a", 1)
-    assert (run.user_id, list(run.user_roles), run.options, list(run.above)) == ("ann", ["editor"], options, above)
-    assert (run.token_budget, loaded.shared_tokens_left) == (70, 55)
-    assert [message.text for message in loaded.messages] == ["do it"]
-
-
-async def test_its_end_is_told_with_answer_failure_and_usage(user: User) -> None:
-    owner = await user.start()
-    child = await delegating(user, owner, "a")
-    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_LIMIT, reason="ROUND_LIMIT", message="Enough.")
-    usage = run_pb2.Usage(input_tokens=7, model_calls=1)
-    await child.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure, usage=usage, output_text="so far")
-
-    owner = await user.take(owner.run_id)
-    (command,) = (await owner.load()).commands
-    told = command.agent_ended
-    assert (told.call_id, told.run.run_id, told.run.state) == ("a", child.run_id, run_pb2.RUN_STATE_FAILED)
-    assert (told.run.failure, told.run.usage, told.run.output_text) == (failure, usage, "so far")
-    await owner.commit(
-        calls=[owner.call("a", call_pb2.CALL_STATE_FAILED, child_run_id=child.run_id, result=result(is_error=True))],
-        consumed=[command.command_id],
-    )
-    assert await owner.inbox() == []
-
-
-async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User) -> None:
-    owner = await user.start()
+async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User, owner: Owner) -> None:
     middle = await delegating(user, owner, "a")
     lowest = await delegating(user, middle, "b", depth=2)
     waiting = lowest.call("c", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval={"digest": DIGEST})
@@ -125,8 +87,7 @@ async def both(user: User, run_id: str) -> list[run_pb2.Run]:
     return [await user.run(run_id), (await listed(user))[run_id]]
 
 
-async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User) -> None:
-    owner = await user.start()
+async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User, owner: Owner) -> None:
     for run in await both(user, owner.run_id):
         assert not run.HasField("waiting"), "it is RUNNING"
         assert run.HasField("update_time")
@@ -174,34 +135,3 @@ async def test_a_run_in_a_queue_says_its_place_and_who_is_before_it(user: User) 
         assert list(run.waiting.run_ids) == [first, second]
     for run in await both(user, first):
         assert (run.queue_position, run.waiting.reason) == (0, waiting_pb2.WAIT_REASON_WORKER)
-
-
-async def test_a_run_without_a_place_says_so(start: StartReplica) -> None:
-    """LOOP-14."""
-    replica = await start(places=PlaceLimits(per_store=2, per_user=1))
-    ann, bob, eve = [User(replica.stub, user_id=name) for name in ("ann", "bob", "eve")]
-    await ann.start()
-    for run in await both(ann, (await ann.submit()).run.run_id):
-        assert run.waiting.reason == waiting_pb2.WAIT_REASON_PLACE
-        assert "its user has 1" in run.waiting.sentence
-    bobs = (await bob.submit()).run.run_id
-    assert (await bob.run(bobs)).waiting.reason == waiting_pb2.WAIT_REASON_WORKER
-    assert len(await bob.claim()) == 1
-    assert (await bob.run(bobs)).waiting.reason == waiting_pb2.WAIT_REASON_WORKER, "it has its place"
-    for run in await both(eve, (await eve.submit()).run.run_id):
-        assert "its store has 2" in run.waiting.sentence
-
-
-async def test_a_run_names_the_runs_below_it_and_tells_what_they_wait_for(user: User) -> None:
-    """TOOL-7."""
-    owner = await user.start()
-    child = await delegating(user, owner, "a")
-    await child.park(
-        run_pb2.WAIT_KIND_ANSWER, calls=[child.call("q", call_pb2.CALL_STATE_ASKED, question={"question": "Which?"})]
-    )
-    for run in await both(user, owner.run_id):
-        assert run.waiting.reason == waiting_pb2.WAIT_REASON_AGENT
-        assert list(run.waiting.run_ids) == list(run.child_run_ids) == [child.run_id]
-    read = (await user.run(owner.run_id)).waiting
-    assert read.sentence == f"It waits for run {child.run_id}. Run {child.run_id}: It waits for an answer of ann."
-    assert list(read.user_ids) == ["ann"]

@@ -266,16 +266,6 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
     assert log.entries == {("acme", conversation_id)}
 
 
-async def forked(user: User, conversation_id: str, request_id: str = "") -> Any:
-    return (
-        await user.ask("ForkConversation", request_id=request_id, conversation_id=conversation_id)
-    ).conversation.conversation_id
-
-
-async def said(user: User, conversation_id: str) -> list[str]:
-    return [message.text for message in (await user.ask("ListMessages", conversation_id=conversation_id)).messages]
-
-
 async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
     start: StartReplica, database: Database
 ) -> None:
@@ -372,26 +362,6 @@ FROM generate_series(1, 2001) AS n
 """
 
 
-async def test_a_large_stream_is_not_read_all_the_time(replica: Replica, user: User) -> None:
-    """What was erased in the meantime is purged together."""
-    now, log = [0.0], Log()
-
-    async def takes_ten_seconds(store_id: StoreId, run_ids: Collection[str]) -> int:
-        now[0] += 10
-        log.purged |= set(run_ids)
-        return len(run_ids)
-
-    log.purge = takes_ten_seconds  # type: ignore[method-assign]
-    sweep = erasing(replica, log, lambda: now[0])
-    for number in range(3):
-        await erase(replica, await full_many(user, number))
-        await swept(sweep)
-    assert (now[0], len(log.purged)) == (10.0, 1)
-    now[0] = 101.0
-    await swept(sweep)
-    assert (now[0], len(log.purged)) == (111.0, 3)
-
-
 @pytest.mark.parametrize("parts", [["notifier"], ["log"], ["tool-registry", "future"]])
 async def test_very_many_that_wait_for_something_else_hold_up_nothing(
     replica: Replica, user: User, parts: list[str]
@@ -405,20 +375,6 @@ async def test_very_many_that_wait_for_something_else_hold_up_nothing(
     await swept(sweep)
     assert MARKER not in await everything(replica.database)
     assert log.purged == {run_id}
-
-
-async def test_a_service_is_told_what_it_may_erase_behind_very_many_that_it_may_not(
-    replica: Replica, database: Database
-) -> None:
-    await database.execute(_MANY, ["runs", "ledger", "tool-registry", "log"])
-    conversations = "store_id, conversation_id, user_id, queue, interrupting, last_number, create_time, update_time"
-    await database.execute(f"""
-        INSERT INTO job_store.conversations ({conversations}, erase_time, erase_user_id, erase_root, erase_parts)
-        SELECT 'acme', n, '', '', '', 0, now(), now(), now(), 'ann', n, ARRAY[n, 'log']
-        FROM unnest(ARRAY['tool-registry', 'notifier']) AS n""")  # noqa: S608  # constants
-    sweep = erasing(replica, None)
-    for part in SERVICES:
-        assert [str(key.conversation_id) async for key, _ in sweep.due(part)] == [part.value]
 
 
 async def test_a_list_that_could_not_be_applied_is_applied_again(replica: Replica, user: User) -> None:

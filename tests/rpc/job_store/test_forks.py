@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import pytest
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import history
-from pawl.agent_loop.domain.state import State
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.rpc_client import translating
@@ -20,7 +14,6 @@ from pawl.errors import (
     ConversationErased,
     ConversationExists,
     ConversationNotFound,
-    ForkPointOpen,
     InvalidField,
     RequestIdReused,
     RunNotFound,
@@ -31,7 +24,6 @@ from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import RetentionSweep
 from pawl.job_store.domain.places import PlaceLimits
-from tests.fakes.provider import check_history
 from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_conversations import get, listed, take_in
 from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, swept
@@ -155,17 +147,21 @@ async def test_an_original_is_kept_as_long_as_a_fork_shows_it(user: User, databa
         await user.run(run_id)
 
 
-async def test_what_was_erased_is_gone_from_the_forks(user: User, database: Database) -> None:
+async def test_what_was_erased_is_gone_from_the_forks(replica: Replica, user: User) -> None:
+    """I22: also from forks of forks; what was written in them stays, and the next model reads that alone."""
     await told(user, "c1", "q0", "a0")
     one = (await fork(user, "c1")).conversation_id
     await told(user, one, "q1", "a1")
-    await database.execute("UPDATE job_store.conversation_segments SET source_conversation_id = ''")
-    for table in ("messages", "conversations"):
-        await database.execute(f"DELETE FROM job_store.{table} WHERE conversation_id = 'c1'")  # noqa: S608
-    two = await fork(user, one)
-    for of in (one, two.conversation_id):
+    two = (await fork(user, one)).conversation_id
+    await erase(replica, "c1")
+    await swept(erasing(replica, Log()))
+    three = (await fork(user, two)).conversation_id
+    for of in (one, two, three):
         assert await texts(user, of) == [(3, "q1"), (4, "a1")]
-    assert [m.text for m in (await loaded(user, two.conversation_id)).messages] == ["q1", "a1"]
+    assert "q0" not in await everything(replica.database)
+    with pytest.raises((ConversationErased, ConversationNotFound)):
+        await fork(user, "c1")
+    assert [m.text for m in (await loaded(user, three)).messages] == ["q1", "a1"]
 
 
 async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: User, database: Database) -> None:
@@ -187,41 +183,6 @@ async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: Us
     assert (await fork(user, behind)).forked_number == 5
     # What stands there is the answer to nothing that is left.
     assert [m.text for m in (await loaded(user, behind)).messages] == ["q1", "short", "a1"]
-
-
-async def test_a_fork_has_all_of_its_past_when_retention_comes_between(
-    replica: Replica, user: User, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The path is read before the transaction that makes the fork."""
-    await told(user, "c1", "q0", "a0")
-    owner = await user.start("q1", conversation_id="c1")
-    await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), said("a1")])
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    for table in ("messages", "runs"):
-        await database.execute(f"UPDATE job_store.{table} SET create_time = create_time - interval '31 days'")  # noqa: S608
-    await database.execute("UPDATE job_store.runs SET end_time = end_time - interval '31 days'")
-    commit = replica.ledger.group_commit.run
-
-    async def swept_before(*arguments: Any, **named: Any) -> Any:
-        await sweep(database)
-        return await commit(*arguments, **named)
-
-    monkeypatch.setattr(replica.ledger.group_commit, "run", swept_before)
-    with pytest.raises(ForkPointOpen, match="removed"):
-        await fork(user, "c1", 2)
-    assert await listed(user) == ["c1"]
-
-
-async def test_a_fork_has_the_images_of_its_past_for_workers_and_says_so_to_everybody_else(user: User) -> None:
-    image = message_pb2.ImagePart(data=b"image", media_type="image/png", size_bytes=5)
-    owner = await user.start("", parts=[message_pb2.Part(image=image)], conversation_id="c")
-    await owner.commit(messages=[said("A dot.")])
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    made = await fork(user, "c")
-    first = (await loaded(user, made.conversation_id)).messages[0]
-    assert (first.role, first.parts[0].image.data) == (message_pb2.ROLE_USER, b"image")
-    shown = (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages[0]
-    assert (shown.role, shown.parts[0].image.data, shown.parts[0].image.size_bytes) == (message_pb2.ROLE_USER, b"", 5)
 
 
 ALL = ("conversations", "messages", "runs", "calls", "events", "outbox", "requests")
@@ -318,165 +279,3 @@ async def test_a_refused_import_leaves_nothing(user: User, database: Database) -
         with pytest.raises(error):
             await imported(user, request)
     assert [await count(database, table) for table in ALL] == before
-
-
-_WALKS = 3
-_STEPS = 24
-
-
-@dataclass
-class Entry:
-    """A message, the conversation that it was written in, and whether it is an answer."""
-
-    number: int
-    text: str
-    written_in: str
-    is_answer: bool
-
-
-@dataclass
-class Talk:
-    """A conversation as one expects it."""
-
-    conversation_id: str
-    last_number: int = 0
-    entries: list[Entry] = field(default_factory=list)
-
-    def add(self, text: str, *, is_answer: bool) -> None:
-        self.last_number += 1
-        self.entries.append(Entry(self.last_number, text, self.conversation_id, is_answer))
-
-    @property
-    def told(self) -> list[tuple[int, str]]:
-        return [(entry.number, entry.text) for entry in self.entries]
-
-
-class Player:
-    """Does one thing after the other, and keeps in mind what must be there."""
-
-    def __init__(self, replica: Replica, user: User, seed: int) -> None:
-        self.talks: list[Talk] = []
-        self.erased: list[str] = []
-        self._erased_count = 0
-        self._replica = replica
-        self._user = user
-        self._chance = Random(seed)
-        self._sweep = erasing(replica, Log())
-        self._texts = (f"words{number}of{seed}x" for number in itertools.count(1))
-
-    async def play(self) -> None:
-        await self._chance.choice([self.runs, self.runs, self.forks, self.forks, self.imports, self.erases])()
-        if self._chance.random() < 0.3:
-            await self._sweep.sweep()
-
-    async def runs(self) -> None:
-        """A run looks something up, or does not, and answers, or does not."""
-        talk = self._chance.choice([*self.talks, Talk("")])
-        text = next(self._texts)
-        owner = await self._user.start(text, conversation_id=talk.conversation_id)
-        if not talk.conversation_id:
-            talk.conversation_id = (await self._user.run(owner.run_id)).conversation_id
-            self.talks.append(talk)
-        talk.add(text, is_answer=False)
-        loaded = await owner.load()
-        assert [(message.number, message.text) for message in loaded.messages] == talk.told
-        _check(loaded)
-        if self._chance.random() < 0.5:
-            text, call_id = next(self._texts), f"call_{owner.run_id}"
-            call = owner.call(
-                call_id, call_pb2.CALL_STATE_FAILED, result=result(f'"{next(self._texts)}"', is_error=True)
-            )
-            await owner.commit(
-                messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, call_ids=[call_id])],
-                calls=[call],
-            )
-            talk.add(text, is_answer=True)
-        if self._chance.random() < 0.8:
-            text = next(self._texts)
-            await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text)])
-            talk.add(text, is_answer=True)
-        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-
-    async def imports(self) -> None:
-        """A short history from elsewhere."""
-        talk, number = Talk(""), next(self._texts)
-        asked = call_pb2.Call(
-            call_id=f"call_{number}",
-            round=1,
-            tool_name="gone",
-            state=call_pb2.CALL_STATE_SUCCEEDED,
-            proposed_arguments="{}",
-            result=result(f'"{next(self._texts)}"'),
-            imported=True,
-        )
-        every = [next(self._texts) for _ in range(3)]
-        roles = message_pb2.ROLE_USER, message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_ASSISTANT
-        messages = [
-            message_pb2.Message(role=role, text=text, imported=True) for role, text in zip(roles, every, strict=True)
-        ]
-        messages[1].call_ids.append(asked.call_id)
-        talk.conversation_id = (
-            await self._user.ask("ImportConversation", store_id="acme", user_id="ann", messages=messages, calls=[asked])
-        ).conversation.conversation_id
-        for text, role in zip(every, roles, strict=True):
-            talk.add(text, is_answer=role == message_pb2.ROLE_ASSISTANT)
-        self.talks.append(talk)
-
-    async def forks(self) -> None:
-        """A fork somewhere, or a refusal that names places where it can be made."""
-        if not self.talks:
-            return
-        source = self._chance.choice(self.talks)
-        places = {entry.number for entry in source.entries if entry.is_answer}
-        number = self._chance.choice([0, self._chance.randint(1, source.last_number + 1)])
-        place = number or max(places, default=0)
-        if place not in places:
-            with pytest.raises(ForkPointOpen) as refused:
-                await fork(self._user, source.conversation_id, number)
-            assert {*map(int, refused.value.metadata.values())} <= places
-            return
-        made = await fork(self._user, source.conversation_id, number)
-        kept = [entry for entry in source.entries if entry.number <= place]
-        self.talks.append(Talk(made.conversation_id, place, kept))
-
-    async def erases(self) -> None:
-        """A conversation goes, and what was written in it goes from all its forks."""
-        if not self.talks:
-            return
-        gone = self.talks.pop(self._chance.randrange(len(self.talks)))
-        await erase(self._replica, gone.conversation_id)
-        self._erased_count += 1
-        self.erased += [entry.text for entry in gone.entries if entry.written_in == gone.conversation_id]
-        for talk in self.talks:
-            talk.entries = [entry for entry in talk.entries if entry.written_in != gone.conversation_id]
-        with pytest.raises((ConversationErased, ConversationNotFound)):
-            await fork(self._user, gone.conversation_id)
-
-    async def check(self) -> None:
-        """All is read as it should be, and what was erased is nowhere."""
-        for talk in self.talks:
-            assert await texts(self._user, talk.conversation_id) == talk.told
-        for _ in range(self._erased_count):
-            await swept(self._sweep)
-        left = await everything(self._replica.database)
-        assert [line for line in left.splitlines() if any(text in line for text in self.erased)] == []
-        for talk in self.talks:
-            assert await texts(self._user, talk.conversation_id) == talk.told
-
-
-def _check(loaded: pb.LoadRunResponse) -> None:
-    """What the model would be given passes a strict check."""
-    state = State(
-        run=wire.RUN.read(loaded.run),
-        messages=tuple(map(wire.MESSAGE.read, loaded.messages)),
-        calls={call.call_id: call for call in map(wire.CALL.read, loaded.calls)},
-    )
-    check_history(history.of_run(state))
-
-
-async def test_the_past_is_what_was_said_and_not_erased(replica: Replica, user: User) -> None:
-    for seed in range(_WALKS):
-        player = Player(replica, user, seed)
-        for _ in range(_STEPS):
-            await player.play()
-        await player.check()

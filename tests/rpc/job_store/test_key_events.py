@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.identity.v1 import key_pb2 as pb
-from pawl.job_store.adapters.keys import PostgresKeyRepository
-from pawl.job_store.domain import keys as rules
-from pawl.job_store.domain.key_events import KeyEventKind, event_of
-from tests.keys import LOCAL_KEY, SERVICE_KEY
-from tests.rpc.job_store.test_keys import World, create, refused, world
+from tests.keys import SERVICE_KEY
+from tests.rpc.job_store.test_keys import World, create, deployment, owner, refused, world
 
 if TYPE_CHECKING:
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
 
-__all__ = ["world"]
+__all__ = ["deployment", "owner", "world"]
 
 CREATED, REVOKED = pb.KEY_EVENT_KIND_KEY_CREATED, pb.KEY_EVENT_KIND_KEY_REVOKED
 BOOTSTRAPPED = pb.KEY_EVENT_KIND_KEY_BOOTSTRAPPED
-NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
 
 async def events(stub: KeyServiceAsyncStub, **fields: Any) -> list[pb.KeyEvent]:
     return list((await stub.ListKeyEvents(pb.ListKeyEventsRequest(**fields))).events)
 
 
-async def test_making_and_revoking_a_key_are_events_with_who_did_it(world: World) -> None:
+async def test_making_and_revoking_a_key_are_events_with_who_did_it(
+    world: World, deployment: KeyServiceAsyncStub
+) -> None:
     """OPS-1: once each, however often they are asked for."""
-    deployment = await world.deployment()
     fields: dict[str, Any] = {"user_id": "bob", "store_id": "acme", "roles": ["viewer", "member"], "name": "laptop"}
     for _ in range(2):
         made = await create(deployment, "req_1", **fields)
@@ -63,8 +57,9 @@ async def test_a_delegate_is_named_beside_whom_it_acts_for(world: World) -> None
     assert event.by_credential_id == made.key.key_id
 
 
-async def test_an_event_is_kept_only_with_its_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = await world.stub(LOCAL_KEY)
+async def test_an_event_is_kept_only_with_its_change(
+    world: World, monkeypatch: pytest.MonkeyPatch, owner: KeyServiceAsyncStub
+) -> None:
     monkeypatch.setattr(
         "pawl.job_store.adapters.keys._ADD_EVENT", "SELECT 1 / 0, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11"
     )
@@ -73,26 +68,10 @@ async def test_an_event_is_kept_only_with_its_change(world: World, monkeypatch: 
     assert await world.database.fetchval("SELECT count(*) FROM job_store.api_keys") == 0
 
 
-async def test_of_two_who_revoke_a_key_at_once_one_did_it(world: World) -> None:
-    owner, repository = await world.stub(LOCAL_KEY), PostgresKeyRepository(world.database)
-    made = await create(owner)
-    key = await repository.get(KeyId(made.key.key_id), None)
-    assert key is not None
-    for user_id in ("ann", "bob"):
-        governor = Principal(
-            store_id=StoreId("local"),
-            user_id=UserId(user_id),
-            credential_id=CredentialId(user_id),
-            roles=frozenset({"operator"}),
-        )
-        event = event_of(KeyEventKind.KEY_REVOKED, key, time=NOW, governor=governor)
-        await repository.revoke(rules.revoked(governor, key, now=NOW), event)
-    assert [(each.kind, each.by_user_id) for each in await events(owner)] == [(REVOKED, "ann"), (CREATED, "me")]
-
-
-async def test_an_operator_sees_the_events_of_its_store_and_the_deployment_all(world: World) -> None:
+async def test_an_operator_sees_the_events_of_its_store_and_the_deployment_all(
+    world: World, deployment: KeyServiceAsyncStub
+) -> None:
     """OPS-1."""
-    deployment = await world.deployment()
     olga = await create(deployment, name="olga", store_id="acme", roles=["operator"])
     await create(deployment, name="other", store_id="other", roles=["operator"])
     operator = await world.stub(olga.secret)
@@ -108,8 +87,7 @@ async def test_an_operator_sees_the_events_of_its_store_and_the_deployment_all(w
             await events(await world.stub(secret))
 
 
-async def test_events_are_listed_in_pages_and_by_key_and_kind(world: World) -> None:
-    owner = await world.stub(LOCAL_KEY)
+async def test_events_are_listed_in_pages_and_by_key_and_kind(world: World, owner: KeyServiceAsyncStub) -> None:
     made = [await create(owner, name=f"k{number}") for number in range(5)]
     await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made[1].key.key_id))
     first = await owner.ListKeyEvents(pb.ListKeyEventsRequest(page_size=2, kind=CREATED))

@@ -95,6 +95,18 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
         yield World(f"unix:{tmp_path}/keys", stack, database, parts.keys)
 
 
+@pytest.fixture
+async def owner(world: World) -> KeyServiceAsyncStub:
+    """The API as the user of the local key sees it."""
+    return await world.stub(LOCAL_KEY)
+
+
+@pytest.fixture
+async def deployment(world: World) -> KeyServiceAsyncStub:
+    """The API as the deployment sees it."""
+    return await world.deployment()
+
+
 @asynccontextmanager
 async def refused(code: str, says: str = "") -> AsyncIterator[None]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -120,10 +132,9 @@ async def revoke(stub: KeyServiceAsyncStub, key_id: str) -> None:
 
 
 async def test_a_key_is_made_used_and_revoked_and_its_secret_is_told_once(
-    world: World, capfd: pytest.CaptureFixture[str]
+    world: World, capfd: pytest.CaptureFixture[str], owner: KeyServiceAsyncStub
 ) -> None:
     """OPS-1."""
-    owner = await world.stub(LOCAL_KEY)
     made = await create(owner, name="laptop", roles=["operator"])
     assert is_secret(made.secret)
     by = (made.key.store_id, made.key.create_credential_id, made.key.create_user_id)
@@ -144,9 +155,8 @@ async def test_a_key_is_made_used_and_revoked_and_its_secret_is_told_once(
         assert made.secret[5:48] not in place
 
 
-async def test_unknown_revoked_and_expired_keys_get_one_answer(world: World) -> None:
+async def test_unknown_revoked_and_expired_keys_get_one_answer(world: World, owner: KeyServiceAsyncStub) -> None:
     """OPS-1."""
-    owner = await world.stub(LOCAL_KEY)
     gone, over = [await create(owner, name=name, roles=["operator"]) for name in ("gone", "over")]
     await revoke(owner, gone.key.key_id)
     await world.database.execute("UPDATE job_store.api_keys SET expire_time = create_time WHERE name = 'over'")
@@ -155,8 +165,9 @@ async def test_unknown_revoked_and_expired_keys_get_one_answer(world: World) -> 
             await listed(await world.stub(secret))
 
 
-async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(world: World) -> None:
-    owner = await world.stub(LOCAL_KEY)
+async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(
+    world: World, owner: KeyServiceAsyncStub
+) -> None:
     made, again = [await create(owner, "req_1", name="laptop") for _ in range(2)]
     assert (again.key, again.secret) == (made.key, "")
     async with refused("ALREADY_EXISTS"):
@@ -164,8 +175,9 @@ async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(world:
     assert len(await listed(owner)) == 1
 
 
-async def test_keys_are_listed_in_pages_the_newest_first_and_ended_ones_when_asked_for(world: World) -> None:
-    owner = await world.stub(LOCAL_KEY)
+async def test_keys_are_listed_in_pages_the_newest_first_and_ended_ones_when_asked_for(
+    world: World, owner: KeyServiceAsyncStub
+) -> None:
     made = [await create(owner, name=f"k{number}") for number in range(5)]
     await revoke(owner, made[0].key.key_id)
     await world.database.execute("UPDATE job_store.api_keys SET expire_time = create_time WHERE name = 'k1'")
@@ -181,9 +193,10 @@ async def test_keys_are_listed_in_pages_the_newest_first_and_ended_ones_when_ask
             await listed(owner, page_token=token)
 
 
-async def test_the_deployment_governs_all_stores_and_an_operator_its_own(world: World) -> None:
+async def test_the_deployment_governs_all_stores_and_an_operator_its_own(
+    world: World, deployment: KeyServiceAsyncStub
+) -> None:
     """OPS-1: an operator of one store does not own the deployment."""
-    deployment = await world.deployment()
     olga = await create(deployment, name="olga", store_id="acme", roles=["operator"])
     rival = await create(deployment, name="rival", store_id="other", roles=["operator", "delegate"])
     operator = await world.stub(olga.secret)
@@ -226,9 +239,8 @@ async def test_a_key_says_from_whose_keys_it_comes(world: World) -> None:
     }
 
 
-async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World) -> None:
+async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World, deployment: KeyServiceAsyncStub) -> None:
     """Else it could decide with one that it makes; and the answer does not tell which keys there are."""
-    deployment = await world.deployment()
     roles = ["delegate", "operator", "approver"]
     decides, made = [
         await create(deployment, store_id="acme", roles=roles, decides_for_users=each) for each in (True, False)
@@ -315,12 +327,3 @@ async def test_keys_and_events_that_ended_long_ago_are_forgotten(world: World, m
         "UPDATE job_store.key_events SET time = now() - interval '91 days' WHERE key_name <> 'here'"
     )
     assert await retention.remove_key_events(rows_max=10) == 3
-
-
-async def test_a_sync_without_uses_writes_nothing(world: World) -> None:
-    """What every process asks every two seconds costs one read. Now and then PostgreSQL writes for its own reasons."""
-    positions = set[str]()
-    for _ in range(10):
-        await world.keys.sync_keys(0, ())
-        positions.add(await world.database.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
-    assert len(positions) < 10

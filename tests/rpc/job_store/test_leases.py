@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.metrics import Metrics
 from pawl.errors import LeaseLost, QueueFull, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -22,8 +18,6 @@ from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import ClockSweep
 from pawl.job_store.domain.places import PlaceLimits
-from tests import servers
-from tests.poll import until
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
@@ -56,30 +50,6 @@ async def test_a_claim_of_few_runs_brings_what_is_loaded_of_them(user: User) -> 
     assert [each.HasField("loaded") for each in many] == [False] * 5
 
 
-async def test_what_is_too_large_for_a_part_or_has_a_step_does_not_come_with_a_claim(user: User) -> None:
-    owner = await user.start("x" * 600_000, conversation_id="c")
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    await user.submit("y" * 600_000, conversation_id="c")
-    (run,) = await user.claim()
-    assert not run.HasField("loaded")
-    owner = await user.start("hello", conversation_id="d")
-    await owner.commit(lease_action=pb.LEASE_ACTION_RELEASE)
-    (run,) = await user.claim()
-    assert not run.HasField("loaded")
-
-
-async def test_a_run_that_waited_for_a_time_comes_with_its_claim(user: User) -> None:
-    """No client holds a call of it; one that waits for people is read once it is held."""
-    for conversation, kind in (("time", run_pb2.WAIT_KIND_TIME), ("people", run_pb2.WAIT_KIND_APPROVAL)):
-        owner = await user.start("hello", conversation_id=conversation)
-        parked: dict[str, Any] = {"state": run_pb2.RUN_STATE_WAITING, "waits": [kind]}
-        wake_time = Timestamp(seconds=1)
-        await owner.commit(lease_action=pb.LEASE_ACTION_PARK, wake_time=wake_time, loop_state=b"parked", **parked)
-        (run,) = await user.claim()
-        assert run.HasField("loaded") == (kind == run_pb2.WAIT_KIND_TIME)
-        assert not run.HasField("loaded") or run.loaded.loop_state == b"parked"
-
-
 async def test_single_claims_go_round_the_stores(user: User) -> None:
     for store in ("a", "b", "c"):
         for number in range(2):
@@ -87,9 +57,8 @@ async def test_single_claims_go_round_the_stores(user: User) -> None:
     assert [(await user.claim())[0].store_id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
 
 
-async def test_a_worker_that_stops_hands_its_runs_over_at_once(user: User) -> None:
+async def test_a_worker_that_stops_hands_its_runs_over_at_once(user: User, owner: Owner) -> None:
     """OPS-5."""
-    owner = await user.start()
     released = await user.ask("ReleaseWorker", worker_id="w1")
     assert released.released_count == 1
     with pytest.raises(LeaseLost):
@@ -99,8 +68,7 @@ async def test_a_worker_that_stops_hands_its_runs_over_at_once(user: User) -> No
     assert again.released_count == 0
 
 
-async def test_loading_needs_the_run_and_its_lease(user: User) -> None:
-    owner = await user.start()
+async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> None:
     with pytest.raises(LeaseLost):
         await Owner(user, owner.run_id, 2).load()
     with pytest.raises(RunNotFound):
@@ -164,11 +132,6 @@ async def limited(start: StartReplica) -> Replica:
     return await start(places=LIMITS)
 
 
-@pytest.fixture
-def bob(user: User) -> User:
-    return User(user.stub, user_id="bob")
-
-
 async def submit_many(user: User, count: int) -> list[str]:
     """Messages to conversations of their own; the ids of the runs."""
     return [(await user.submit()).run.run_id for _ in range(count)]
@@ -218,52 +181,6 @@ async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(st
     assert {type(error) for error in refused} == {QueueFull}
     assert "10 runs wait in this store already" in str(refused[0])
     await User(users[0].stub, store_id="beta").submit()
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[servers.NatsServer]:
-    folder = tmp_path / "nats"
-    folder.mkdir()
-    with servers.NatsServer(folder) as server:
-        yield server
-
-
-async def test_a_place_that_is_free_wakes_workers_at_once(start: StartReplica, nats: servers.NatsServer) -> None:
-    """Not only at their next poll; and nobody is woken when nobody waits."""
-    replica = await start(nats_url=nats.url, places=LIMITS)
-    await replica.bus.wait_connected()
-    woken: list[object] = []
-
-    async def hear(_subject: str, data: bytes) -> None:
-        woken.append(data)
-
-    async with Bus(nats.url, name="listener", metrics=Metrics("listener")) as listener:
-        await listener.wait_connected()
-        await listener.subscribe("pawl.internal.v1.work", hear)
-        await listener.publish_all([], timeout_seconds=5)
-        user = User(replica.stub)
-        await submit_many(user, 4)
-        first, second = owners(user, await user.claim(runs_max=10))
-
-        async def all_heard(count: int) -> None:
-            async def is_there() -> bool:
-                return len(woken) >= count
-
-            await until(is_there)
-
-        await all_heard(4)
-        await first.commit(state=run_pb2.RUN_STATE_RUNNING)
-        await first.park(run_pb2.WAIT_KIND_ANSWER)
-        await all_heard(5)
-        await second.commit(state=run_pb2.RUN_STATE_RUNNING)
-        await second.commit(state=run_pb2.RUN_STATE_COMPLETED)
-        await all_heard(6)
-        for owner in owners(user, await user.claim(runs_max=10)):
-            await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
-            await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-        await submit_many(User(replica.stub, store_id="beta"), 1)
-        await all_heard(7)
-        assert len(woken) == 7, "the last two ends left nobody waiting"
 
 
 async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(limited: Replica, database: Database) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.errors import InvalidField, RequestIdReused, ToolExists
+from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.tool.v1 import tool_pb2
-from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import Owner, User, result
 
 
@@ -39,34 +39,6 @@ async def bring(user: User, run_id: str, client_id: str, offer_epoch: int, comma
 
 async def end_leases(database: Database) -> None:
     await database.execute("UPDATE job_store.calls SET offer_expire_time = now()")
-
-
-async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None:
-    owner = await offered(user)
-    lease = await user.lease(owner.run_id, "call_1", "tab")
-    assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch, "cmd_1") == "ACCEPTED"
-    claimed = await user.claim()
-    successor = Owner(user, owner.run_id, claimed[0].epoch)
-    loaded = await successor.load()
-    assert [command.tool_result.result.content_json for command in loaded.commands] == [b'"ok"']
-    assert loaded.commands[0].user_id == "ann"
-    await successor.commit(
-        calls=[successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())],
-        consumed=["cmd_1"],
-        state=run_pb2.RUN_STATE_RUNNING,
-    )
-    assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch, "cmd_1") == "DUPLICATE"
-    assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch) == "LATE"
-    assert await successor.inbox() == []
-
-
-async def test_a_client_without_a_stream_is_older_than_any_stream_of_it(user: User) -> None:
-    owner = await offered(user)
-    assert (await user.lease(owner.run_id, "call_1", "tab", session_id="")).granted
-    assert (await user.lease(owner.run_id, "call_1", "tab", session_id="")).call.offer.offer_epoch == 1
-    assert (await user.lease(owner.run_id, "call_1", "tab", session_id="ses_1")).granted
-    again = await user.lease(owner.run_id, "call_1", "tab", session_id="")
-    assert (again.granted, again.replaced) == (False, True)
 
 
 async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> None:
@@ -136,21 +108,7 @@ async def test_calls_of_a_client_that_vanished_are_offered_again(
     assert (await user.lease(owner.run_id, "call_1", "other")).call.offer.offer_epoch == 2
 
 
-async def test_what_waits_is_shown_with_the_run_and_over_all_runs(user: User) -> None:
-    """FE-3, HITL-6."""
-    owner = await offered(user, "call_1", "call_2")
-    assert [call.call_id for call in (await user.run(owner.run_id)).pending_calls] == ["call_1", "call_2"]
-    receipt = await user.send(owner.run_id, tool_result=pb.ToolResultCommand(call_id="call_1", result=result()))
-    assert [call.call_id for call in receipt.run.pending_calls] == ["call_2"]
-    listed = await user.ask("ListPendingCalls")
-    assert [call.call_id for call in listed.calls] == ["call_2"]
-    await user.cancel(owner.run_id)
-    listed = await user.ask("ListPendingCalls")
-    assert list(listed.calls) == []
-
-
-async def test_a_call_in_doubt_is_shown_as_pending(user: User) -> None:
-    owner = await user.start()
+async def test_a_call_in_doubt_is_shown_as_pending(user: User, owner: Owner) -> None:
     await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_RUNNING, attempt=1)])
     assert list((await user.ask("ListPendingCalls")).calls) == []
     await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
@@ -168,19 +126,6 @@ async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fi
     return (await user.ask("SubmitMessage", text="hello", request_id=request_id, tools=tools, **values)).run
 
 
-async def owned(user: User, run_id: str) -> Owner:
-    return await user.take(run_id)
-
-
-async def test_its_worker_gets_them(user: User) -> None:
-    run = await begin(user, tool(), tool("ask"), client_id="tab")
-    assert run.own_tools == run_pb2.OwnTools(names=["show", "ask"], client_id="tab")
-    owner = await owned(user, run.run_id)
-    loaded = await owner.load()
-    assert list(loaded.own_tools) == [tool(), tool("ask")]
-    assert loaded.run.own_tools == run.own_tools
-
-
 async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole(user: User) -> None:
     run = await begin(user, tool())
     assert (await user.run(run.run_id)).own_tools.names == ["show"]
@@ -188,22 +133,6 @@ async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole
     assert not answer.own_tools
     answer = await user.ask("GetRun", run_id=run.run_id, user_id="")
     assert list(answer.own_tools) == [tool()]
-
-
-async def test_the_same_request_starts_it_once_and_other_tools_are_another_request(user: User) -> None:
-    run = await begin(user, tool(), request_id="r1")
-    assert (await begin(user, tool(), request_id="r1")).run_id == run.run_id
-    with pytest.raises(RequestIdReused):
-        await begin(user, tool("other"), request_id="r1", asked_tools_sha256=b"others")
-    with pytest.raises(RequestIdReused):
-        await user.submit(request_id="r1")
-
-
-async def test_one_that_may_not_be_started_any_more_is_given_if_it_was(user: User) -> None:
-    with pytest.raises(ToolExists):
-        await begin(user, request_id="r1", only_repeat=True)
-    run = await begin(user, tool(), request_id="r1")
-    assert (await begin(user, request_id="r1", only_repeat=True)).run_id == run.run_id
 
 
 async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
@@ -214,31 +143,6 @@ async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
         await begin(user, tool(), policy=pb.MESSAGE_POLICY_STEER)
     listed = await user.ask("ListRuns")
     assert not listed.runs
-
-
-async def test_their_calls_are_leased_to_their_client_alone_also_by_another_replica(start_two: list[User]) -> None:
-    user, other = start_two
-    run = await begin(user, tool(), client_id="tab")
-    owner = await owned(user, run.run_id)
-    names = {"call_1": "show", "call_2": "registered"}
-    calls = [
-        owner.call(call_id, call_pb2.CALL_STATE_OFFERED, index=index, tool_name=name)
-        for index, (call_id, name) in enumerate(names.items())
-    ]
-    await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await owner.park(run_pb2.WAIT_KIND_TOOL_RESULT, calls=calls)
-    for client in ("other", "tab2"):
-        refused = await other.lease(run.run_id, "call_1", client)
-        assert (refused.granted, refused.call.offer.client_id) == (False, "")
-    assert (await other.lease(run.run_id, "call_2", "other")).granted
-    assert (await other.lease(run.run_id, "call_1", "tab")).granted
-    again = await user.lease(run.run_id, "call_1", "tab", session_id="ses_2")
-    assert (again.granted, again.call.offer.offer_epoch) == (True, 1)
-
-
-@pytest.fixture
-async def start_two(start: StartReplica) -> list[User]:
-    return [User((await start()).stub), User((await start()).stub)]
 
 
 async def test_a_call_that_cannot_be_read_holds_up_no_other(user: User, replica: Replica, database: Database) -> None:

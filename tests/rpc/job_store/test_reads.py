@@ -61,8 +61,7 @@ async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
 
 
-async def test_a_run_is_read_with_all_its_open_calls(user: User) -> None:
-    owner = await user.start()
+async def test_a_run_is_read_with_all_its_open_calls(user: User, owner: Owner) -> None:
     states = (call_pb2.CALL_STATE_RUNNING, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_RUNNABLE)
     calls = [owner.call(f"call_{number}", state, index=number) for number, state in enumerate(states)]
     ended = owner.call("call_3", call_pb2.CALL_STATE_FAILED, index=3, result=result())
@@ -115,9 +114,8 @@ async def test_approvers_see_of_runs_of_others_only_that_they_wait_for_tokens(us
     assert not (await bob.ask("ListPendingCalls", of_all_users=True, store_id="other")).runs
 
 
-async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User) -> None:
+async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User, owner: Owner) -> None:
     """EVT-1."""
-    owner = await user.start()
     for number in range(5):
         await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=str(number)))])
     whole = [event.SerializeToString() for event in await user.events(owner.run_id)]
@@ -131,8 +129,7 @@ async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User) -> N
         await user.events(owner.run_id, after_seq=2**64 - 1)
 
 
-async def test_a_part_of_the_log_is_cut_by_number_and_by_bytes(user: User) -> None:
-    owner = await user.start()
+async def test_a_part_of_the_log_is_cut_by_number_and_by_bytes(user: User, owner: Owner) -> None:
     large = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x" * 400_000))
     await owner.commit(events=[large] * 5)
     request = pb.ListEventsRequest(store_id="acme", user_id="ann", run_id=owner.run_id, after_seq=3)
@@ -142,45 +139,6 @@ async def test_a_part_of_the_log_is_cut_by_number_and_by_bytes(user: User) -> No
     assert [event.seq for event in (await user.stub.ListEvents(request)).events] == [4]
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     assert (await user.stub.ListEvents(request)).ended
-
-
-async def test_large_results_are_left_out_of_events_and_read_with_the_call(user: User) -> None:
-    owner = await user.start()
-    large = result('"' + "x" * 20_000 + '"')
-    await owner.commit(
-        calls=[
-            owner.call("small", call_pb2.CALL_STATE_FAILED, result=result()),
-            owner.call("large", call_pb2.CALL_STATE_FAILED, result=large),
-        ]
-    )
-    small_event, large_event = (await user.events(owner.run_id))[-2:]
-    assert small_event.call_changed.call.result == result()
-    assert not large_event.call_changed.call.HasField("result")
-    assert large_event.call_changed.call.result_omitted_bytes == 20_002
-    assert (await user.ask("GetCall", call_id="large")).call.result == large
-
-
-async def test_a_worker_gets_the_history_from_the_last_summary_on(user: User) -> None:
-    """LOOP-11: what the summary stands for is left out, what came after that is not."""
-    owner = await user.start("first", conversation_id="c1")
-    await owner.commit(
-        messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="asks", call_ids=["call_1"])],
-        calls=[owner.call("call_1", call_pb2.CALL_STATE_FAILED, result=result())],
-    )
-    await owner.commit(
-        messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="answers")],
-        state=run_pb2.RUN_STATE_COMPLETED,
-    )
-    owner = await user.start("second", conversation_id="c1")
-    loaded = await owner.load()
-    assert [message.text for message in loaded.messages] == ["first", "asks", "answers", "second"]
-    assert [call.call_id for call in loaded.calls] == ["call_1"]
-    await owner.commit(
-        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="so far", summarised_to_number=3)]
-    )
-    loaded = await owner.load()
-    assert [(message.number, message.text) for message in loaded.messages] == [(4, "second"), (5, "so far")]
-    assert list(loaded.calls) == []
 
 
 @pytest.mark.parametrize(
@@ -229,9 +187,10 @@ async def conversation(user: User) -> User:
     return user
 
 
-async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(user: User, database: Database) -> None:
+async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(
+    user: User, database: Database, owner: Owner
+) -> None:
     """It neither waits for the run nor holds it up, so that its time does not tell that there is one."""
-    owner = await user.start()
     bob = User(user.stub, user_id="bob")
     async with database.transaction() as connection, asyncio.timeout(60):
         await connection.execute("SELECT FROM job_store.runs FOR UPDATE")
@@ -240,9 +199,8 @@ async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(user: Us
     assert (await user.cancel(owner.run_id)).outcome == pb.COMMAND_OUTCOME_ACCEPTED
 
 
-async def test_a_run_with_very_large_results_can_still_be_loaded(user: User) -> None:
+async def test_a_run_with_very_large_results_can_still_be_loaded(user: User, owner: Owner) -> None:
     """I19, I20: the newest results are there; of the others the size."""
-    owner = await user.start()
     large = result('"' + "x" * 1_000_000 + '"')
     for number in range(18):
         call = owner.call(f"call_{number:02}", call_pb2.CALL_STATE_FAILED, index=number, result=large)
@@ -312,16 +270,6 @@ async def test_a_run_below_another_one_is_found_by_it_and_by_its_own_agent(user:
     assert not await runs(User(user.stub, user_id="bob"), parent_run_id=owner.run_id)
 
 
-async def test_labels_are_in_the_run_and_in_its_events(user: User) -> None:
-    made = {"env": "prod", "team": "zwei drei"}
-    owner = await user.start(labels=made)
-    assert dict((await user.run(owner.run_id)).labels) == made
-    events = await user.events(owner.run_id)
-    told = [dict(event.run_changed.run.labels) for event in events if event.HasField("run_changed")]
-    assert told == [made] * len(told)
-    assert told
-
-
 async def test_conversations_are_found_by_all_of_their_labels(user: User) -> None:
     bob = User(user.stub, user_id="bob")
     for number, who in enumerate((user, user, user, bob)):
@@ -344,8 +292,7 @@ async def test_conversations_are_found_by_all_of_their_labels(user: User) -> Non
         await listed(user, labels={"": "x"})
 
 
-async def test_a_run_in_doubt_is_listed_with_its_calls_that_may_run(user: User) -> None:
-    owner = await user.start()
+async def test_a_run_in_doubt_is_listed_with_its_calls_that_may_run(user: User, owner: Owner) -> None:
     states = {"ran": call_pb2.CALL_STATE_FAILED, "runs": call_pb2.CALL_STATE_RUNNING}
     calls = [owner.call(name, state, index=index) for index, (name, state) in enumerate(states.items())]
     calls[0].result.CopyFrom(result())

@@ -18,8 +18,6 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.adapters.leases import PostgresLeases
-from pawl.job_store.domain.places import PlaceLimits
-from tests.poll import until
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User, forwarded
 
@@ -27,7 +25,6 @@ NOW = datetime.now(UTC)
 STARTED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
 WAITING = schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING
 SKIPPED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
-MISSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_MISSED
 REFUSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED
 
 
@@ -183,14 +180,6 @@ async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer)
     assert [due.definition.name for due in await timer.claim()] == ["held"]
 
 
-async def test_a_schedule_that_goes_on_is_resumed_with_another_key(timer: Timer, replica: Replica) -> None:
-    revoked = Timer(replica, credential_id="key_1")
-    await revoked.put()
-    assert (await revoked.fire_due()).outcome == REFUSED
-    await timer.pause(paused=False)
-    assert (await timer.fire_due()).outcome == STARTED
-
-
 async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_again(timer: Timer) -> None:
     await timer.put()
     await timer.make_due()
@@ -203,46 +192,6 @@ async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_agai
     await timer.delete()
     with pytest.raises(ScheduleNotFound):
         await timer.fire(again)
-
-
-async def test_what_is_too_late_is_missed_and_what_is_not_is_made_up_for(timer: Timer) -> None:
-    await timer.put(interval_seconds=60, catch_up_seconds=300)
-    assert (await timer.fire_due(1000.0)).outcome == MISSED
-    (due,) = await timer.claim()
-    assert (await timer.fire(due)).outcome == STARTED
-
-
-async def test_while_the_run_before_goes_on_a_fire_is_skipped(timer: Timer, user: User) -> None:
-    await timer.put()
-    assert (await timer.fire_due()).outcome == STARTED
-    skipped = await timer.fire_due()
-    assert (skipped.outcome, skipped.run_id) == (SKIPPED, "")
-    assert skipped.reason == "the run before it goes on"
-    await end(user)
-    assert (await timer.fire_due()).outcome == STARTED
-
-
-async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: User) -> None:
-    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)
-    await timer.fire_due()
-    waiting = await timer.fire_due()
-    assert waiting.outcome == WAITING
-    assert (await timer.fire_due()).outcome == SKIPPED
-    await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = now()")
-    assert await timer.claim() == []
-    await end(user)
-    found: list[pb.DueSchedule] = []
-
-    async def is_claimed() -> bool:
-        found.extend(await timer.claim())
-        return bool(found)
-
-    await until(is_claimed)
-    (due,) = found
-    assert due.expected_time == waiting.due_time
-    assert (await timer.fire(due)).outcome == STARTED
-    assert await timer.fire(due) is None
-    assert await timer.fires() == [STARTED, SKIPPED, STARTED]
 
 
 async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(timer: Timer, user: User) -> None:
@@ -258,25 +207,17 @@ async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(t
         first.run_id: run_pb2.RUN_STATE_CANCELLED,
         second.run_id: run_pb2.RUN_STATE_CANCELLING,
     }
+    claim_at_once = "UPDATE job_store.schedules SET claim_at = now()"
+    await timer.replica.database.execute(claim_at_once)
+    assert await timer.claim() == [], "the run goes on"
     (command,) = await worker.inbox()
     await worker.commit(consumed=[command.command_id], state=run_pb2.RUN_STATE_CANCELLED)
-    await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = now()")
+    await timer.replica.database.execute(claim_at_once)
     (due,) = await timer.claim()
     third = await timer.fire(due)
+    assert await timer.fire(due) is None
     assert (third.outcome, third.due_time) == (STARTED, waiting.due_time)
     assert first.conversation_id == second.conversation_id == third.conversation_id
-
-
-async def test_a_refused_run_is_a_fire_and_leaves_nothing_behind(start: StartReplica) -> None:
-    timer = Timer(await start(places=PlaceLimits(per_store=1, per_user=1), store_queue_max=1))
-    for _ in range(2):
-        await User(timer.replica.stub).submit()
-    await timer.put()
-    fire = await timer.fire_due()
-    assert fire.outcome == REFUSED
-    assert fire.reason.startswith("QUEUE_FULL: ")
-    conversations = await timer.replica.database.fetchval("SELECT count(*) FROM job_store.conversations")
-    assert (conversations, await timer.fires()) == (2, [REFUSED])
 
 
 async def test_after_ten_failures_in_a_row_a_schedule_pauses_itself(timer: Timer, user: User) -> None:

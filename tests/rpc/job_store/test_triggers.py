@@ -347,22 +347,6 @@ async def test_a_refused_run_is_a_fire_and_is_tried_again_when_the_event_is(star
     assert (await hook.deliver()).fire.run_id == again.fire.run_id
 
 
-async def test_after_ten_failures_in_a_row_a_trigger_pauses_itself(hook: Hook, user: User) -> None:
-    await hook.put()
-    for number in range(9):
-        await hook.deliver(f"msg_{number}", refusal="AGENT_NOT_FOUND: no")
-    await hook.deliver("bad")
-    await end(user, run_pb2.RUN_STATE_FAILED)
-    due = (await hook.check(hook.signed("next"))).due
-    assert not (await hook.fire(due, pb.TriggerEvent(event_id="next"))).HasField("fire")
-    paused = await hook.get()
-    assert (paused.self_paused, paused.pause_note) == (True, "10 fires in a row were refused or failed")
-    with pytest.raises(TriggerPaused):
-        await hook.deliver("next")
-    await hook.pause(paused=False)
-    assert (await hook.deliver("next")).fire.outcome == STARTED
-
-
 class Told(JetStreamLifecycle):
     """A stream that keeps what it was sent, unless it is away."""
 

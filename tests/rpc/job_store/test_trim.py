@@ -7,11 +7,8 @@ from typing import Any
 
 from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
-from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.domain.trimming import ITERATIONS_KEPT
-from tests.rpc.job_store.conftest import DAY_SECONDS
 from tests.rpc.job_store.test_background import begun, worked
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
@@ -118,20 +115,6 @@ async def test_events_that_subscribers_do_not_have_yet_are_kept(user: User, data
     assert await stored_events(database, owner.run_id) == 1
 
 
-async def test_little_is_removed_at_a_time(user: User, database: Database) -> None:
-    """So many events in all, but one run at least; the longest ended first."""
-    owners = [await ended(user, events=20) for _ in range(3)]
-    await age(database)
-    retention = PostgresRetention(database)
-    trimmed: list[Owner] = []
-    for events_max in (1, 1000):
-        assert await retention.trim_logs(older_than_seconds=DAY_SECONDS, events_max=events_max) == len(trimmed) + 1
-        trimmed = [owner for owner in owners if await stored_events(database, owner.run_id) == 1]
-        assert trimmed == owners[: len(trimmed)]
-    assert trimmed == owners
-    assert await retention.trim_logs(older_than_seconds=DAY_SECONDS, events_max=1000) == 0
-
-
 async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, database: Database) -> None:
     """I19: the newest come first; large results are left out."""
     large, small = '"' + "r" * 20_000 + '"', '"' + "r" * 15_000 + '"'
@@ -206,23 +189,3 @@ async def test_the_last_iterations_are_kept_and_a_gap_stands_for_the_others(user
     assert (await read(user, job.run_id, gap.to_seq - 1)).gap.from_seq == gap.to_seq
     run = await user.run(job.run_id)
     assert (run.trimmed_rounds, run.trimmed_failures) == (kept, kept // 10)
-
-
-async def test_what_was_decided_about_calls_goes_with_them(user: User, database: Database) -> None:
-    """Their receipts, too: whoever decides again is told that there is no such call."""
-    await begun(user, "series")
-    (job,) = await worked(user)
-    await sent(database)
-    gated = job.call(
-        "gated", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval=call_pb2.ApprovalRequest(digest="ab" * 32)
-    )
-    await job.commit(round=1, calls=[gated])
-    await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")
-    gated.state = call_pb2.CALL_STATE_REJECTED
-    gated.result.CopyFrom(result("null", is_error=True))
-    await job.commit(calls=[gated], consumed=["cmd_no"])
-    assert (await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")).outcome
-    await iterate(job, 2, 2 * ITERATIONS_KEPT + 1)
-    again = await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")
-    assert again.outcome == pb.COMMAND_OUTCOME_UNKNOWN
-    assert not await database.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", job.run_id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import create_autospec
-
 import pytest
 
 from pawl.chassis.clock import SystemClock
@@ -13,8 +11,6 @@ from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailabl
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.journal import PostgresJournal
-from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import RetentionSweep
@@ -82,9 +78,10 @@ async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user
     }
 
 
-async def test_a_conversation_with_an_open_run_is_kept_however_old(user: User, database: Database) -> None:
+async def test_a_conversation_with_an_open_run_is_kept_however_old(
+    user: User, database: Database, owner: Owner
+) -> None:
     """I3."""
-    owner = await user.start()
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
     await age(database, "conversations", "update_time")
     await sweep(database).sweep()
@@ -92,10 +89,9 @@ async def test_a_conversation_with_an_open_run_is_kept_however_old(user: User, d
 
 
 async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_the_same(
-    user: User, database: Database
+    user: User, database: Database, owner: Owner
 ) -> None:
     """Life-cycle events wait a day for a NATS that is away, and keep nothing else for longer."""
-    owner = await user.start()
     await owner.commit(events=[DELTA] * 5)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "runs", "end_time")
@@ -154,32 +150,14 @@ async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> Non
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
 
 
-async def test_the_ledger_is_counted(user: User, database: Database) -> None:
+async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:
     """OPS-2."""
-    await user.start(conversation_id="c1")
-    await user.submit(conversation_id="c2")
-    counts = await PostgresLedgerStats(database, PLACES).count()
-    assert (counts["RUNNING"], counts["QUEUED"], counts["claimable"], counts["outbox"]) == (1, 1, 1, 3)
-
-
-async def test_operations_and_refusals_are_counted(user: User, replica: Replica) -> None:
-    """OPS-2."""
-    owner = await user.start()
     with pytest.raises(PawlError):
         await Owner(user, owner.run_id, 99).commit()
     text = replica.metrics.text().decode()
     assert 'refusals_total{reason="LEASE_LOST"} 1.0' in text
     assert "lease_losses_total 1.0" in text
     assert "group_operations_count 3.0" in text
-
-
-async def test_one_replica_at_a_time_relays_the_life_cycle(user: User, database: Database) -> None:
-    """Two at once would mix up the order."""
-    await user.submit()
-    async with database.transaction() as connection:
-        await connection.fetchval("SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))")
-        assert await PostgresOutbox(database).relay(create_autospec(JetStreamLifecycle), events_max=10) == 0
-    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 1
 
 
 async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
@@ -246,22 +224,6 @@ async def test_a_run_of_which_a_message_is_still_needed_stays_whole(user: User, 
     await grow_old(database)
     await sweep(database).sweep()
     assert [(await rows_of(database, owner.run_id))["runs"] for owner in (second, third, fourth)] == [0, 0, 1]
-
-
-async def test_a_run_that_waited_while_the_summary_was_made_is_kept(user: User, database: Database) -> None:
-    """It has no message in the history, and may have ended a moment ago."""
-    first = await talk(user, "call_1")
-    active = await user.start("a question", conversation_id="thread")
-    waiting = (await user.submit("and then", conversation_id="thread")).run
-    await active.commit(
-        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=2)]
-    )
-    await grow_old(database)
-    await user.cancel(waiting.run_id)
-    await sweep(database).sweep()
-    assert (await user.run(waiting.run_id)).state == run_pb2.RUN_STATE_CANCELLED
-    assert (await user.run(active.run_id)).state == run_pb2.RUN_STATE_RUNNING
-    assert (await rows_of(database, first.run_id))["runs"] == 0
 
 
 async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, database: Database) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pawl.agent_loop.app.worker import Worker
 from pawl.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarted
@@ -13,6 +13,7 @@ from pawl.agent_loop.domain.run import RunOptions
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey
 from pawl.values import ENDED, CallState, Question, RunState
+from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
@@ -108,3 +109,11 @@ def present(value: T | None) -> T:
     """Return a value that must be there."""
     assert value is not None, "the value is missing"
     return value
+
+
+def at_each(main: Callable[[int], Coroutine[Any, Any, bool]], *, more_than: int) -> None:
+    """Play a scenario for one position after the other at which something happens, until none is left."""
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > more_than

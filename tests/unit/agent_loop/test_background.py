@@ -130,29 +130,6 @@ def check(wish: Wish) -> None:
         assert (wish.iterations_max, wish.duration_seconds, wish.delay_first) == (1, 0.0, False)
 
 
-@given(
-    st.floats(0.5, 24 * 3600),
-    st.one_of(st.none(), st.integers(-1, 2_000_000)),
-    st.one_of(st.none(), st.floats(-1, 1_000_000)),
-    st.booleans(),
-)
-def test_a_series_is_as_long_as_was_asked_for(
-    interval: float, count: int | None, minutes: float | None, delay: bool
-) -> None:
-    said: dict[str, Any] = {"_executeAsync": True, "_interval": interval, "_delayFirst": delay}
-    said |= {} if count is None else {"_stopAfter": count}
-    said |= {} if minutes is None else {"_duration": minutes}
-    reading = background.read(json.dumps(said), _SCHEMA)
-    wish = reading.wish
-    if wish is None:
-        assert reading.fault
-        return
-    check(wish)
-    assert count is None or wish.iterations_max <= count
-    assert minutes is None or (wish.iterations_max - 1) * interval <= minutes * 60
-    assert wish.delay_first or (not delay and count != 1)
-
-
 def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
     """What is more is refused, and nothing is cut short unasked."""
     rows: list[Any] = [
@@ -190,14 +167,6 @@ def test_an_edit_of_a_series_moves_its_end_only_where_it_says_so(
     assert granted.end_time == (end if edited_end is None else edited_end)
     assert (granted.interval_seconds, granted.iterations_max, granted.digest) == (interval, count, "")
     assert granted.end_time is None or 5.0 <= granted.end_time <= 5.0 + 365 * 86_400
-
-
-def test_a_tool_with_a_parameter_of_such_a_name_keeps_all_of_them() -> None:
-    rows: list[Any] = [*sorted(NAMES)]
-    for name in rows:
-        schema = json.dumps({"type": "object", "properties": {name: {}}}).encode()
-        written = '{"_executeAsync": true, "_interval": "often"}'
-        assert background.read(written, schema) == background.Reading(arguments=written), name
 
 
 def iteration(number: int, begin: float, end: float) -> Call:
@@ -416,12 +385,3 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
 def test_a_name_of_a_parameter_within_a_value_is_none() -> None:
     for written in ('{"n":"_interval"}', '["_interval"]'):
         assert domain.read(written, b"{}") == domain.Reading(arguments=written)
-
-
-async def test_a_call_of_the_tool_that_makes_no_sense_begins_nothing() -> None:
-    story = Story(calls("in_background {}"), says("I see."), as_tool=True)
-    key = story.say("do it")
-    await story.until(lambda: story.is_over)
-    (call,) = story.calls(story.world.ledger.run(key))
-    assert (call.state, story.jobs) == (CallState.FAILED, [])
-    assert "`tool` is the name" in present(call.result).content_json.decode()

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, AgentQuotas
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import budget, loop_state
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
+from pawl.agent_loop.domain.agents import AgentDefinition, ToolSelection
 from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_limits
+from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import UsageReport
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import FailureClass, PinnedAgent, RunOptions, TokenBudgetPolicy
+from pawl.agent_loop.domain.run import PinnedAgent, RunOptions, TokenBudgetPolicy
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import RunKey, StoreId
-from pawl.errors import InvalidField
-from pawl.values import TOKENS_MAX, RunState, Usage, WaitKind
+from pawl.values import RunState, Usage, WaitKind
 from tests.fakes.ledger import STORE
 from tests.fakes.loop_world import World
 from tests.fakes.model import says
@@ -31,7 +26,6 @@ from tests.unit.agent_loop.scenario import VERDICTS, present
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer
 from tests.unit.agent_loop.test_sub_agents import ANN
 
-DAY_SECONDS = 86_400.0
 FAIL = TokenBudgetPolicy.FAIL
 
 
@@ -70,15 +64,6 @@ class TestExhaustion:
         assert (run.model_calls, run.run.state, run.run.waits) == (1, RunState.WAITING, (WaitKind.BUDGET,))
         assert run.parked
 
-    def test_a_run_may_ask_to_fail_instead(self) -> None:
-        run = used_up(FAIL)
-        run.ends(run.calls[0].call_id)
-        assert run.run.state is RunState.FAILED
-        assert (present(run.run.failure).failure_class, present(run.run.failure).reason) == (
-            FailureClass.LIMIT,
-            BUDGET_EXHAUSTED,
-        )
-
     def test_a_failed_attempt_counts_and_the_next_one_is_not_made(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.model_fails()
@@ -103,17 +88,6 @@ class TestTopUps:
         run.tops_up(1)
         assert (run.run.state, run.run.waits, run.under_way) == (RunState.RUNNING, (), {MODEL})
         assert [event.round for event in run.told if isinstance(event, RoundStarted)] == [1, 2]
-
-    def test_too_few_tokens_leave_it_waiting_and_begin_the_deadline_anew(self) -> None:
-        run = with_budget(1, "serial")
-        run.model_answers()
-        run.ends(run.calls[0].call_id)
-        run.passes(DAY_SECONDS - 1)
-        run.tops_up(5)
-        run.passes(DAY_SECONDS - 1)
-        assert state(run) is RunState.WAITING
-        run.tops_up(10)
-        assert state(run) is RunState.RUNNING
 
     def test_a_top_up_outlives_its_worker(self) -> None:
         run = used_up()
@@ -186,13 +160,6 @@ class TestWhatAPromptIsTakenFor:
             run = self.run(UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000))
             assert budget.prompt_tokens(run.base, prompt_bytes) == tokens, reported
 
-    @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-    def test_a_longer_prompt_is_never_taken_for_less(self, size: int, tokens: int, one: int, more: int) -> None:
-        counted = loop_state.CountedPrompt(size_bytes=size, tokens=tokens)
-        run = with_budget(1000)
-        state = replace(run.base, loop=replace(run.base.loop, counted_prompt=counted))
-        assert budget.prompt_tokens(state, one) <= budget.prompt_tokens(state, one + more)
-
 
 class TestTheCallInFlight:
     def test_its_answer_is_limited_to_what_is_left(self) -> None:
@@ -253,25 +220,6 @@ class TestTheCallInFlight:
         assert budget.cut_short(run.base, answer(text="whole"), sent) is None
 
 
-class TestNarrowing:
-    @pytest.mark.parametrize(
-        ("name", "smallest"),
-        [("context_bytes_max", 10_000), ("result_bytes_per_round_max", 1024), ("identical_calls_max", 2)],
-    )
-    def test_what_is_too_small_to_work_with_is_refused_with_the_smallest_that_works(
-        self, name: str, smallest: int
-    ) -> None:
-        assert getattr(Limits().with_asked({name: smallest}, CEILINGS), name) == smallest
-        with pytest.raises(InvalidField, match=f"must be at least {smallest}"):
-            Limits().with_asked({name: smallest - 1}, CEILINGS)
-
-    @pytest.mark.parametrize("asked", [501, 0, TOKENS_MAX])
-    def test_a_run_may_not_have_a_wider_budget_than_the_deployment_s(self, asked: int) -> None:
-        with pytest.raises(InvalidField):
-            deployment = read_limits({"defaults": {"total_tokens_max": 500}})
-            deployment.defaults.with_asked({"total_tokens_max": asked}, deployment.ceilings)
-
-
 # Budgets of agents: once their runs have used up what they may in a day, no model call begins (I18).
 
 
@@ -330,31 +278,3 @@ async def test_a_run_may_ask_to_fail_instead() -> None:
     run = world.ledger.run(key)
     assert run.state is RunState.FAILED
     assert present(run.failure).reason == "AGENT_QUOTA_EXHAUSTED"
-
-
-@dataclass
-class Reader:
-    """Reads a budget, and counts how often."""
-
-    quota: AgentQuota = field(default_factory=AgentQuota)
-    error: Exception | None = None
-    asked: list[Any] = field(default_factory=list)
-
-    async def read(self, store_id: StoreId, name: str) -> AgentQuota:
-        self.asked.append((store_id, name))
-        if self.error is not None:
-            raise self.error
-        return self.quota
-
-
-async def test_what_is_used_is_remembered_for_a_moment_while_there_is_enough_left() -> None:
-    world = World(VERDICTS, [])
-    run = world.ledger.run(submit(world))
-    quotas, reader = AgentQuotas(), Reader(AgentQuota(tokens_max=1000, tokens_used=900))
-    await quotas.read(run, reader.read, 100.0)
-    assert quotas.must_be_read(run, 0, 100.0), "90 % are used"
-    reader.quota = AgentQuota(tokens_max=1000, tokens_used=800)
-    await quotas.read(run, reader.read, 100.0)
-    assert not quotas.must_be_read(run, 60, 99.9 + ENOUGH_SECONDS_MAX)
-    assert quotas.must_be_read(run, 0, 100.0 + ENOUGH_SECONDS_MAX)
-    assert quotas.must_be_read(run, 40, 100.1), "its own runs have used the rest"

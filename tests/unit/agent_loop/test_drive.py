@@ -18,34 +18,7 @@ from pawl.agent_loop.domain.run import RunOptions, ToolChoice, ToolChoiceMode
 from pawl.values import CallState, RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
-from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, finished, present, shown_text
-
-
-async def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
-    world = everything()
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    check_whole(world, key)
-    assert len(world.model.requests) == 3
-    assert shown_text(world, key, 3) == "All is done."
-
-
-async def test_a_round_that_only_reads_costs_one_commit() -> None:
-    world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")], seconds=0.01)
-    world.registry.reads_at_once = True
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    assert world.ledger.run(key).state is RunState.COMPLETED
-    settled = world.ledger.calls(key)
-    assert [(call.state, call.attempt) for call in settled] == [(CallState.SUCCEEDED, 1)] * 2
-    assert not world.registry.asked
-    assert world.meter.executed == ["SUCCEEDED"] * 2
-    # Begin, answer with calls and results and the next round, first piece of the answer, end.
-    assert len(world.ledger.steps) <= 5
+from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 
 
 async def test_progress_of_a_tool_is_told() -> None:
@@ -149,23 +122,6 @@ async def test_a_cancel_stops_running_tools_and_says_what_became_of_them() -> No
     assert not world.registry.effects
     assert [call.state for call in world.ledger.calls(key)] == [CallState.CANCELLED] * 3
     assert len(world.registry.order) == 2
-
-
-async def test_an_approval_lets_its_call_start_while_siblings_run() -> None:
-    """HITL-6."""
-
-    world = World(VERDICTS, [calls('look {"n":1}', 'mail {"n":1}')], seconds=30.0)
-    key = world.ledger.submit("hello", RunOptions())
-    drive = Drive(await world.claim(), world.dependencies)
-    running = asyncio.create_task(drive.run())
-    await asyncio.sleep(3.0)
-
-    await world.respond(key)
-    drive.wake()
-    await asyncio.sleep(1.0)
-
-    assert world.registry.running == 2
-    await running
 
 
 async def test_the_run_time_limit_stops_the_work_itself() -> None:

@@ -19,14 +19,12 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import RunOptions
 from pawl.agent_loop.domain.step import Committed, Step
-from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
 from pawl.values import RunState, StopCause
-from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
-from tests.fakes.model import fails, says
-from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, present, shown_text
+from tests.fakes.model import says
+from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, everything, present, shown_text
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
@@ -44,10 +42,7 @@ def test_any_commit_may_fail_whether_or_not_it_was_carried_out(error: type[PawlE
         check_whole(world, key)
         return position < len(world.ledger.steps)
 
-    position = 0
-    while virtual_time.run(main(position)):
-        position += 1
-    assert position > 8
+    at_each(main, more_than=8)
 
 
 def meanwhile(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
@@ -84,10 +79,7 @@ def test_a_cancel_may_come_right_before_any_commit() -> None:
             assert world.ledger.run(later).state is RunState.COMPLETED
         return state is RunState.CANCELLED
 
-    position = 0
-    while virtual_time.run(main(position)):
-        position += 1
-    assert position > 8
+    at_each(main, more_than=8)
 
 
 def test_a_message_may_enter_right_before_any_commit() -> None:
@@ -108,10 +100,7 @@ def test_a_message_may_enter_right_before_any_commit() -> None:
         assert texts == (["hello", "in blue, please"] if receipts else ["hello"])
         return bool(receipts)
 
-    position = 0
-    while virtual_time.run(main(position)):
-        position += 1
-    assert position > 8
+    at_each(main, more_than=8)
 
 
 def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() -> None:
@@ -152,10 +141,7 @@ def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() ->
         check_whole(world, key)
         return bool(on_its_way)
 
-    position = 0
-    while virtual_time.run(main(position)):
-        position += 1
-    assert position > 5
+    at_each(main, more_than=5)
 
 
 def dying(work: Coroutine[Any, Any, Left], dies: Iterator[bool]) -> Awaitable[Left]:
@@ -199,10 +185,7 @@ def test_a_worker_may_die_at_any_moment() -> None:
         assert shown_text(world, key, 3) == "All is done."
         return died
 
-    moment = 0
-    while virtual_time.run(main(moment)):
-        moment += 1
-    assert moment > 30
+    at_each(main, more_than=30)
 
 
 async def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
@@ -223,67 +206,6 @@ async def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
     assert (retrying.reason, retrying.model_attempt) == (TAKEOVER, 1)
     deltas = [event for event in world.ledger.events(key) if isinstance(event, OutputDelta)]
     assert {delta.model_attempt for delta in deltas} == {1, 2}
-
-
-async def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_the_run() -> None:
-    """LOOP-7, C11: one retry layer, four attempts."""
-
-    broken = fails(after=says("Once upon", chunks=2)[:2])
-    world = World(VERDICTS, [broken] * 6)
-    key = world.ledger.submit("hello")
-    began = world.clock.now()
-
-    await world.finish(key)
-
-    run = world.ledger.run(key)
-    assert run.state is RunState.FAILED
-    assert (present(run.failure).reason, present(run.failure).failure_class) == ("PROVIDER_ERROR", "PROVIDER")
-    assert run.output_text == "Once upon"
-    assert len(world.model.requests) == 4
-    retries = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
-    assert [retry.model_attempt for retry in retries] == [1, 2, 3]
-    assert [retry.delay_seconds for retry in retries] == [0.75, 1.5, 3.0]
-    assert world.clock.now() - began >= 5.25
-    message = world.ledger.messages(key)[-1]
-    assert (message.text, message.interrupted) == ("Once upon", True)
-
-
-@pytest.mark.parametrize("error", [DependencyUnavailable, Internal])
-async def test_the_registry_may_be_away_or_fail_for_a_while(error: type[PawlError]) -> None:
-    world = everything()
-    world.registry.error = error
-    key = world.ledger.submit("hello")
-    world.registry.unreachable = 3
-    drive = asyncio.create_task(world.finish(key))
-    await asyncio.sleep(0.5)
-    world.registry.unreachable = 3
-
-    await drive
-
-    check_whole(world, key)
-
-
-def test_handing_over_settles_nothing_and_loses_nothing() -> None:
-    """OPS-5."""
-
-    async def main(after: float) -> None:
-        world = everything()
-        key = world.ledger.submit("hello")
-        drive = Drive(await world.claim("first"), world.dependencies)
-        running = asyncio.create_task(drive.run())
-        await asyncio.sleep(after)
-        drive.hand_over()
-        left = await running
-        await world.ledger.release(WorkerId("first"))
-
-        if left is not Left.PARKED:
-            assert left is Left.HANDED_OVER
-        await world.respond(key)
-        await world.finish(key)
-        check_whole(world, key)
-
-    for tenth in range(25):
-        virtual_time.run(main(tenth / 10))
 
 
 def fails_inside(world: World, *, until: float, name: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import CallContext
-from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
 from pawl.agent_loop.domain.event import OutputDelta, RoundStarted
@@ -26,28 +24,6 @@ from tests.fakes.ledger import states_told
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS
-from tests.unit.agent_loop.test_jobs import Story, background
-
-
-async def test_an_iteration_that_only_reads_is_a_claim_a_check_and_a_step() -> None:
-    """Ten thousand series cost what their iterations cost: nothing is asked twice, or in vain."""
-
-    story = Story(calls(background("look", _interval=60, _stopAfter=20, _reports="none")), seconds=0.01)
-    story.world.registry.reads_at_once = True
-    asked: Counter[str] = Counter()
-
-    async def count(method: str, done: bool) -> None:
-        if done and method != "RenewLeases" and story.jobs and 5 <= story.jobs[0].round < 15:
-            asked[method] += 1
-
-    story.world.ledger.fault = count
-    story.limits = WorkerLimits(poll_seconds=600.0)
-    story.say("watch it")
-    await story.until(lambda: bool(story.jobs) and story.jobs[0].round >= 15)
-    assert asked == {"ClaimRuns": 10, "CommitRun": 10}
-    assert not story.world.registry.asked, "nothing is executed that was read with its check"
-    assert story.world.registry.effects.total() == 15
-
 
 # How often a call was begun, as the registry is told.
 

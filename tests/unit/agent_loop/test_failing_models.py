@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pawl.agent_loop.adapters.model.breaker import Breaker
 from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.domain import answering, loop_state, retry
-from pawl.agent_loop.domain.assembly import Assembly
+from pawl.agent_loop.domain import retry
 from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.domain.fact import ModelFailed
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import LoopState, OpenModelCall
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import (
-    EMPTY_ANSWER,
     ROUND_TIMEOUT,
     CallPiece,
     Finished,
@@ -32,9 +24,8 @@ from pawl.agent_loop.domain.model import (
     TextPiece,
 )
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions
-from pawl.agent_loop.domain.state import State
-from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.agent_loop.domain.run import FailureClass, RunOptions
+from pawl.chassis.ids import RunKey
 from pawl.errors import InvalidField
 from pawl.values import CallState, RunState, WaitKind
 from tests.fakes import virtual_time
@@ -180,34 +171,6 @@ def test_what_a_model_writes_round_a_name_gets_the_name_for_an_answer(name: str)
     assert b"did you mean 'look'?" in present(call.result).content_json
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_fields_that_pawl_does_not_know_go_back_byte_for_byte_also_after_a_takeover(*, dies: bool) -> None:
-    seal = rb'{"google": {"thought_signature":"a\u002fb", "n":1e2}}'
-    answer: list[Piece] = [
-        ProviderState(fields_json=b'{"reasoning_details":[%b]}' % seal),
-        CallPiece(index=0, call_id="a", name="look", arguments="{}", fields_json=b'{"extra_content":%b}' % seal),
-        CallPiece(index=1, call_id="b", name="look", arguments='{"n":2}'),
-        Finished(reason="tool_calls"),
-    ]
-
-    async def main() -> bytes:
-        world = World(VERDICTS, [answer, [TextPiece(text="half"), 5.0, *says("Done.")], says("Done.")])
-        key = world.ledger.submit("hello")
-        if dies:
-            drive = asyncio.create_task(world.drive("first"))
-            await asyncio.sleep(3.0)
-            drive.cancel()
-            await asyncio.gather(drive, return_exceptions=True)
-        await world.finish(key)
-        assert len(world.model.requests) == 2 + dies
-        return msgspec.json.encode(world.model.requests[-1].messages)
-
-    sent = virtual_time.run(main())
-    assert b'"reasoning_details":[%b]' % seal in sent
-    assert b'"extra_content":%b' % seal in sent
-    assert sent.count(seal) == 2
-
-
 def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> list[RoundRetrying | Warned]:
     return [event for event in world.ledger.events(key) if isinstance(event, kind)]
 
@@ -226,56 +189,6 @@ ASKS: list[Piece] = [
 
 def options(*models: str, attempts_max: int = 2) -> RunOptions:
     return RunOptions(model=models[0], model_fallbacks=models[1:], limits=Limits(model_attempts_max=attempts_max))
-
-
-def calling(*models: str, attempts_max: int = 2) -> State:
-    """A run whose model is being called."""
-    run = Run(
-        store_id=StoreId("s"),
-        user_id=UserId("u"),
-        conversation_id=ConversationId("c"),
-        run_id=RunId("r"),
-        state=RunState.RUNNING,
-        round=1,
-        options=options(*models, attempts_max=attempts_max),
-    )
-    return State(run=run, loop=LoopState(model_call=OpenModelCall(attempt=1)))
-
-
-PROBLEMS = st.builds(
-    Problem,
-    reason=st.sampled_from(["HTTP_503", "HTTP_429", "NETWORK", EMPTY_ANSWER]),
-    message=st.just("The model server failed."),
-    failure_class=st.sampled_from(list(FailureClass)),
-    retryable=st.booleans(),
-    retry_after_seconds=st.none() | st.floats(0, 300),
-)
-
-
-@given(st.lists(PROBLEMS, min_size=40, max_size=40), st.integers(1, 4), st.integers(1, 3), st.sets(st.integers(0, 39)))
-def test_however_models_fail_each_is_asked_in_its_turn_and_none_again(
-    problems: list[Problem], attempts_max: int, models: int, crashes: set[int]
-) -> None:
-    """Also when the worker dies in between: what another reads is what was written."""
-    state = calling(*MODELS[:models], attempts_max=attempts_max)
-    asked = [state.model]
-    for number, problem in enumerate(problems):
-        failed = ModelFailed(error=problem, answer=Assembly().answer(), jitter=0.5)
-        before = state
-        state, events = answering.failed(state, failed, now=0.0)
-        if number in crashes:
-            state = State(run=state.run, loop=loop_state.read(loop_state.write(state.loop)))
-        if state.loop.failure is not None:
-            break
-        asked.append(state.model)
-        retrying = next(event for event in events if isinstance(event, RoundRetrying))
-        assert retrying.model == state.model
-        has_changed = state.model != before.model
-        assert [event.reason for event in events if isinstance(event, Warned)] == ["MODEL_FALLBACK"] * has_changed
-        assert not has_changed or problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
-    assert state.loop.failure is not None, "there is an end"
-    assert asked == sorted(asked, key=MODELS.index)
-    assert all(asked.count(model) <= attempts_max for model in MODELS)
 
 
 @pytest.mark.parametrize(

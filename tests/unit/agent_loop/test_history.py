@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import agent_program, agents, history, output, parts, settle
+from pawl.agent_loop.domain import agent_program, agents, history, output, settle
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
 from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.decision import Finish, PinTools
@@ -194,19 +193,6 @@ def test_each_line_of_another_user_is_quoted(text: str) -> None:
     (told,) = history.of_run(state(of_another(user(text or "x"))))
     quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
     assert told["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
-
-
-def test_a_text_that_is_joined_with_many_others_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    copied: list[int] = []
-    joined = parts.joined
-
-    def counted(contents: Sequence[str]) -> object:
-        copied.extend(map(len, contents))
-        return joined(contents)
-
-    monkeypatch.setattr(parts, "joined", counted)
-    (told,) = history.of_run(state(*[user("word")] * 100))
-    assert (told["content"], sum(copied)) == ("\n\n".join(["word"] * 100), 400)
 
 
 def test_an_error_reaches_the_model_as_an_error() -> None:

@@ -102,40 +102,6 @@ def test_every_order_of_events_ends_with_one_result_per_call_and_one_model_call_
         assert run.run.state is RunState.COMPLETED
 
 
-@settings(max_examples=150)
-@given(
-    names=st.lists(st.sampled_from(["serial", "gated", "ask", "parallel", "front"]), min_size=2, max_size=4),
-    happenings=HAPPENINGS,
-)
-def test_serial_calls_start_in_the_model_s_order_and_after_earlier_decisions(
-    names: list[str], happenings: list[tuple[str, int]]
-) -> None:
-    """D1, LOOP-9."""
-    run = Simulation([answer(*names)])
-    run.turn()
-    run.model_answers()
-    first_round = list(run.calls)
-    starts: dict[str, set[str]] = {}
-
-    def note_starts() -> None:
-        for call_id in run.started:
-            waiting = {call.call_id for call in run.calls if not call.settled}
-            starts.setdefault(call_id, set(map(str, waiting)))
-
-    note_starts()
-    for what, which in happenings:
-        if what not in {"take_over", "steer"}:
-            happen(run, what, which)
-            note_starts()
-
-    for call in first_round:
-        if call.call_id not in starts or call.tool_name == "parallel":
-            continue
-        earlier = {other.call_id for other in first_round if other.index < call.index and other.tool_name != "parallel"}
-        waits_for = {call_id for call_id in earlier if run.base.calls[call_id].tool_name != "front"}
-        assert not waits_for & starts[call.call_id]
-
-
 @settings(max_examples=100)
 @given(names=st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), happenings=HAPPENINGS)
 def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[str, int]]) -> None:

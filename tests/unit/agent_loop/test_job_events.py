@@ -9,39 +9,14 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.command import Completed, Pause
-from pawl.agent_loop.domain.run import Notice, Run
-from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import ExecutionResult
-from pawl.chassis.ids import RunId
-from pawl.values import CallState, JobReports, Outcome, RunState, WaitKind
+from pawl.agent_loop.domain.command import Pause
+from pawl.agent_loop.domain.run import Run
+from pawl.values import CallState, RunState, WaitKind
 from tests.fakes.model import calls, says
 from tests.fakes.registry import NOT_COMPLETED, tool
 from tests.unit.agent_loop.scenario import present
-from tests.unit.agent_loop.simulation import Simulation, answer
 from tests.unit.agent_loop.test_jobs import Story, background
-from tests.unit.agent_loop.test_monitors import job as any_job
-
-
-async def test_a_job_that_waits_for_something_asks_the_model_once_it_is_so() -> None:
-    """ASYNC-4: polled without the model, which is told of the end alone."""
-
-    until = {"path": "/items/0/price", "below": 20}
-    story = Story(calls(background("look", _interval=60, _duration=60, _until=until)), seconds=0.1)
-    story.world.registry.results["look"] = CallResult(content_json=b'{"items":[{"price":30}]}')
-    story.say("tell me when it is under 20")
-    await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= 4)
-    requests = len(story.world.model.requests)
-    story.world.registry.results["look"] = CallResult(content_json=b'{"items":[{"price":19.5}]}')
-    await story.until(lambda: story.is_over)
-    (job,) = story.jobs
-    assert job.state is RunState.COMPLETED
-    assert job.round in {4, 5}
-    assert len(story.world.model.requests) == requests + 1
-    ((notice,),) = [told for n in range(requests, requests + 1) for told in [story.told(n)[0]]]
-    assert notice["result"] == {"met": True, "result": {"items": [{"price": 19.5}]}}
 
 
 def told(story: Story) -> list[Any]:
@@ -68,26 +43,6 @@ async def test_a_job_tells_each_time_that_something_becomes_so_and_goes_on() -> 
     (job,) = story.jobs
     assert job.state is RunState.COMPLETED
     assert told(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
-
-
-@pytest.mark.parametrize(("begun", "more"), [(10, {}), (12, {"iterations": 12})])
-async def test_a_notice_that_waited_says_that_the_job_has_begun_other_iterations(
-    begun: int, more: dict[str, int]
-) -> None:
-    story = Story()
-    run = story.world.ledger.run(story.say("watch it"))
-    notice = Notice(
-        run_id=RunId("run_job"),
-        occasion=10,
-        job=any_job(reports=JobReports.EVERY, report_iterations=10),
-        state=RunState.WAITING,
-        round=begun,
-        output_text='"up"',
-        failure=None,
-    )
-    message = jobs.entered(State(run=run, notices=(notice,))).messages[-1]
-    (seen,) = json.loads(message.notices_json)
-    assert seen == {"job_id": "run_job", "tool": "look", "state": "RUNNING", "iteration": 10, "result": "up"} | more
 
 
 # Jobs that are paused and resumed, and what goes on meanwhile.
@@ -165,11 +120,6 @@ async def test_polls_that_fail_become_rarer() -> None:
 
 
 # Calls that somebody outside completes: the run waits without a worker, and goes on when it is told.
-
-
-WAITS = ExecutionResult(
-    outcome=Outcome.AWAITING_COMPLETION, result=CallResult(content_json=b"null"), completion_seconds_left=60.0
-)
 DONE = CallResult(content_json=b'{"pages":3}')
 
 
@@ -208,23 +158,3 @@ async def test_a_call_that_nobody_completes_fails_at_its_time() -> None:
     await story.until(lambda: story.is_over, seconds_max=200.0)
     (ended,) = story.calls(story.world.ledger.run(story.key(job)))
     assert (ended.state, ended.result) == (CallState.FAILED, NOT_COMPLETED)
-
-
-def test_news_that_comes_before_the_registry_has_said_that_the_call_waits_is_not_lost() -> None:
-    """The token is out while the tool still runs, and there are quick answers."""
-    run = Simulation([answer("serial")])
-    run.turn()
-    run.model_answers()
-    (call,) = run.calls
-    run.sends(Completed(call_id=call.call_id))
-    run.ends(call.call_id, WAITS)
-    assert run.started == [call.call_id] * 2, "the registry is asked again at once"
-    run.ends(call.call_id, WAITS)
-    assert run.parked, "news count once"
-    run.sends(Completed(call_id=call.call_id))
-    assert run.started == [call.call_id] * 3
-    run.ends(call.call_id)
-    assert (run.calls[0].state, run.base.loop.completions) == (CallState.SUCCEEDED, {})
-
-
-# Series that people have granted: what covers their iterations, and when they ask again.

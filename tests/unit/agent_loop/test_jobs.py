@@ -18,14 +18,13 @@ from pawl.agent_loop.domain.background import read
 from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import Finished, ModelRequest, TextPiece
+from pawl.agent_loop.domain.model import Finished, TextPiece
 from pawl.agent_loop.domain.run import Job, Notice, Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.job_store.domain.rows import ConversationKey
 from pawl.values import ENDED, CallState, EffectClass, JobReports, ReportPolicy, RunState, StopCause
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
@@ -177,10 +176,6 @@ class Story:
         ]
 
 
-def played(story: Callable[[], Any]) -> None:
-    virtual_time.run(story())
-
-
 async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_ends() -> None:
     """ASYNC-1, ASYNC-5: the run ends while the tool works; its end begins a turn, in which the model says it."""
 
@@ -279,27 +274,6 @@ async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
     begins = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
     assert [round(begin / 60) for begin in begins] == [0, 2, 4, 6]
     assert all(begin - 60 * round(begin / 60) < 2 for begin in begins), begins
-
-
-async def test_an_error_of_an_iteration_does_not_stop_a_series_and_its_end_is_told() -> None:
-    story = Story(calls(background("work", _interval=10, _stopAfter=3)), seconds=1.0)
-    story.world.registry.results["work"] = CallResult(
-        content_json=b'{"error":"not there"}', is_error=True, error_reason="TOOL_ERROR"
-    )
-    story.say("watch it")
-    await story.until(lambda: story.is_over)
-    (job,) = story.jobs
-    assert (job.state, job.round) == (RunState.COMPLETED, 3)
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-    assert told[-1] == {
-        "job_id": job.run_id,
-        "tool": "work",
-        "state": "COMPLETED",
-        "iterations": 3,
-        "result": {"error": "not there"},
-    }
-    assert {notice.get("iteration") for notice in told[:-1]} <= {1, 2, 3}
 
 
 async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
@@ -402,22 +376,6 @@ def test_notices_enter_escaped_and_as_far_as_they_fit() -> None:
     assert json.loads(told)[0]["result"] == json.loads(output)
 
 
-async def test_a_model_that_is_down_is_told_three_times_and_then_with_the_next_message() -> None:
-    """ASYNC-5: the notice stands in the conversation once, and no answered request lacks it."""
-
-    down = [fails(retryable=False)] * 3
-    story = Story(calls(background("work")), says("Begun."), *down, says("Here it is."))
-    key = story.say("do it")
-    await story.until(lambda: len(story.turns) == 3 and story.is_over)
-    assert [turn.state for turn in story.turns] == [RunState.FAILED] * 3
-    again = story.say("and?")
-    await story.until(lambda: story.is_over)
-    assert story.world.ledger.run(again).output_text == "Here it is."
-    assert len(story.turns) == 3
-    messages = story.world.ledger.messages(key)
-    assert [message.role for message in messages].count(Role.NOTICE) == 1
-
-
 @pytest.mark.parametrize(
     "before",
     [
@@ -435,22 +393,3 @@ async def test_a_turn_that_broke_off_before_its_answer_is_made_again(before: lis
     assert story.turns[1].output_text == "It came to 7."
     roles = [message.role for message in story.world.ledger.messages(key)]
     assert roles[-3:] == [Role.NOTICE, Role.ASSISTANT, Role.ASSISTANT]
-
-
-async def test_turns_that_begin_jobs_come_to_an_end() -> None:
-    """Each end of a job makes the model begin another one: after five turns it waits for the user."""
-
-    story = Story(seconds=1.0)
-    number = 0
-
-    def reply(request: ModelRequest) -> Script:
-        nonlocal number
-        number += 1
-        is_asked = request.messages[-1]["role"] == "user"
-        return calls(background("work", n=number)) if is_asked else says("Begun.")
-
-    story.world.model.reply = reply
-    story.say("go on for ever")
-    await story.until(lambda: len(story.jobs) == 6 and all(run.state in ENDED for run in story.runs))
-    assert [turn.generation for turn in story.turns] == [1, 2, 3, 4, 5]
-    assert len(story.waiting) == 1

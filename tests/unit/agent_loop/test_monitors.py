@@ -224,18 +224,6 @@ def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its
 # Expressions in CEL over results: they come to true or false, or are refused; none of them costs much or gets far.
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
-    max_leaves=12,
-)
-_WORDS = (
-    "value previous fired . [ ] ( ) { } : , ? ! == != < + - * / % in && || 1 2.5 'a' null true size has all exists "
-    "map filter x has( exists(x, matches timestamp google.protobuf.Value{}"
-)
-_TOKENS = st.lists(st.sampled_from(_WORDS.split(" ")), max_size=14)
-
-
 def evaluated(source: str, value: Any = None, previous: Any = None, fired: int = 0) -> bool:
     expression.check(source)
     return expression.evaluate(source, value=value, previous=previous, fired=fired)
@@ -331,20 +319,6 @@ def test_an_expression_that_would_hold_up_the_event_loop_is_refused() -> None:
             continue
         with pytest.raises(ExpressionError, match="give a path"):
             evaluated(source, value, previous)
-
-
-@given(_TOKENS, _JSON, _JSON)
-def test_whatever_is_written_comes_to_true_or_false_or_an_error_and_to_the_same_again(
-    tokens: list[str], value: Any, previous: Any
-) -> None:
-    source = " ".join(tokens)
-    outcomes = []
-    for _ in range(2):
-        try:
-            outcomes.append(str(evaluated(source, value, previous)))
-        except ExpressionError as error:
-            outcomes.append(f"{error}")
-    assert outcomes[0] == outcomes[1]
 
 
 def test_a_bound_is_passed_by_numbers_only() -> None:

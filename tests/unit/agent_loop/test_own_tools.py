@@ -2,112 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 import pytest
 
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.errors import LeaseLost
-from pawl.event.v1 import run_pb2
 from pawl.values import CallState, OfferFallback, RunState
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
-from tests.fakes.model import Script, calls, says
+from tests.fakes.model import calls, says
 from tests.fakes.registry import own_tool, tool
 
 SHOW = own_tool("show")
-QUEUED = run_pb2.Run(state=run_pb2.RUN_STATE_QUEUED)
 VERDICTS = {"look": tool(effect="READ_ONLY"), "mail": tool(), "run_agent": tool("DELEGATE", context="AGENT")}
-
-
-def world_test(test: Callable[[World], Coroutine[Any, Any, None]], *scripts: Script, **more: Any) -> None:
-    async def main() -> None:
-        await test(World({**VERDICTS, **more}, list(scripts)))
-
-    virtual_time.run(main())
 
 
 def offered(world: World, request: int = 0) -> list[str]:
     return [function["function"]["name"] for function in world.model.requests[request].tools]
 
 
-def test_the_model_has_them_beside_the_others_and_their_calls_are_checked_by_their_own_definition() -> None:
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=[SHOW])
-        await world.finish(key)
-        assert offered(world) == ["show", "look", "mail", "run_agent"]
-        assert [(call.tool_name, call.own_tool) for call in world.registry.checked] == [("show", SHOW), ("look", None)]
-        run = world.ledger.run(key)
-        assert run.state is RunState.COMPLETED
-        assert [(each.name, each.definition_sha256) for each in run.tools][:2] == [
-            ("show", SHOW.definition_sha256),
-            ("look", ""),
-        ]
-        assert [note.definition_sha256 for note in world.registry.returned] == [SHOW.definition_sha256]
-
-    world_test(test, calls("show", "look"), says("Done."))
+async def test_the_model_has_them_beside_the_others_and_their_calls_are_checked_by_their_own_definition() -> None:
+    world = World(VERDICTS, [calls("show", "look"), says("Done.")])
+    key = world.ledger.submit("go", own_tools=[SHOW])
+    await world.finish(key)
+    assert offered(world) == ["show", "look", "mail", "run_agent"]
+    assert [(call.tool_name, call.own_tool) for call in world.registry.checked] == [("show", SHOW), ("look", None)]
+    run = world.ledger.run(key)
+    assert run.state is RunState.COMPLETED
+    assert [(each.name, each.definition_sha256) for each in run.tools][:2] == [
+        ("show", SHOW.definition_sha256),
+        ("look", ""),
+    ]
+    assert [note.definition_sha256 for note in world.registry.returned] == [SHOW.definition_sha256]
 
 
 @pytest.mark.parametrize("names", [("look",), ("show", "look"), ("show",)])
-def test_names_of_tools_choose_among_those_of_the_register(names: tuple[str, ...]) -> None:
-    async def test(world: World) -> None:
-        options = RunOptions(tool_names=names, tool_choice=ToolChoice(mode=ToolChoiceMode.TOOL, tool_name="show"))
-        await world.finish(world.ledger.submit("go", options, own_tools=[SHOW]))
-        assert offered(world) == ["show", *(name for name in names if name != "show")]
-
-    world_test(test, says("Done."))
+async def test_names_of_tools_choose_among_those_of_the_register(names: tuple[str, ...]) -> None:
+    world = World(VERDICTS, [says("Done.")])
+    options = RunOptions(tool_names=names, tool_choice=ToolChoice(mode=ToolChoiceMode.TOOL, tool_name="show"))
+    await world.finish(world.ledger.submit("go", options, own_tools=[SHOW]))
+    assert offered(world) == ["show", *(name for name in names if name != "show")]
 
 
-def test_a_run_below_has_none_of_them() -> None:
+async def test_a_run_below_has_none_of_them() -> None:
     asked = 'run_agent {"task":"part"}'
-
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=[SHOW])
-        for _ in range(3):
-            try:
-                await world.drive()
-            except LeaseLost:
-                continue
-        (child,) = [row for row in world.ledger.tables.runs.values() if row.parent_run_id]
-        assert child.own_tools is None
-        assert "show" not in world.ledger.run(child.key).options.tool_names
-        assert world.ledger.run(child.key).options.tool_names == ("look", "mail", "run_agent")
-        assert world.ledger.run(key).own_tools is not None
-
-    world_test(test, calls(asked), says("Part."), says("Done."))
+    world = World(VERDICTS, [calls(asked), says("Part."), says("Done.")])
+    key = world.ledger.submit("go", own_tools=[SHOW])
+    for _ in range(3):
+        try:
+            await world.drive()
+        except LeaseLost:
+            continue
+    (child,) = [row for row in world.ledger.tables.runs.values() if row.parent_run_id]
+    assert child.own_tools is None
+    assert "show" not in world.ledger.run(child.key).options.tool_names
+    assert world.ledger.run(child.key).options.tool_names == ("look", "mail", "run_agent")
+    assert world.ledger.run(key).own_tools is not None
 
 
 @pytest.mark.parametrize(("description", "state"), [("Do it.", RunState.COMPLETED), ("x" * 20_000, RunState.FAILED)])
-def test_their_descriptions_count_in_what_a_model_call_reserves(description: str, state: RunState) -> None:
-    async def test(world: World) -> None:
-        options = RunOptions(limits=Limits(total_tokens_max=3000), token_budget_policy=TokenBudgetPolicy.FAIL)
-        key = world.ledger.submit("go", options, own_tools=[own_tool("show", description=description)])
-        await world.finish(key)
-        run = world.ledger.run(key)
-        assert (run.state, len(world.model.requests)) == (state, int(state is RunState.COMPLETED))
-        assert run.failure is None or run.failure.reason == "BUDGET_EXHAUSTED"
-
-    world_test(test, says("Done."))
+async def test_their_descriptions_count_in_what_a_model_call_reserves(description: str, state: RunState) -> None:
+    world = World(VERDICTS, [says("Done.")])
+    options = RunOptions(limits=Limits(total_tokens_max=3000), token_budget_policy=TokenBudgetPolicy.FAIL)
+    key = world.ledger.submit("go", options, own_tools=[own_tool("show", description=description)])
+    await world.finish(key)
+    run = world.ledger.run(key)
+    assert (run.state, len(world.model.requests)) == (state, int(state is RunState.COMPLETED))
+    assert run.failure is None or run.failure.reason == "BUDGET_EXHAUSTED"
 
 
-# What a user does through this process, and makes a run due by, is looked for at once.
-
-
-def test_what_takes_the_place_of_one_that_nobody_runs_is_pinned_along() -> None:
+async def test_what_takes_the_place_of_one_that_nobody_runs_is_pinned_along() -> None:
     panel = own_tool("panel", fallback="mail")
-
-    async def test(world: World) -> None:
-        options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))
-        world.registry.own_verdict = tool(
-            "OFFER", context="FRONTEND", offer_fallback=OfferFallback.BACKEND_TOOL, fallback_tool_name="mail"
-        )
-        key = world.ledger.submit("go", options, own_tools=[panel])
-        while world.ledger.run(key).state is not RunState.COMPLETED:
-            await world.drive()
-        assert offered(world) == ["panel", "look"]
-        (call,) = world.ledger.calls(key)
-        assert (call.tool_name, call.proposed_tool_name, call.state) == ("mail", "panel", CallState.SUCCEEDED)
-
-    world_test(test, calls("panel"), says("Done."))
+    world = World(VERDICTS, [calls("panel"), says("Done.")])
+    options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))
+    world.registry.own_verdict = tool(
+        "OFFER", context="FRONTEND", offer_fallback=OfferFallback.BACKEND_TOOL, fallback_tool_name="mail"
+    )
+    key = world.ledger.submit("go", options, own_tools=[panel])
+    while world.ledger.run(key).state is not RunState.COMPLETED:
+        await world.drive()
+    assert offered(world) == ["panel", "look"]
+    (call,) = world.ledger.calls(key)
+    assert (call.tool_name, call.proposed_tool_name, call.state) == ("mail", "panel", CallState.SUCCEEDED)

@@ -23,7 +23,6 @@ from pawl.errors import InvalidField, TooLarge, UnsupportedPart
 from pawl.event.v1 import message_pb2
 from tests.fakes.images import IMAGES, PNG
 from tests.fakes.provider import check_history
-from tests.unit.agent_loop.scenario import present
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=40)
 
@@ -71,17 +70,6 @@ def state_of(*messages: Message, limits: Limits | None = None) -> State:
 
 def said(*content: Part, number: int = 0) -> Message:
     return Message(role=Role.USER, run_id=RunId("r"), parts=content, number=number)
-
-
-def test_the_type_of_an_image_is_seen_in_it() -> None:
-    rows: list[Any] = [*IMAGES]
-    for kind in rows:
-        (part,) = parts.checked("", [image(IMAGES[kind])], takes_images=True)
-        assert (present(part.image).media_type, present(part.image).size_bytes, len(present(part.image).sha256)) == (
-            kind,
-            len(IMAGES[kind]),
-            64,
-        ), kind
 
 
 def test_a_part_that_cannot_be_meant_is_refused() -> None:

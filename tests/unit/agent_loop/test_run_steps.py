@@ -126,20 +126,6 @@ def test_a_run_is_told_in_steps() -> None:
     ]
 
 
-def test_what_an_attempt_that_failed_wrote_is_void() -> None:
-    steps = Steps()
-    log = whole_run()
-    steps.take(log[:3])
-
-    changes = steps.take(log[3:4])
-
-    assert [(change.step.step_id, change.step.status, change.step.content) for change in changes] == [
-        ("1-reasoning", pb.STEP_STATUS_VOID, ""),
-        ("1-text", pb.STEP_STATUS_VOID, ""),
-    ]
-    assert not steps.all()
-
-
 def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> None:
     log = whole_run()
     whole = steps_of(whole_run()).all()
@@ -152,21 +138,6 @@ def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> N
                 applied(shown, steps.take(log[first : first + size]))
             assert [shown[step.step_id] for step in whole] == whole
             assert all(step.status == pb.STEP_STATUS_VOID for step in shown.values() if step not in whole)
-
-
-def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
-    log = whole_run()
-    messages = [event.message_added.message for event in log if event.HasField("message_added")]
-    newest = {
-        event.call_changed.call.call_id: event.call_changed.call for event in log if event.HasField("call_changed")
-    }
-    snapshot = gap_pb2.RunSnapshot(messages=messages, calls=newest.values())
-    steps = Steps()
-
-    changes = steps.take_gap(gap_pb2.Gap(to_seq=16, snapshot=snapshot))
-
-    assert steps.all() == steps_of(log).all()
-    assert [change.step for change in changes] == list(steps.all())
 
 
 def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace as replaced
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -108,12 +108,16 @@ def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> Sched
     )
 
 
-async def played(ledger: ScheduleBook, clock: ManualClock, seconds: float, **refusals: Exception) -> None:
-    schedules = firing_of(ledger, Checks(refusals), clock)
-    firing = asyncio.create_task(schedules.fire_forever())
+async def for_a_while(clock: ManualClock, forever: Coroutine[Any, Any, None], seconds: float = 0.5) -> None:
+    """Run what has no end for so long."""
+    running = asyncio.create_task(forever)
     await clock.advance(seconds)
-    firing.cancel()
-    await asyncio.gather(firing, return_exceptions=True)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def played(ledger: ScheduleBook, clock: ManualClock, seconds: float, **refusals: Exception) -> None:
+    await for_a_while(clock, firing_of(ledger, Checks(refusals), clock).fire_forever(), seconds)
 
 
 async def test_what_cannot_be_started_is_refused_with_its_reason(clock: ManualClock) -> None:
@@ -321,10 +325,7 @@ async def test_what_has_waited_fires_and_one_that_cannot_be_fired_now_keeps_none
     waiting = [[ClaimedEvent(due=due_trigger(name + "{{event}}"), event=event) for name in names]]
     ledger = EventBook(due_trigger(), waiting=waiting)
     triggers = triggers_of(ledger, clock, **{"gone{}": AgentNotFound(), "busy{}": Overloaded()})
-    firing = asyncio.create_task(triggers.fire_forever())
-    await clock.advance(0.5)
-    firing.cancel()
-    await asyncio.gather(firing, return_exceptions=True)
+    await for_a_while(clock, triggers.fire_forever())
     said = [(message.text if message else "", refusal.partition(":")[0]) for _, message, refusal in ledger.fired]
     assert sorted(said) == [("", "AGENT_NOT_FOUND"), ("good{}", "")]
 

@@ -8,23 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from pydantic import ValidationError
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import planning, repetition, step
+from pawl.agent_loop.domain import planning, step
 from pawl.agent_loop.domain.call import Call, CallResult
 from pawl.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
 from pawl.agent_loop.domain.decision import StopCalls
 from pawl.agent_loop.domain.limits import CEILINGS, OF_TOOLS, DeploymentLimits, Limits, read_limits
-from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunOptions, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CommandId, RunId, UserId
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
 from pawl.values import CallResolution, CallState, DecisionKind, RunState, StopCause
@@ -161,48 +158,6 @@ def test_a_cancelled_run_stops_the_tool_that_asks_also_if_it_was_just_answered()
         assert run.started == [call.call_id]
         assert run.run.state is RunState.CANCELLED
         assert run.calls[0].state is CallState.CANCELLED
-
-
-# A model that repeats itself (LOOP-5): nobody is told too late.
-
-
-_CALLS = st.tuples(st.sampled_from(["look", "find"]), st.integers(0, 1))
-_ROUNDS = st.lists(st.lists(_CALLS, min_size=1, max_size=3), max_size=12)
-
-
-def _call(name: str, number: int) -> Call:
-    return Call(
-        store_id=StoreId("acme"),
-        conversation_id=ConversationId("conversation"),
-        run_id=RunId("run"),
-        call_id=CallId("call"),
-        round=1,
-        index=0,
-        tool_name=name,
-        state=CallState.PROPOSED,
-        proposed_arguments=str(number),
-        create_time=0.0,
-    )
-
-
-@given(_ROUNDS, st.integers(2, 5))
-def test_a_round_by_which_a_run_is_stuck_was_seen_to_come(rounds: list[list[tuple[str, int]]], most: int) -> None:
-    loop = LoopState()
-    for asked in rounds:
-        calls = [_call(*each) for each in asked]
-        foreseen = repetition.may_be_stuck(loop, calls, most)
-        loop = repetition.count(loop, calls, most)
-        if repetition.stuck_call(loop, calls, most) is not None:
-            assert foreseen
-            return
-
-
-def test_a_run_that_asks_for_something_else_each_time_is_not_near() -> None:
-    loop = LoopState()
-    for number in range(20):
-        calls = [_call("look", number)]
-        assert not repetition.may_be_stuck(loop, calls, 4)
-        loop = repetition.count(loop, calls, 4)
 
 
 def test_a_value_that_is_not_known_is_an_error() -> None:

@@ -17,7 +17,7 @@ from pawl.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import ModelRequest
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, TokenBudgetPolicy
+from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
@@ -102,26 +102,6 @@ async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
     assert states_told(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
 
 
-async def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is_the_parents_to_wait_for() -> (
-    None
-):
-    """Every run calls the model for 15 tokens: 15 of 200 are used, so the agent may use 185, which its calls use up."""
-
-    limits = Limits(total_tokens_max=200)
-    world = world_of(top=[calls(agent("part"))], part=[calls(f'look {{"n":{n}}}') for n in range(20)])
-    key = world.ledger.submit("top", RunOptions(limits=limits, without_background=True))
-
-    await finish(world, key, until=lambda: WaitKind.BUDGET in world.ledger.run(key).waits)
-
-    child, run, call = child_of(world, key), world.ledger.run(key), the_call(world, key)
-    assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (185, 185)
-    assert child.options.token_budget_policy is TokenBudgetPolicy.FAIL
-    assert (child.state, child.failure.reason if child.failure else "") == (RunState.FAILED, "BUDGET_EXHAUSTED")
-    assert present(call.result).error_reason == "AGENT_FAILED"
-    assert run.usage.total_tokens == 15 + child.usage.total_tokens
-    assert run.state is RunState.WAITING
-
-
 @pytest.mark.parametrize("depth_max", [0, 1, 2])
 async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
     world = world_of(
@@ -181,30 +161,6 @@ async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run
     assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
     assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "AGENT_FAILED")
     assert "The model server failed." in present(call.result).content_json.decode()
-
-
-@pytest.mark.parametrize("begun", [False, True])
-async def test_cancelling_a_run_cancels_the_agents_below_it(begun: bool) -> None:
-    world = world_of(a=[calls(agent("b"))], b=[calls(agent("c"))], c=[calls("mail")])
-    key = world.ledger.submit("a")
-    await world.drive()
-    await world.drive()
-    middle = child_of(world, key)
-    below = child_of(world, key_of(middle))
-    if begun:
-        await world.drive()
-
-    await world.ledger.send(key, Cancel(cause=StopCause.USER))
-    await world.drive()
-    assert world.ledger.run(key).state is RunState.CANCELLED
-    call = the_call(world, key)
-    await finish(world, key_of(below))
-
-    middle, below = world.ledger.run(key_of(middle)), world.ledger.run(key_of(below))
-    assert (middle.state, below.state) == (RunState.CANCELLED, RunState.CANCELLED)
-    assert (middle.stop_cause, below.stop_cause) == (StopCause.PARENT, StopCause.PARENT)
-    assert call.state is CallState.CANCELLED
-    assert the_call(world, key) == call, "what its end would have said came too late"
 
 
 async def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:

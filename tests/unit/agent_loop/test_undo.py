@@ -165,32 +165,6 @@ async def test_an_inverse_of_unknown_outcome_is_never_run_again() -> None:
     assert "It is not known" in world.ledger.run(again).output_text
 
 
-@pytest.mark.parametrize("stop_at", range(12))
-async def test_an_undo_whose_worker_dies_at_any_request_goes_on_and_runs_each_inverse_once(stop_at: int) -> None:
-    world = new_world()
-    key = await finished(world)
-    by = await undo_of(world, key)
-    requests = 0
-
-    async def fault(name: str, done: bool) -> None:
-        nonlocal requests
-        requests += 1
-        if requests > stop_at:
-            driving.cancel()
-            await asyncio.sleep(1.0)
-
-    driving = asyncio.create_task(world.drive())
-    world.ledger.fault = fault
-    with pytest.raises(asyncio.CancelledError):
-        await driving
-    world.ledger.fault = None
-    await world.finish(by)
-
-    assert [state for name, state in await report(world, key, by) if name == "write"] == [UndoState.UNDONE] * 2
-    own = [call.call_id for call in world.ledger.calls(by)]
-    assert [world.registry.effects[call_id] for call_id in own] == [1, 1]
-
-
 @pytest.mark.parametrize("seed", range(40))
 async def test_whatever_comes_in_between_an_undo_takes_back_in_order_and_nothing_twice(seed: int) -> None:
     """Deaths of workers, approvals, refusals, cancels and messages at any moment, over several undos."""
@@ -395,18 +369,6 @@ def test_a_call_that_was_stopped_while_it_asked_is_no_question() -> None:
         result=CallResult(content_json=b"{}", is_error=True, error_reason="CANCELLED"),
     )
     assert undo.judged(UndoSource(call=call)).state is UndoState.CANNOT_BE_UNDONE
-
-
-async def test_an_inverse_that_was_answered_instead_of_run_has_undone_nothing() -> None:
-    world = new_world()
-    world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
-    key = await finished(world)
-    by = await undo_of(world, key, world.ledger.calls(key)[0].call_id)
-    await world.drive()
-    answer = Decide(call_id=world.ledger.calls(by)[0].call_id, kind=DecisionKind.ANSWER, answer="never mind")
-    await world.ledger.send(by, answer)
-    await world.finish(by)
-    assert UndoState.FAILED in {state for _, state in await report(world, key, by)}
 
 
 async def test_an_undo_of_a_run_that_is_gone_fails() -> None:

@@ -39,15 +39,6 @@ async def test_many_runs_are_driven_side_by_side_to_their_ends() -> None:
     assert world.meter.held == 0
 
 
-async def test_a_lease_is_kept_for_as_long_as_the_run_goes_on() -> None:
-    world = World(VERDICTS, [long()])
-    key = world.ledger.submit("hello")
-    async with at_work(world.worker("first")), at_work(world.worker("second")):
-        await end_of(world, key)
-    assert world.ledger.row(key).epoch == 1
-    assert len(world.model.requests) == 1
-
-
 async def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
     """Without NATS slower, never wrong."""
 
@@ -258,22 +249,3 @@ async def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_r
     async with at_work(world.worker(new_drive=drive, ending_drive=drive)):
         await end_of(world, key)
     assert world.meter.left == ["lost" if error is LeaseLost else "crashed", "ended"]
-
-
-async def test_a_drive_that_ends_in_no_way_that_anybody_foresaw_leaves_nothing_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The claim goes whatever the task raised, and the next renewal drives the run again."""
-    world = World(VERDICTS, [])
-    key, worker, fails = world.ledger.submit("hello"), world.worker(), iter([ZeroDivisionError])
-    as_before = worker._drive
-
-    async def burst(drive: Drive, loaded: Loaded | None) -> str:
-        for raised in fails:
-            raise raised
-        return await as_before(drive, loaded)
-
-    monkeypatch.setattr(worker, "_drive", burst)
-    async with at_work(worker):
-        await end_of(world, key)
-    assert (world.meter.left, world.meter.held) == (["crashed", "ended"], 0)

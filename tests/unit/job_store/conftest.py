@@ -14,6 +14,12 @@ def world() -> World:
 
 
 @pytest.fixture
+def run_id(world: World) -> str:
+    """A run that a worker has begun."""
+    return world.begin()
+
+
+@pytest.fixture
 def desk() -> Desk:
     """A conversation with jobs."""
     return Desk()

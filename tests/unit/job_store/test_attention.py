@@ -48,9 +48,8 @@ def acts(world: World, run_id: str) -> list[OperatorActed]:
     return [body for body in bodies if isinstance(body, OperatorActed)]
 
 
-def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World) -> None:
+def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World, run_id: str) -> None:
     """I20: what kills its workers does not do so for ever, and people see why."""
-    run_id = world.begin()
     for crashes in (1, 2):
         crash(world, run_id)
         assert sweep(world, run_id) == 0
@@ -69,8 +68,7 @@ def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World) -> No
         world.commit(run_id, epoch, state=RunState.COMPLETED)
 
 
-def test_an_operator_lets_a_run_go_on_and_the_log_says_who(world: World) -> None:
-    run_id = world.begin()
+def test_an_operator_lets_a_run_go_on_and_the_log_says_who(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     quarantine(world, run_id)
     assert world.steer(run_id).pending == (), "I5: the registry may know what became of the call"
@@ -85,9 +83,8 @@ def test_an_operator_lets_a_run_go_on_and_the_log_says_who(world: World) -> None
     world.commit(run_id, state=RunState.WAITING, waits=(1,), lease=LeaseAction.PARK)
 
 
-def test_a_run_that_is_being_stopped_does_not_get_away_as_one_in_doubt(world: World) -> None:
+def test_a_run_that_is_being_stopped_does_not_get_away_as_one_in_doubt(world: World, run_id: str) -> None:
     """I12: from there it could begin anything."""
-    run_id = world.begin()
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.cancel(run_id)
     for consumed, refusal in (((), InboxChanged), (world.unread(run_id), IllegalTransition)):
@@ -95,9 +92,8 @@ def test_a_run_that_is_being_stopped_does_not_get_away_as_one_in_doubt(world: Wo
             world.commit(run_id, state=RunState.NEEDS_ATTENTION, consumed=consumed)
 
 
-def test_a_worker_that_stops_its_run_says_for_whom(world: World) -> None:
+def test_a_worker_that_stops_its_run_says_for_whom(world: World, run_id: str) -> None:
     """Else the run would be let go on after a quarantine as if nobody had stopped it."""
-    run_id = world.begin()
     with pytest.raises(InvalidField):
         world.commit(run_id, state=RunState.CANCELLING)
     world.commit(run_id, state=RunState.CANCELLING, stop_cause=StopCause.USER)
@@ -106,8 +102,7 @@ def test_a_worker_that_stops_its_run_says_for_whom(world: World) -> None:
     assert world.run(run_id).state is RunState.CANCELLING
 
 
-def test_an_operator_ends_a_healthy_run_of_another_user_and_its_log_says_so(world: World) -> None:
-    run_id = world.begin()
+def test_an_operator_ends_a_healthy_run_of_another_user_and_its_log_says_so(world: World, run_id: str) -> None:
     receipt = operate(world, run_id, Cancel(cause=StopCause.OPERATOR, reason="too dear"))
     assert receipt.outcome is CommandOutcome.ACCEPTED
     run = world.run(run_id)
@@ -116,9 +111,8 @@ def test_an_operator_ends_a_healthy_run_of_another_user_and_its_log_says_so(worl
     assert (act.user_id, act.act, act.reason) == (OPERATOR, OperatorAct.ENDED, "too dear")
 
 
-def test_an_operator_says_what_became_of_the_call_of_another_user(world: World) -> None:
+def test_an_operator_says_what_became_of_the_call_of_another_user(world: World, run_id: str) -> None:
     """Settled point 9, and who said it stands in the log."""
-    run_id = world.begin()
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.commit(run_id, state=RunState.NEEDS_ATTENTION, lease=LeaseAction.PARK)
     attention = world.run(run_id).attention
@@ -133,15 +127,3 @@ def test_an_operator_says_what_became_of_the_call_of_another_user(world: World) 
         (OPERATOR, OperatorAct.RESOLVED, "call_1")
     ]
     assert world.run(run_id).claim_at == world.now
-
-
-def test_a_run_in_doubt_can_be_quarantined_too(world: World) -> None:
-    run_id = world.begin()
-    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
-    world.commit(run_id, state=RunState.NEEDS_ATTENTION, lease=LeaseAction.PARK)
-    operate(world, run_id, Resolve(call_id=CallId("call_1")))
-    world.claim(run_id)
-    quarantine(world, run_id)
-    assert world.run(run_id).state is RunState.NEEDS_ATTENTION
-    operate(world, run_id, Redrive())
-    assert world.run(run_id).state is RunState.QUEUED

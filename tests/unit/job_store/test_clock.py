@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-import pytest
-
 from pawl.errors import DependencyUnavailable
 from pawl.job_store.app.sweeps import ClockSweep
 from tests.fakes import virtual_time
@@ -63,20 +61,3 @@ def test_only_a_clock_that_went_back_brings_runs_forward() -> None:
 def test_an_answer_that_is_read_late_is_no_clock_that_went_back() -> None:
     """As of a process that was frozen: leases that were just renewed would end."""
     assert virtual_time.run(sweep(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []
-
-
-def test_a_clock_that_went_back_while_no_replica_polled_is_noticed_by_the_next() -> None:
-    """As in a failover to a server whose clock is behind, or when a machine starts again with a wrong one."""
-
-    async def main() -> None:
-        database = await sweep()
-        database.is_away = True
-        with pytest.raises(DependencyUnavailable):
-            await ClockSweep(database, database.clock).run()
-        database.is_away, database.ahead_seconds = False, -130.0
-        second = asyncio.create_task(ClockSweep(database, database.clock).run())
-        await asyncio.sleep(5.5)
-        second.cancel()
-        assert database.brought_forward == [129.5]
-
-    virtual_time.run(main())

@@ -29,9 +29,8 @@ def waiting(world: World, state: CallState, **fields: object) -> str:
     return run_id
 
 
-def test_a_stale_worker_changes_nothing(world: World) -> None:
+def test_a_stale_worker_changes_nothing(world: World, run_id: str) -> None:
     """I4."""
-    run_id = world.begin()
     world.advance(31)
     assert world.claim(run_id, "w2") == 2
     before = world.run(run_id)
@@ -41,9 +40,8 @@ def test_a_stale_worker_changes_nothing(world: World) -> None:
     world.commit(run_id, 2, events=(OUTPUT,))
 
 
-def test_the_last_step_again_gets_the_same_answer_and_changes_nothing(world: World) -> None:
+def test_the_last_step_again_gets_the_same_answer_and_changes_nothing(world: World, run_id: str) -> None:
     """I2: a client may ask again for a lost answer, also after the run was parked or taken over."""
-    run_id = world.begin()
     step: dict[str, Any] = {"commit_id": "step", "events": (OUTPUT, OUTPUT), "lease": LeaseAction.RELEASE}
     first = world.commit(run_id, 1, **step)
     assert (first.first_seq, first.last_seq) == (4, 5)
@@ -62,9 +60,8 @@ def test_no_run_ends_over_an_unread_message_or_top_up(world: World) -> None:
         world.commit(run_id, state=state, consumed=world.unread(run_id))
 
 
-def test_nothing_new_starts_after_an_acknowledged_cancel(world: World) -> None:
+def test_nothing_new_starts_after_an_acknowledged_cancel(world: World, run_id: str) -> None:
     """I12: an owner that does not know reads its inbox first; one that knows is refused."""
-    run_id = world.begin()
     world.commit(run_id, calls=(change("call", CallState.RUNNABLE),))
     world.cancel(run_id)
     steps: list[dict[str, Any]] = [
@@ -141,9 +138,8 @@ def test_a_decision_after_the_deadline_is_late(world: World) -> None:
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "DEADLINE_PASSED"
 
 
-def test_decisions_come_in_any_order_and_receipts_show_what_is_left(world: World) -> None:
+def test_decisions_come_in_any_order_and_receipts_show_what_is_left(world: World, run_id: str) -> None:
     """HITL-1, HITL-6: a question is answered and not approved."""
-    run_id = world.begin()
     states = (CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED, CallState.RUNNABLE)
     digests = (DIGEST, "", "", "")
     named = zip("abcd", states, digests, range(4), strict=True)

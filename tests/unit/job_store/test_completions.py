@@ -19,8 +19,7 @@ def unread(world: World, run_id: str) -> list[bytes]:
     return [command.payload for command in world.unit.inbox(world.run(run_id))]
 
 
-def test_a_parked_run_is_woken_and_the_news_waits_once(world: World) -> None:
-    run_id = world.begin()
+def test_a_parked_run_is_woken_and_the_news_waits_once(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
     assert world.run(run_id).claim_at is None
@@ -32,16 +31,14 @@ def test_a_parked_run_is_woken_and_the_news_waits_once(world: World) -> None:
     assert unread(world, run_id) == [b"call_1", b"call_2"]
 
 
-def test_a_run_that_parks_with_news_unread_goes_on_at_once(world: World) -> None:
-    run_id = world.begin()
+def test_a_run_that_parks_with_news_unread_goes_on_at_once(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     note(world, run_id)
     world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
     assert world.run(run_id).claim_at == world.now
 
 
-def test_a_run_that_has_ended_keeps_nothing_and_no_run_is_not_found(world: World) -> None:
-    run_id = world.begin()
+def test_a_run_that_has_ended_keeps_nothing_and_no_run_is_not_found(world: World, run_id: str) -> None:
     world.commit(run_id, state=RunState.COMPLETED)
     note(world, run_id)
     assert unread(world, run_id) == []

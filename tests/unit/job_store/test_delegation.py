@@ -37,9 +37,8 @@ def parent_of_child(world: World) -> str:
     return run_id
 
 
-def test_nothing_is_left_of_a_budget_whose_run_was_removed(world: World) -> None:
+def test_nothing_is_left_of_a_budget_whose_run_was_removed(world: World, run_id: str) -> None:
     """LOOP-12: retention removes ended runs while their jobs are open."""
-    run_id = world.begin()
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_removed")))
     assert world.commit(run_id, tokens_used=5).shared_tokens_left == 0
 
@@ -92,8 +91,7 @@ def test_a_run_under_quarantine_hears_of_it_when_it_goes_on(world: World) -> Non
     assert [command.name for command in world.unit.inbox(world.run(parent))] == [inbox.AGENT_ENDED]
 
 
-def test_a_call_is_delegated_to_the_run_that_the_step_creates_and_to_no_other(world: World) -> None:
-    run_id = world.begin()
+def test_a_call_is_delegated_to_the_run_that_the_step_creates_and_to_no_other(world: World, run_id: str) -> None:
     bare, itself = change("call", CallState.DELEGATED), change("call", CallState.DELEGATED, child_run_id=run_id)
     for calls, delegations, error in (
         ((delegated(),), (), InvalidField),

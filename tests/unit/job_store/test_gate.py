@@ -46,9 +46,8 @@ def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> No
         assert world.call("call").decision.user_id == "ann"  # type: ignore[union-attr]
 
 
-def test_only_a_call_that_reads_is_created_with_its_end(world: World) -> None:
+def test_only_a_call_that_reads_is_created_with_its_end(world: World, run_id: str) -> None:
     """And then both are told: that it began, and how it ended."""
-    run_id = world.begin()
     wrong: list[dict[str, Any]] = [{}, {"only_reads": True, "attempt": 0}, {"only_reads": True, "digest": DIGEST}]
     for fields in wrong:
         with pytest.raises(IllegalTransition):
@@ -117,8 +116,8 @@ def test_an_approved_front_end_call_starts_as_its_ungated_fallback_but_as_no_oth
 
 def test_a_step_neither_gates_a_call_late_nor_repeats_an_attempt_nor_takes_the_call_of_another_run(
     world: World,
+    run_id: str,
 ) -> None:
-    run_id = world.begin()
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     with pytest.raises(IllegalTransition):
         begin(world, run_id, CallState.RUNNABLE)

@@ -126,23 +126,10 @@ def test_an_edited_series_is_granted_as_edited(world: World) -> None:
     assert (grant.arguments, grant.series.interval_seconds) == (b'{"to":"bob"}', 5.0)
 
 
-def test_it_is_over_once_the_series_asks_again_and_its_uses_count_on(world: World) -> None:
-    run_id = granted(world)
-    world.commit(run_id, calls=(gated("call_2", CallState.AWAITING_APPROVAL, 2),))
-    with pytest.raises(IllegalTransition):
-        world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3),))
-    decide(world, run_id, call_id="call_2")
-    commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
-    world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2),), consumed=commands)
-    grant = world.run(run_id).grant
-    assert grant is not None
-    assert (grant.ended, grant.uses, grant.call_id) == (False, 2, "call_2")
-
-
 @given(steps=st.lists(st.sampled_from(["granted", "asks", "grant", "once", "again", "other"]), min_size=1, max_size=14))
 def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_often(steps: list[str]) -> None:
-    world = World()
     """A call that begins has an approval of its own, or a grant of exactly it with uses left."""
+    world = World()
     run_id = world.begin()
     number, allowed, uses, waiting = 0, False, 0, ""
     for step in steps:

@@ -128,19 +128,6 @@ async def test_operations_that_arrive_while_a_group_is_written_share_the_next_on
     assert heard.events == [b"first", b"a", b"b", b"c"]
 
 
-async def test_when_many_wait_a_second_group_does_not_wait_for_the_first(
-    journal: ScriptedJournal, heard: Heard
-) -> None:
-    async with running(journal, heard) as commit:
-        journal.open.clear()
-        first = asyncio.create_task(commit.run(Named("first"), size_bytes=1))
-        await until(lambda: len(journal.groups) == 1)
-        rest = asyncio.create_task(run_all(commit, [str(number) for number in range(40)]))
-        await until(lambda: len(journal.groups) == 2)
-        journal.open.set()
-        await asyncio.gather(first, rest)
-
-
 async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, heard: Heard) -> None:
     async with running(journal, heard) as commit:
         await run_all(commit, [str(number) for number in range(group_commit.OPERATIONS_MAX + 1)])

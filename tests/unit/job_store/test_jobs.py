@@ -85,19 +85,6 @@ def test_a_turn_that_has_not_begun_keeps_nobody_out_of_a_full_store() -> None:
     assert desk.queue == (0, 0)
 
 
-def test_a_clock_that_goes_back_makes_no_turn_wait_longer() -> None:
-    desk, job = desk_with_a_job()
-    desk.end_job(job)
-    desk.take(desk.turns[0].run_id)
-    again = desk.begin_job(desk.turns[0].run_id)
-    desk.enter(desk.turns[0].run_id)
-    desk.end(desk.turns[0].run_id)
-    desk.advance(-1000)
-    desk.unit.put_run(replace(desk.run(again), claim_at=desk.now))
-    desk.end_job(again)
-    assert desk.turns[1].claim_at == desk.now + TURN_DISTANCE
-
-
 def test_a_notice_that_may_begin_no_turn_keeps_no_other_from_it() -> None:
     """One that comes of five turns waits for the user; one of a job that the user's run began does not."""
     desk, old = desk_with_a_job()
@@ -110,15 +97,6 @@ def test_a_notice_that_may_begin_no_turn_keeps_no_other_from_it() -> None:
     desk.end(run_id)
     (turn,) = desk.turns
     assert turn.generation == 1
-
-
-def test_what_interrupts_goes_before_what_waits_for_a_turn_to_end() -> None:
-    desk, turn = desk_with_a_turn()
-    waiting = desk.submit()
-    interrupting = desk.submit(MessagePolicy.INTERRUPT)
-    assert (waiting.place, interrupting.place, desk.run(turn).state) == (1, 1, RunState.CANCELLING)
-    desk.end(turn, RunState.CANCELLED)
-    assert desk.active == desk.run(interrupting.run.run_id)
 
 
 def test_what_wants_no_company_is_refused_where_a_message_waits_for_a_turn_to_end() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -203,31 +201,6 @@ def test_a_range_of_the_past_with_more_than_a_hundred_due_times_is_too_long(begi
 def test_a_zone_that_machines_differ_in_is_none(name: str) -> None:
     with pytest.raises(InvalidField, match="IANA"):
         timing.check(Timing(cron="0 9 * * *", time_zone=name))
-
-
-@pytest.mark.parametrize(
-    "dense",
-    [
-        Timing(interval_seconds=1, catch_up_seconds=86_400),
-        Timing(cron="* */1 * * *", time_zone=BERLIN, catch_up_seconds=86_400),
-    ],
-)
-def test_after_an_outage_of_a_day_not_every_second_of_it_is_looked_at(
-    dense: Timing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at: list[datetime] = []
-    plain = timing.due_times
-
-    def counted(*arguments: Any) -> Iterator[datetime]:
-        for time in plain(*arguments):
-            looked_at.append(time)
-            yield time
-
-    monkeypatch.setattr(timing, "due_times", counted)
-    following = timing.following(dense, "x", SPRING - timedelta(hours=23), SPRING)
-    step = timedelta(seconds=dense.interval_seconds or 60)
-    assert following == SPRING - (timing.CAUGHT_UP_MAX - 2) * step
-    assert len(looked_at) < 3 * timing.CAUGHT_UP_MAX
 
 
 OWNER = Owner(store_id=StoreId("acme"), user_id=UserId("ann"), credential_id=CredentialId("key_1"))

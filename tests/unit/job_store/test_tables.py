@@ -140,9 +140,8 @@ def test_a_call_is_created_at_most_one_step_from_proposed() -> None:
         assert (found and found.state) == (state if may_be else None)
 
 
-def test_a_run_cannot_end_while_a_call_is_open(world: World) -> None:
+def test_a_run_cannot_end_while_a_call_is_open(world: World, run_id: str) -> None:
     """I6: every call has its result before the end."""
-    run_id = world.begin()
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     for state in [state for state in CallState if not state.is_terminal]:
         for reserved_by, refusal in (("", IllegalTransition), ("cmd", InboxChanged)):

@@ -42,14 +42,6 @@ def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_
     assert world.run(waiting).claim_at == world.now
 
 
-def test_of_very_many_interrupting_messages_the_last_one_wins(world: World) -> None:
-    active = world.begin()
-    run_ids = [world.submit(MessagePolicy.INTERRUPT, queue_max=400).run.run_id for _ in range(400)]
-    world.commit(active, state=RunState.CANCELLED)
-    assert {world.run(run_id).state for run_id in run_ids[:-1]} == {RunState.CANCELLED}
-    assert world.run(run_ids[-1]).claim_at == world.now
-
-
 def test_what_entered_an_interrupting_run_before_its_turn_is_kept_when_it_is_superseded(world: World) -> None:
     """I1: its owner puts it into the conversation, then the next one has its turn."""
     active = world.begin()

@@ -17,8 +17,8 @@ from pawl.job_store.domain.rows import Attention, CallRow, Offer, RunRow
 from pawl.job_store.domain.states import AttentionReason, WaitReason
 from pawl.job_store.domain.usage import day_end
 from pawl.job_store.domain.waiting import Situation, Waiting, explain, explain_all
-from pawl.values import CallState, DecisionKind, LeaseAction, RunState, StopCause, WaitKind
-from tests.unit.job_store.world import DIGEST, World, change
+from pawl.values import CallState, DecisionKind, RunState, StopCause, WaitKind
+from tests.unit.job_store.world import DIGEST
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 LIMITS = PlaceLimits(per_store=3, per_user=2)
@@ -309,33 +309,3 @@ def test_a_run_tells_what_the_runs_below_it_wait_for() -> None:
         "It waits for run run_2. Run run_2: It waits for run run_3. Run run_3: It waits for an approval of send_email."
     )
     assert found.roles == ("admin", "approver")
-
-
-def test_the_rows_that_steps_write_say_since_when(world: World) -> None:
-    """What is written in a step is of the time of the step; a wait that goes on is as old as it is."""
-    run_id = world.begin()
-    began = world.now
-    assert world.run(run_id).update_time == began
-    world.advance(5)
-    parked = world.now
-    gated = change("a", CallState.AWAITING_APPROVAL, digest=DIGEST)
-    read = change("r", CallState.FAILED)
-    waits = (WaitKind.APPROVAL,)
-    fields: dict[str, Any] = {"state": RunState.WAITING, "waits": waits, "lease": LeaseAction.PARK}
-    world.commit(run_id, calls=(gated, read), **fields)
-    run = world.run(run_id)
-    assert (run.update_time, run.progress_time, run.state_time) == (parked, parked, parked)
-    world.advance(60)
-    world.decide(run_id, "a", DecisionKind.REJECT, digest="ef" * 32)
-    situation = Situation(run=world.run(run_id), time=world.now, calls=[world.call("a")])
-    waiting = explain(situation, LIMITS)
-    assert waiting is not None
-    assert (waiting.reason, waiting.since_time) == (WaitReason.APPROVAL, parked)
-    world.decide(run_id, "a", DecisionKind.REJECT)
-    world.claim(run_id)
-    settled = change("a", CallState.REJECTED, digest=DIGEST)
-    consumed = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
-    world.commit(run_id, calls=(settled,), consumed=consumed, state=RunState.RUNNING)
-    run = world.run(run_id)
-    assert (run.update_time, run.progress_time, run.state_time) == (world.now, world.now, world.now)
-    assert world.call("a").state_time == world.now

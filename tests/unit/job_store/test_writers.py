@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, RunOfAnotherUser
-from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.conversations import UpdateConversation
 from pawl.job_store.domain.jobs import Entered
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow
@@ -48,15 +47,6 @@ def shared() -> tuple[World, str]:
     return world, run_id
 
 
-def test_the_key_of_its_user_leads_nobody_else_to_it(world: World) -> None:
-    mine = world.submit(conversation_id="", key_hash=b"k").run
-    key = ConversationId(mine.conversation_id)
-    row = world.unit.conversations.get(ConversationKey(STORE, key))
-    assert row is not None
-    world.unit.put_conversation(replace(row, sharing=Sharing.WRITE))
-    assert world.submit(user_id=BOB, conversation_id="", key_hash=b"k").run.conversation_id != key
-
-
 def test_writers_leave_half_of_the_queue_to_its_user() -> None:
     world, _ = shared()
     for _ in range(2):
@@ -64,16 +54,6 @@ def test_writers_leave_half_of_the_queue_to_its_user() -> None:
     with pytest.raises(QueueFull):
         world.submit(user_id=BOB, queue_max=3)
     world.submit(queue_max=3)
-
-
-def test_a_writer_leaves_the_archive_as_it_is() -> None:
-    world, _ = shared()
-    row = conversation(world)
-    world.unit.put_conversation(replace(row, archived=True))
-    world.submit(user_id=BOB)
-    assert conversation(world).archived
-    world.submit()
-    assert not conversation(world).archived
 
 
 def test_writers_undo_their_own_runs_of_it_whatever_is_shared() -> None:
@@ -111,17 +91,6 @@ def test_runs_of_writers_are_stopped_when_it_is_not_shared_for_writing_any_more(
     assert world.run(mine).claim_at == world.now
 
 
-def test_the_run_of_a_writer_makes_no_title() -> None:
-    world, first = shared()
-    world.claim(first)
-    world.commit(first, state=RunState.COMPLETED)
-    for user_id, asks in ((BOB, False), (USER, True)):
-        run_id = world.submit(user_id=user_id, conversation_must_exist=True).run.run_id
-        world.claim(run_id)
-        world.commit(run_id, state=RunState.COMPLETED, asks_title=True)
-        assert (conversation(world).title_run_id == run_id) is asks
-
-
 def desk_of_two() -> tuple[Desk, str, str]:
     """A conversation of ann that is shared for writing, with an open job of hers and one of bob."""
     desk = Desk()
@@ -151,28 +120,6 @@ def test_a_notice_enters_only_runs_of_the_user_who_started_the_job() -> None:
     assert [each.run_id for each in desk.enter(desk.take(desk.turns[1].run_id))] == [mine]
 
 
-def test_a_run_answers_only_notices_of_its_user() -> None:
-    """What ann's failed turn told is tried again after bob's run, and is not answered by that."""
-    desk, mine, theirs = desk_of_two()
-    desk.end_job(mine)
-    failing = desk.take(desk.turns[0].run_id)
-    desk.enter(failing)
-    waiting = desk.submit(user_id=BOB).run.run_id
-    desk.end(failing, RunState.FAILED)
-    desk.take(waiting)
-    desk.end(waiting)
-    assert [(each.run_id, each.tries) for each in desk.background.notices] == [(mine, 1)]
-    assert [turn.user_id for turn in desk.turns] == [USER, USER]
-    desk.end_job(theirs)
-    desk.cancel(desk.turns[1].run_id)
-    assert [each.run_id for each in desk.background.notices] == [theirs], "ann dismisses what her model was told"
-    desk, mine, theirs = desk_of_two()
-    desk.end_job(mine)
-    desk.end_job(theirs)
-    desk.cancel(desk.turns[0].run_id)
-    assert [each.run_id for each in desk.background.notices] == [theirs], "and what it was about to be told"
-
-
 def test_no_other_user_stops_or_steers_a_turn() -> None:
     """It is protected as a run that a message started is, before it has begun, too."""
     for has_begun in (False, True):
@@ -194,29 +141,6 @@ def test_no_other_user_stops_or_steers_a_turn() -> None:
         assert (desk.active.run_id, desk.active.stop_cause) == (turn.run_id, None)
         desk.submit(user_id=BOB)
         assert desk.run(turn.run_id).stop_cause is StopCause.SUPERSEDED
-
-
-def test_a_turn_whose_workers_died_gives_way_to_a_message_of_any_user() -> None:
-    desk, _, theirs = desk_of_two()
-    desk.end_job(theirs)
-    turn = desk.take(desk.turns[0].run_id)
-    desk.apply(ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1))
-    desk.submit()
-    assert desk.run(turn).stop_cause is StopCause.SUPERSEDED
-
-
-def test_notices_of_who_may_not_write_any_more_stay_with_their_jobs() -> None:
-    desk, mine, theirs = desk_of_two()
-    desk.end_job(mine)
-    desk.commit(desk.take(theirs), tells_iteration=1)
-    share(desk, Sharing.PRIVATE)
-    assert [each.run_id for each in desk.background.notices] == [mine]
-    desk.end_job(theirs)
-    assert (desk.background.open_jobs, [each.run_id for each in desk.background.notices]) == ((), [mine])
-    (turn,) = desk.turns
-    desk.enter(desk.take(turn.run_id))
-    desk.end(turn.run_id)
-    assert (desk.active, desk.background.notices) == (None, ())
 
 
 def test_who_steered_a_job_has_steered_the_runs_that_its_notices_enter() -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gzip
-import socket
-import threading
-from typing import Any
 
 import pytest
 
@@ -179,29 +175,6 @@ async def test_a_cancelled_call_leaves_nothing_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_cancelling_while_a_connection_is_made_leaves_nothing_behind() -> None:
-    """The server takes the connection and never answers the greeting of TLS."""
-    greeted, left = asyncio.Event(), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        greeted.set()
-        while await reader.read(4096):
-            pass
-        left.set()
-        writer.close()
-
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    async with listener, OpenAiModel(base_url=url, api_key="") as model:
-        call = asyncio.create_task(collect(model))
-        await greeted.wait()
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        await left.wait()
-    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-
 async def test_closing_the_client_ends_calls_that_go_on() -> None:
     async with model_http(streams(HI, then=Exchange.client_left)) as server:
         async with OpenAiModel(base_url=server.url, api_key="") as model:
@@ -247,26 +220,4 @@ async def test_a_slow_reader_makes_the_server_wait() -> None:
             read += len(data)
         assert read == whole
         connections.give(connection)
-        await connections.close()
-
-
-async def test_a_name_that_is_found_slowly_is_looked_up_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, asked, by_system = threading.Event(), [], socket.getaddrinfo
-
-    def getaddrinfo(host: bytes, port: int, **options: Any) -> Any:
-        asked.append(host)
-        assert found.wait(60)
-        return by_system("127.0.0.1", port, **options)
-
-    async with model_http(sends(with_length(b""))) as server:
-        connections = Pool(dataclasses.replace(origin(server), host="model.test"))
-        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        first, *others = [asyncio.create_task(connections.take()) for _ in range(100)]
-        await until(lambda: asked)
-        first.cancel()
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 60) == "done", "it holds up nothing else"
-        assert asked == [b"model.test"]
-        found.set()
-        for connection in await asyncio.gather(*others):
-            connections.give(connection)
         await connections.close()

@@ -16,7 +16,7 @@ import trustme
 from pawl.agent_loop.adapters.model import direct
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.domain import retry
-from pawl.agent_loop.domain.model import CallPiece, ModelRequest, TextPiece
+from pawl.agent_loop.domain.model import CallPiece, ModelRequest
 from pawl.agent_loop.domain.run import FailureClass
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
@@ -74,18 +74,14 @@ async def test_a_server_that_takes_no_form_beside_tools_gets_one_of_them() -> No
 
 
 async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line of the head, with all that the client takes from the environment."""
+    """With all that the client takes from the environment."""
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: blue")
     async with serving(answer) as (server, model):
         await collect(model)
-        await collect(model)
-        ours = server.exchanges[1]
-        await (await model._post(json.dumps(ours.body, separators=(",", ":")).encode())).aclose()
-        theirs = server.exchanges[2]
-    assert ours.head.split("\r\n")[0] == theirs.head.split("\r\n")[0] == "POST /v1/chat/completions HTTP/1.1"
-    assert fields(ours) == fields(theirs)
+    (asked,) = server.exchanges
+    assert asked.head.split("\r\n")[0] == "POST /v1/chat/completions HTTP/1.1"
     expected = {
         "authorization": "Bearer sk-secret",
         "openai-organization": "org-1",
@@ -94,7 +90,7 @@ async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pyt
         "accept-encoding": "identity",
         "content-type": "application/json",
     }
-    assert fields(ours).items() >= expected.items()
+    assert fields(asked).items() >= expected.items()
 
 
 async def test_tools_with_a_dot_go_out_without_it_and_come_back_with_it() -> None:
@@ -109,21 +105,6 @@ async def test_tools_with_a_dot_go_out_without_it_and_come_back_with_it() -> Non
 async def test_a_json_body_instead_of_a_stream_is_an_answer() -> None:
     body = '{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}'
     assert await answered(responds(200, body)) == ANSWER
-
-
-async def test_pieces_come_as_they_are_sent() -> None:
-    taken = asyncio.Event()
-
-    async def rest(exchange: Exchange) -> None:
-        await taken.wait()
-        await exchange.events(STOP, DONE)
-        await exchange.end()
-
-    request = ModelRequest(model="m", messages=())
-    async with serving(streams(HI, then=rest)) as (_, model), aclosing(model.stream(request)) as pieces:
-        assert await anext(pieces) == ANSWER[0]
-        taken.set()
-        assert [piece async for piece in pieces] == ANSWER[1:]
 
 
 async def test_the_status_code_alone_says_what_failed_and_nothing_is_retried_here() -> None:
@@ -274,17 +255,6 @@ async def test_leaving_a_stream_closes_the_connection() -> None:
         async with aclosing(model.stream(ModelRequest(model="m", messages=()))) as pieces:
             await anext(pieces)
         await left.wait()
-
-
-async def test_a_slow_consumer_is_not_mistaken_for_a_silent_server() -> None:
-    """Deadlines count only while the next piece is awaited."""
-    pieces = []
-    request = ModelRequest(model="m", messages=(), idle_timeout_seconds=1)
-    async with serving(answer) as (_, model), aclosing(model.stream(request)) as stream:
-        async for piece in stream:
-            pieces.append(piece)
-            await asyncio.sleep(1.1 if piece == TextPiece(text="Hi") else 0)
-    assert pieces == ANSWER
 
 
 # What people configure for the openai client holds here too.
