@@ -14,11 +14,10 @@ import grpc
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
-from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
+from pawl.tool_registry.domain.audit import Head, entry_hash
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tools import Category, Tool, ToolContext, tool
 from tests.poll import until
@@ -159,6 +158,10 @@ TAMPERINGS = {
         4,
         "HASH_MISMATCH",
     ),
+    **{
+        f"update of {column}": (f"UPDATE tool_registry.audit SET {column} = 'key_3' WHERE seq = 3", 3, "HASH_MISMATCH")  # noqa: S608
+        for column in ("credential_id", "delegate_user_id", "by_credential_id", "by_delegate_user_id", "agent_name")
+    },
     "delete": ("DELETE FROM tool_registry.audit WHERE seq = 2", 2, "GAP"),
     "delete of the first": ("DELETE FROM tool_registry.audit WHERE seq = 1", 1, "GAP"),
     "truncated tail": ("DELETE FROM tool_registry.audit WHERE seq >= 4", 4, "CUT_TAIL"),
@@ -417,21 +420,6 @@ async def test_replicas_write_one_chain_without_gaps_and_each_decision_once(
         assert not (await verified(registry)).HasField("problem")
 
 
-def draft(call: str, **fields: Any) -> AuditDraft:
-    return AuditDraft(
-        store_id=StoreId("acme"),
-        kind=AuditKind.PROPOSED,
-        time_us=1,
-        user_id=ANN.user_id,
-        run_id=RunId("run"),
-        call_id=CallId(call),
-        tool_name="look",
-        tool_version=1,
-        verdict="RUN",
-        **fields,
-    )
-
-
 async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry: Registry) -> None:
     run = context()
     run.credential_id, run.delegate_user_id = "key_1", "shop"
@@ -448,17 +436,4 @@ async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry
     assert [(entry.credential_id, entry.delegate_user_id) for entry in entries] == [("key_1", "shop")] * 4
     by = [(entry.by_user_id, entry.by_credential_id, entry.by_delegate_user_id) for entry in entries]
     assert by == [("", "", "")] * 3 + [("bob", "key_2", "desk")]
-    assert not (await verified(registry)).HasField("problem")
-
-
-async def test_tampering_with_credentials_is_found(registry: Registry, database_url: str) -> None:
-    columns = ("credential_id", "delegate_user_id", "by_credential_id", "by_delegate_user_id")
-    async with Database(database_url, application_name="test") as database:
-        await PostgresAuditLog(database).append([draft("c1"), draft("c2", **dict.fromkeys(columns, "key_1"))])
-    for column in columns:
-        for seq, before in ((2, "key_1"), (1, "")):
-            change = f"UPDATE tool_registry.audit SET {column} = '{{}}' WHERE seq = {seq}"  # noqa: S608
-            await execute(database_url, change.format("key_3"))
-            assert (await verified(registry)).problem.seq == seq, column
-            await execute(database_url, change.format(before))
     assert not (await verified(registry)).HasField("problem")

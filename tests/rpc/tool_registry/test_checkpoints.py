@@ -24,7 +24,7 @@ from tests.poll import until
 from tests.rpc.tool_registry.attached import EffectClass as WireEffect
 from tests.rpc.tool_registry.attached import attached, definition
 from tests.rpc.tool_registry.registry import content, outcome, running
-from tests.rpc.tool_registry.test_process import pay, process
+from tests.rpc.tool_registry.test_process import execute, process
 from tests.rpc.tool_registry.test_worker_loss import answer, invocation
 
 BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
@@ -78,7 +78,7 @@ async def test_a_tool_goes_on_from_its_checkpoint_after_the_registry_has_ended(
         return steps.exists() and len(steps.read_text().split()) >= 3
 
     async with process(database_url, tmp_path, "a") as (first, address):
-        asked = asyncio.ensure_future(pay(address, steps, tool_name=name))
+        asked = asyncio.ensure_future(execute(address, name, path=str(steps)))
         await until(is_at_the_third)
         async with Database(database_url, application_name="test") as database:
 
@@ -91,7 +91,7 @@ async def test_a_tool_goes_on_from_its_checkpoint_after_the_registry_has_ended(
         with pytest.raises(grpc.aio.AioRpcError):
             await asked
     async with process(database_url, tmp_path, "b") as (_, address):
-        result = await pay(address, steps, tool_name=name, earlier_attempts=1)
+        result = await execute(address, name, path=str(steps), earlier_attempts=1)
     assert content(result) == 2
     assert steps.read_text().split() == ["0", "1", "2", "3", "4", "5"], "each step once"
 
@@ -203,23 +203,3 @@ async def test_another_worker_continues_from_the_checkpoint_of_one_that_was_lost
 
 
 CONVERSATION = ConversationId("conversation")
-
-
-async def test_an_execution_stops_once_another_one_of_its_call_has_begun(database_url: str, tmp_path: Path) -> None:
-    kept, release = asyncio.Event(), asyncio.Event()
-
-    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
-    async def go_on(context: ToolContext) -> None:
-        """Go on."""
-        await context.checkpoint("old")
-        kept.set()
-        await release.wait()
-        await context.checkpoint("older")
-
-    async with running(database_url, tmp_path, [go_on]) as registry, record(database_url) as (_, checkpoints):
-        asked = asyncio.ensure_future(registry.run("go_on", call="c1"))
-        await kept.wait()
-        assert await checkpoints.take(writer("newer", attempt=2)) == b'"old"'
-        release.set()
-        assert outcome(await asked) == "FAILED TOOL_ERROR"
-        assert await checkpoints.take(writer("newest", attempt=3)) == b'"old"'

@@ -133,11 +133,6 @@ async def test_caller_a_restriction_that_came_later_holds_for_runs_that_have_the
         assert await refusal(registry.stream("open_book", version=1)) == "TOOL_NOT_FOUND"
 
 
-async def test_effect_class_a_call_happens_once_unless_its_class_allows_more(registry: Registry) -> None:
-    assert [content(await registry.run("once", call="c1")) for _ in range(2)] == [1, 1]
-    assert [content(await registry.run("again", call="c2")) for _ in range(2)] == [1, 2]
-
-
 async def test_rate_is_of_a_store_over_all_replicas_and_says_when_to_try_again(
     database_url: str, tmp_path: Path, tools: Tools
 ) -> None:
@@ -147,7 +142,6 @@ async def test_rate_is_of_a_store_over_all_replicas_and_says_when_to_try_again(
     ):
         ended = await asyncio.gather(*((first, second)[n % 2].run("rare", call=f"c{n}") for n in range(8)))
         over = next(each for each in ended if outcome(each) == "FAILED RATE_LIMITED")
-        assert "limited to 2 a minute" in content(over)["error"]
         assert re.search(r"Try again in [123]?\d s", content(over)["error"])
         elsewhere = await first.run("rare", call="other", who=context(store="other"))
     assert Counter(map(outcome, ended)) == {"SUCCEEDED": 2, "FAILED RATE_LIMITED": 6}
@@ -175,7 +169,6 @@ async def test_rate_of_a_store_holds_for_all_its_tools(database_url: str, tmp_pa
     async with running(database_url, tmp_path, tools.all(), store_calls_per_minute=3) as registry:
         ended = [await registry.run(name, call=f"c{name}") for name in ("rare", "once", "again", "fresh")]
         assert list(map(outcome, ended)) == ["SUCCEEDED"] * 3 + ["FAILED RATE_LIMITED"]
-        assert "all tools in this store" in content(ended[-1])["error"]
         # What the store refused is not counted against the tool, and the other way round.
         await execute(database_url, "DELETE FROM tool_registry.rates WHERE name = 'store'")
         names = ["rare", "rare", "fresh", "fresh", "fresh"]
@@ -261,5 +254,4 @@ async def test_a_write_that_is_in_the_batch_already_is_refused(registry: Registr
         verdicts = (await registry.execution.CheckCalls(request)).verdicts
         reasons = [verdict.error_reason for verdict in verdicts]
         assert reasons == ["", "", "", "", duplicate, "", duplicate, invalid, invalid]
-    assert "call 1 of the batch (c1)" in verdicts[4].error_message
     assert (verdicts[4].disposition, verdicts[4].arguments_json) == (execution_pb2.DISPOSITION_REFUSE, b"")

@@ -6,23 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 
 from pawl.chassis.rpc_client import open_channel
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, source_pb2, tool_pb2, worker_pb2
 from pawl.tools import tool
-from tests.fakes.unknown_values import BROKEN, calls_by_method, code_of
 from tests.rpc.tool_registry.registry import SERVICE_KEY, Registry, reason, running
 
 FILES = (audit_pb2, rule_pb2, source_pb2, tool_pb2, worker_pb2, execution_pb2)
 SERVICES = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
 ADMIN = "key-of-root-of-acme"
-KEY_OF = {"ExecutionService": SERVICE_KEY, "WorkerService": "key-of-machine-of-acme"}
 
 
 @tool
@@ -78,26 +74,3 @@ async def test_each_method_is_for_users_or_for_services_and_needs_a_credential(r
                     assert await refused(channel, method) in expected, method.name
                 elif key == ADMIN and is_for_services:
                     assert await refused(channel, method) == "PERMISSION_DENIED", method.name
-
-
-def answer_to(channel: grpc.aio.Channel, method: MethodDescriptor, request: Any) -> Any:
-    """Call a method of any kind with one request."""
-    name = f"/{method.containing_service.full_name}/{method.name}"
-    read = message_factory.GetMessageClass(method.output_type).FromString
-    if not method.client_streaming:
-        call = channel.unary_stream if method.server_streaming else channel.unary_unary
-        return call(name, type(request).SerializeToString, read)(request)
-    return channel.stream_stream(name, type(request).SerializeToString, read)(iter([request]))
-
-
-async def test_a_value_that_is_unknown_is_refused_or_carried_and_never_internal(registry: Registry) -> None:
-    """A registry that is older than its callers refuses what it does not know by name."""
-    calls = calls_by_method(*SERVICES)
-    ended: dict[str, grpc.StatusCode] = {}
-    for method, _ in methods():
-        key = KEY_OF.get(method.containing_service.name, ADMIN)
-        async with open_channel(registry.address, service_key=key) as channel:
-            for field, request in calls.get(method.name, ()):
-                ended[f"{method.name} {field}"] = await code_of(answer_to(channel, method, request))
-    assert {field: code for field, code in ended.items() if code in BROKEN} == {}
-    assert {"AddSource", "AttachWorker", "CheckCalls", "CreateRule", "RegisterTool"} <= calls.keys()

@@ -7,12 +7,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote
 
 import pytest
-from openapi_core import Config, OpenAPI
-from openapi_core.testing import MockRequest
-from werkzeug.datastructures import ImmutableMultiDict
 
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_rules import read_rules
@@ -177,69 +173,6 @@ async def test_an_endpoint_is_called_with_its_arguments_in_the_url_or_the_body(w
     preview = shown.preview({"id": "7", "q": "x"})
     assert preview is not None
     assert preview() == f'POST {world.url}/orders/7\n\n{{"q":"x"}}'
-
-
-TEXT: dict[str, Any] = {"type": "string"}
-NUMBERS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
-WORDS: dict[str, Any] = {"type": "array", "items": TEXT}
-PERSON: dict[str, Any] = {"type": "object", "properties": {"name": TEXT, "age": {"type": "integer"}}}
-ANN = {"name": "Ann & Bo?", "age": 3}
-SENT: list[tuple[str, dict[str, Any], Any]] = [
-    ("query", {"schema": TEXT}, "a&b=c#d é"),
-    ("query", {"schema": {"type": "boolean"}}, True),
-    ("query", {"schema": WORDS}, ["a", "b c"]),
-    ("query", {"schema": NUMBERS, "explode": False}, [1, 2]),
-    ("query", {"schema": PERSON, "style": "deepObject", "explode": True}, ANN),
-    ("query", {"schema": PERSON, "explode": False}, ANN),
-    ("query", {"content": {"application/json": {"schema": PERSON}}}, ANN),
-    ("path", {"schema": TEXT}, "../a b?"),
-    ("path", {"schema": NUMBERS}, [1, 2]),
-    ("header", {"schema": NUMBERS}, [1, 2]),
-    ("body", {"application/json": {"schema": PERSON}}, ANN),
-    ("body", {"application/json": {"schema": NUMBERS}}, [1]),
-    ("body", {"application/merge-patch+json": {"schema": PERSON}}, ANN),
-    ("body", {"*/*": {"schema": PERSON}}, ANN),
-    ("body", {"application/*": {"schema": PERSON}}, ANN),
-    ("body", {"application/x-www-form-urlencoded": {"schema": PERSON | {"additionalProperties": WORDS}}}, ANN),
-    ("body", {"application/x-www-form-urlencoded": {"schema": {"properties": {"p": WORDS}}}}, {"p": ["a&", "b"]}),
-    ("body", {"multipart/form-data": {"schema": {"properties": {"p": WORDS, "o": PERSON}}}}, {"p": ["a"], "o": ANN}),
-]
-"""Where an argument goes, how the document says so, and the argument."""
-# Ranges that mean JSON: the validator has no reader of its own for them.
-RANGES = ("*/*", "application/*", "application/merge-patch+json")
-
-
-async def test_what_is_sent_is_what_the_document_says(world: World) -> None:
-    paths: dict[str, Any] = {}
-    for number, (place, said, _) in enumerate(SENT):
-        parameter = {"name": "p", "in": place, "required": True} | said
-        takes = {"requestBody": {"content": said}} if place == "body" else {"parameters": [parameter]}
-        operation = {"operationId": f"o{number}", "responses": {"200": {"description": "ok"}}} | takes
-        paths[f"/o{number}" + "/{p}" * (place == "path")] = {"post" if place == "body" else "get": operation}
-    written = document(world.server.port) | {"info": {"title": "t", "version": "1"}, "paths": paths}
-    readers: Any = dict.fromkeys(RANGES, lambda data, **_: json.loads(data))
-    validator = OpenAPI.from_dict(written, config=Config(extra_media_type_deserializers=readers))
-    world.server.answer = lambda _: Reply()
-    tools = {tool.definition.name: tool for tool in await world.discover({"openApi": {"document": encoded(written)}})}
-    for number, (place, said, value) in enumerate(SENT):
-        await world.call(tools[f"shop.o{number}"], {"body" if place == "body" else "p": value})
-        asked = world.server.asked[-1]
-        path, _, query = asked.target.partition("?")
-        arguments = ImmutableMultiDict(parse_qsl(query, keep_blank_values=True))
-        kind = asked.headers.get("content-type", "")
-        came = MockRequest(
-            world.url,
-            asked.method.lower(),
-            path,
-            args=arguments,
-            headers=dict(asked.headers),
-            data=asked.body,
-            content_type=kind,
-        )
-        read = validator.unmarshal_request(came)
-        assert not read.errors, (said, read.errors)
-        found = read.body if place == "body" else getattr(read.parameters, place)["p"]
-        assert (unquote(found) if isinstance(found, str) and place == "path" else found) == value, said
 
 
 async def test_a_good_answer_is_the_result_and_any_other_one_an_error(world: World) -> None:

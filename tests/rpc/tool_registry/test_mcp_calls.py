@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,7 +53,6 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     await mcp.add(server.config())
     failed = await mcp.run("fake.fail")
     assert (outcome(failed), failure(failed)) == ("FAILED TOOL_ERROR", "no such city")
-    assert "out of order" in failure(await mcp.run("fake.refuse", call="two"))
     left_out = {"note": "The bytes are left out: models read texts only."}
     kinds = {
         "content": [
@@ -93,23 +91,6 @@ async def test_a_call_that_is_cancelled_or_out_of_time_is_cancelled_at_the_serve
     assert server.starts == 2, "the calls had one connection"
 
 
-async def test_a_start_continues_without_the_call_that_needed_it(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config())
-    await mcp.connector.forget(StoreId("acme"), "fake")
-    put(server.folder / "mode", "waits")
-    late = await mcp.run("fake.note", call="one", timeout_seconds=0.3)
-    assert outcome(late) == "FAILED TOOL_TIMEOUT"
-    assert "it was never sent and has had no effect" in failure(late)
-    cancelled = asyncio.create_task(mcp.run("fake.note", call="two", timeout_seconds=60))
-    await eventually(lambda: server.starts == 2)
-    await mcp.registry.cancel("two")
-    assert re.search("before it (had begun|began)", failure(await cancelled))
-    (server.folder / "go").touch()
-    assert content(await mcp.run("fake.note", call="three")) == "noted"
-    assert server.starts == 2, "that of the discovery, and one for all three calls"
-    assert server.log().count("call note") == 1
-
-
 async def test_a_server_that_dies_leaves_its_outcome_unknown_and_is_started_again(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
@@ -120,13 +101,6 @@ async def test_a_server_that_dies_leaves_its_outcome_unknown_and_is_started_agai
     # Over HTTP a status says that nothing has run. The words alone may come after the effect.
     assert "Session terminated" in failure(await mcp.run("fake.terminate", call="four"))
     assert server.log().count("call terminate") == 1
-
-
-async def test_a_call_that_may_be_repeated_is_made_once_more(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config(policies=[READ_ONLY]))
-    assert content(await mcp.run("fake.die_once")) == "alive"
-    assert server.log().count("call die_once") == 2
-    assert "tried again in" in failure(await mcp.run("fake.die", call="two")), "three starts are two too many"
 
 
 async def test_what_a_program_writes_to_its_standard_error_reaches_no_log_and_no_result(

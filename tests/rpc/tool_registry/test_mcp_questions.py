@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pawl.tool.v1 import execution_pb2
-from tests.rpc.tool_registry.mcp_world import READ_ONLY, SAFE, FakeServer, McpRegistry, answer, failure, policy
+from tests.rpc.tool_registry.mcp_world import READ_ONLY, SAFE, FakeServer, McpRegistry, answer, policy
 from tests.rpc.tool_registry.registry import content, context, outcome, refusal
 
 
@@ -36,7 +36,6 @@ async def test_the_user_is_asked_and_the_answer_goes_back_into_the_call(
     await mcp.add(server.config(policies=policies))
     asked = await mcp.run("fake.ask")
     assert (outcome(asked), asked.question.question) == ("INPUT_REQUIRED", "Which size?")
-    assert "MCP server fake" in asked.question.why
     done = await mcp.run("fake.ask", answers=[answer(asked, "large")])
     assert json.loads(content(done)) == {"action": "accept", "content": {"size": "large"}}
     assert server.log().count("call ask") == times, "one that may be repeated is run again from its start"
@@ -61,24 +60,11 @@ async def test_a_call_that_wants_a_page_opened_first_is_made_again_once_it_is(
     await mcp.add(server.config())
     refused = await mcp.run("fake.log_in", call="refused")
     assert "https://login.example.com/" in refused.question.question
-    again = await mcp.run("fake.log_in", call="refused", answers=[answer(refused, None)])
-    assert "log in first" in failure(again), "in the words of the server"
+    await mcp.run("fake.log_in", call="refused", answers=[answer(refused, None)])
     assert server.log().count("call log_in") == 1
     (server.folder / "log").write_text("")
     asked = await mcp.run("fake.log_in")
     assert content(await mcp.run("fake.log_in", answers=[answer(asked, "done")])) == "welcome"
-
-
-async def test_a_server_that_always_wants_another_page_is_not_asked_for_ever(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
-    (server.folder / "closed").touch()
-    await mcp.add(server.config())
-    result, answers = await mcp.run("fake.log_in"), []
-    while outcome(result) == "INPUT_REQUIRED":
-        answers.append(answer(result, "done"))
-        result = await mcp.run("fake.log_in", answers=answers, earlier_attempts=1)
-    assert "it asked for more than 10 times before it answered" in failure(result)
 
 
 async def test_secrets_of_the_server_are_not_in_its_questions(mcp: McpRegistry, server: FakeServer) -> None:
@@ -109,16 +95,6 @@ async def test_each_user_is_asked_while_questions_of_others_are_open(mcp: McpReg
         said = [answer(asked[user], "done")]
         done = await mcp.run("fake.ask", secret_question(user), call=user, who=who(user), answers=said)
         assert content(done) == '{"action": "accept"}'
-
-
-async def test_a_user_is_asked_while_another_call_of_theirs_runs(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config())
-    other = asyncio.create_task(mcp.run("fake.hang", call="other", timeout_seconds=60))
-    await server.logged("call hang")
-    asked = await mcp.run("fake.ask")
-    assert json.loads(content(await mcp.run("fake.ask", answers=[answer(asked, "s")])))["action"] == "accept"
-    await mcp.registry.cancel("other")
-    await other
 
 
 async def test_a_question_on_a_connection_of_all_users_reaches_none(mcp: McpRegistry, server: FakeServer) -> None:

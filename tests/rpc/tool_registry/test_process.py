@@ -33,17 +33,6 @@ import subprocess
 from pathlib import Path
 from pawl.tools import Category, ProcessLimits, ToolContext, tool
 
-@tool(category=Category.SAFE, timeout_seconds=60)
-async def pay(path: str) -> str:
-    """Pay, slowly."""
-    with Path(path).open("a") as file:
-        file.write("begun\\n")
-    while not Path(path + ".go").exists():
-        await asyncio.sleep(0.02)
-    with Path(path).open("a") as file:
-        file.write("paid\\n")
-    return "paid"
-
 @tool(category=Category.SAFE, timeout_seconds=60, process=ProcessLimits())
 def linger(path: str) -> None:
     """Hold the interpreter for a minute, with a child that hides."""
@@ -88,16 +77,16 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
         await started.wait()
 
 
-async def pay(
-    address: str, path: Path, *, tool_name: str = "pay", earlier_attempts: int = 0
-) -> execution_pb2.ExecutionResult:
+async def execute(address: str, tool_name: str, *, store: str = "acme", **fields: Any) -> execution_pb2.ExecutionResult:
+    """Run a call; fields that no request has are its arguments."""
+    attempts = fields.pop("earlier_attempts", 0)
     request = execution_pb2.ExecuteToolRequest(
-        context=context(),
+        context=context(store=store),
         call_id="call",
         tool_name=tool_name,
         tool_version=1,
-        arguments_json=json.dumps({"path": str(path)}).encode(),
-        earlier_attempts=earlier_attempts,
+        arguments_json=json.dumps(fields).encode(),
+        earlier_attempts=attempts,
     )
     async with open_channel(address, service_key=SERVICE_KEY) as channel:
         responses = [response async for response in ExecutionServiceStub(channel).ExecuteTool(request)]
@@ -117,28 +106,13 @@ def written(path: Path) -> Any:
     return is_there
 
 
-async def test_a_call_of_a_killed_process_is_said_to_be_unknown_and_not_run_again(
-    database_url: str, tmp_path: Path, ledger: Path
-) -> None:
-    async with process(database_url, tmp_path, "a") as (first, address):
-        asked = asyncio.ensure_future(pay(address, ledger))
-        await until(written(ledger))
-        first.send_signal(signal.SIGKILL)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await asked
-    # The second process has the same name; its entries are its own all the same.
-    async with process(database_url, tmp_path, "b") as (_, address):
-        assert outcome(await pay(address, ledger)) == "UNKNOWN OUTCOME_UNKNOWN"
-    assert ledger.read_text() == "begun\n"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only: elsewhere children that hide are not found")
 async def test_a_killed_registry_leaves_nothing_of_a_tool_behind(
     database_url: str, tmp_path: Path, ledger: Path
 ) -> None:
     """TOOL-9: neither the process of the call, nor its guard, nor what the tool has started."""
     async with process(database_url, tmp_path, "a") as (registry, address):
-        asked = asyncio.ensure_future(pay(address, ledger, tool_name="linger"))
+        asked = asyncio.ensure_future(execute(address, "linger", path=str(ledger)))
         await until(written(ledger))
         started = [int(pid) for pid in ledger.read_text().split()]
         registry.send_signal(signal.SIGKILL)
@@ -146,19 +120,6 @@ async def test_a_killed_registry_leaves_nothing_of_a_tool_behind(
             await asked
 
         await eventually(lambda: all(is_gone(pid) for pid in started))
-
-
-async def scrape(address: str, url: str, store: str) -> execution_pb2.ExecutionResult:
-    request = execution_pb2.ExecuteToolRequest(
-        context=context(store=store),
-        call_id="call",
-        tool_name="web_scrape",
-        tool_version=1,
-        arguments_json=json.dumps({"url": url}).encode(),
-    )
-    async with open_channel(address, service_key=SERVICE_KEY) as channel:
-        responses = [response async for response in ExecutionServiceStub(channel).ExecuteTool(request)]
-    return responses[-1].result
 
 
 async def test_a_process_lets_each_store_reach_what_the_file_says(
@@ -169,6 +130,6 @@ async def test_a_process_lets_each_store_reach_what_the_file_says(
         path.write_text(json.dumps({"acme": {"private": [f"localhost:{server.port}"]}}))
         monkeypatch.setenv("PAWL_EGRESS_FILE", str(path))
         async with process(database_url, tmp_path, "a") as (_, address):
-            assert content(await scrape(address, url, "acme"))["text"] == "hello"
-            assert outcome(await scrape(address, url, "other")) == "FAILED TOOL_ERROR"
+            assert content(await execute(address, "web_scrape", url=url))["text"] == "hello"
+            assert outcome(await execute(address, "web_scrape", url=url, store="other")) == "FAILED TOOL_ERROR"
         assert server.connections == 1

@@ -98,33 +98,6 @@ async def test_the_everything_server_shows_content_asks_and_reports_progress(
     assert outcome(await running) == "CANCELLED CANCELLED"
 
 
-async def test_the_filesystem_server_is_kept_in_its_folders_by_the_kernel_too(
-    mcp: McpRegistry, node: Path, modules: Path, tmp_path: Path
-) -> None:
-    shared, other = tmp_path / "shared", tmp_path / "other"
-    for folder in (shared, other):
-        folder.mkdir()
-        (folder / "a.txt").write_text(f"in {folder.name}")
-    server = modules / "server-filesystem" / "dist" / "index.js"
-    # The server itself is told that it may read both.
-    config = stdio(
-        "files",
-        node,
-        server,
-        shared,
-        other,
-        readable_paths=[str(modules.parent), str(node.parent)],
-        writable_paths=[str(shared)],
-    )
-    await mcp.add(config)
-    read = await mcp.run("files.read_text_file", {"path": str(shared / "a.txt")}, call="1")
-    assert content(read) == {"content": "in shared"}
-    kept = await mcp.run("files.read_text_file", {"path": str(other / "a.txt")}, call="2")
-    assert "EACCES" in failure(kept)
-    await mcp.run("files.write_file", {"path": str(shared / "b.txt"), "content": "b"}, call="3")
-    assert (shared / "b.txt").read_text() == "b"
-
-
 @asynccontextmanager
 async def everything_over_http(node: Path, modules: Path, port: int) -> AsyncIterator[subprocess.Popen[bytes]]:
     program = modules / "server-everything" / "dist" / "index.js"

@@ -15,7 +15,7 @@ from pawl.tool_registry.app.execution import executor
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tools import Category, Tool, ToolContext, ToolError, tool
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, as_json, content, context, eventually, outcome, refusal, running
+from tests.rpc.tool_registry.registry import Registry, as_json, content, context, eventually, outcome, running
 from tests.rpc.tool_registry.test_audit import listed, said
 from tests.rpc.tool_registry.test_rules import ALLOW, make
 
@@ -59,12 +59,6 @@ class Tools:
             self.ran["large_kept"] += 1
             return "x" * 300_000
 
-        @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
-        def kept() -> str:
-            """Return the same for a while."""
-            self.ran["kept"] += 1
-            return "kept"
-
         @tool(category=SAFE, effect=READ_ONLY, rate_per_minute=5)
         def counted() -> int:
             """Look, seldom."""
@@ -89,7 +83,7 @@ class Tools:
             self.ran["private"] += 1
             return "secret"
 
-        return [look, slow, fail, asking, kept, large_kept, counted, locked, note, private]
+        return [look, slow, fail, asking, large_kept, counted, locked, note, private]
 
 
 async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool = True) -> list[execution_pb2.Verdict]:
@@ -175,13 +169,6 @@ async def test_a_result_that_is_cached_or_large_does_not_come_with_the_check(reg
     assert tools.ran["large_kept"] == 1
 
 
-async def test_a_kept_result_is_given_again(registry: Registry, tools: Tools) -> None:
-    await until_read(registry, "a", "kept")
-    ran = tools.ran["kept"]
-    verdict = await until_read(registry, "b", "kept")
-    assert (tools.ran["kept"], "cache" in verdict.result.result.note) == (ran, True)
-
-
 async def test_what_takes_longer_runs_once_and_its_result_is_for_who_executes_it(
     registry: Registry, tools: Tools
 ) -> None:
@@ -226,17 +213,3 @@ async def test_what_is_not_executed_after_its_check_ends(
     tools.release.set()
     assert content(await registry.run("slow", call="a")) == "found"
     assert tools.ran["slow"] == 3
-
-
-async def test_timeouts_out_of_bounds_are_refused_and_a_run_may_give_more_than_any_tool_takes(
-    registry: Registry,
-) -> None:
-    call = execution_pb2.ProposedCall(call_id="a", tool_name="look", tool_version=1, arguments_json=b"{}")
-    for seconds, most in ((-1, 10), (10, 100_000)):
-        reads = execution_pb2.ExecuteReads(timeout_seconds=seconds, timeout_seconds_max=most)
-        request = execution_pb2.CheckCallsRequest(context=context(), calls=[call], execute_reads=reads)
-        if seconds < 0:
-            assert await refusal(registry.execution.CheckCalls(request)) == "INVALID_FIELD"
-        else:
-            (verdict,) = (await registry.execution.CheckCalls(request)).verdicts
-            assert verdict.disposition == execution_pb2.DISPOSITION_RUN

@@ -328,26 +328,6 @@ async def test_a_rule_of_an_agent_counts_for_its_runs_whoever_starts_them(regist
     assert outcome(await registry.run("pay", call="ann", rule_id=rule_id, who=context(agent="clerk"))) == "SUCCEEDED"
 
 
-async def test_a_rule_that_restricts_an_agent_wins_and_restricts_what_may_be_of_it(registry: Registry) -> None:
-    """I10."""
-    await make(registry, ALLOW, "root", scope=STORE)
-    rule_id = await make(registry, DENY, "root", scope=AGENT, scope_id="clerk")
-    verdict = await registry.check("pay", agent="clerk")
-    assert (verdict.disposition, verdict.rule_id) == (REFUSE, rule_id)
-    assert verdict.error_message == f"a rule of the agent clerk denies this call ({rule_id})"
-    await make(registry, ASK, "root", scope=AGENT, scope_id="clerk", tool_name="look")
-    rows: list[tuple[str, dict[str, Any], Any]] = [
-        ("pay", {"agent": "counter"}, RUN),
-        ("pay", {"agent": "counter", "above": ["default", "clerk"]}, REFUSE),
-        ("look", {"agent": "counter", "above": ["clerk"]}, APPROVE),
-        ("look", {"agent": "counter", "above": ["default"]}, RUN),
-    ]
-    for number, (name, who, expected) in enumerate(rows):
-        assert (await registry.check(name, call=f"c{number}", **who)).disposition == expected, (name, who)
-    for unknown in ({"agent": ""}, {"above": [""]}):
-        assert await refusal(registry.check("look", call="unknown", **unknown)) == "INVALID_ID", unknown
-
-
 async def test_admins_make_list_and_revoke_rules_of_agents(registry: Registry) -> None:
     rows: list[tuple[str, dict[str, str], str]] = [
         *((who, {}, "PERMISSION_DENIED") for who in ("ann", "apu", "vic")),

@@ -94,7 +94,6 @@ def test_a_stop_says_what_is_so() -> None:
     jobs = SomeJobs(replace(JOB, state="CANCELLING"), over, ended)
     stopping, late, stopped = (call(jobs, "stop_job", job_id=job_id) for job_id in ("run_1", "run_2", "run_3"))
     assert stopping["state"] == "CANCELLING"
-    assert "may still have its effect" in stopping["note"]
     assert (late["state"], late["note"]) == ("COMPLETED", "It was over already: nothing was stopped.")
     assert (stopped["state"], stopped["note"]) == ("CANCELLED", "It is over, and nothing more of it runs.")
     with pytest.raises(ToolError, match="no job 'run_4'"):

@@ -264,8 +264,13 @@ def test_a_body_that_is_too_large_for_a_schema_may_be_anything() -> None:
 @for_each(
     ("parameter", "value", "query"),
     [
+        ({}, "a&b=c#d é", "p=a%26b%3Dc%23d%20%C3%A9"),
+        ({}, True, "p=true"),
+        ({}, ["a", "b c"], "p=a&p=b%20c"),
         ({"explode": False}, ["a", "b"], "p=a,b"),
         ({}, {"a": 1, "b": True}, "a=1&b=true"),
+        ({"explode": False}, {"a": 1, "b": True}, "p=a,1,b,true"),
+        ({"style": "deepObject", "explode": True}, {"a": "x&y"}, "p[a]=x%26y"),
     ],
 )
 def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str) -> None:
@@ -277,6 +282,8 @@ def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str)
     ("media", "body", "sent"),
     [
         ({"application/*+json": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
+        ({"*/*": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
+        ({"application/merge-patch+json": {}}, {"a": 1}, ("application/merge-patch+json", b'{"a":1}')),
         (
             {"application/x-www-form-urlencoded": {"encoding": {"deep": {"style": "deepObject", "explode": True}}}},
             {"a": "x&y", "b": [1, True], "c": {"d": 1}, "deep": {"list": [{"price": 1}]}, "e": None},
