@@ -296,27 +296,6 @@ async def test_the_calls_of_a_key_that_was_taken_away_end(serve: Serve, servicer
             servicer.release.clear()
 
 
-async def test_a_fault_in_the_check_of_one_caller_ends_its_calls_and_no_others_time(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that they are tried again: nobody knows whether they would be let in."""
-    known = Known()
-    authenticate = known.authenticate
-
-    async def faulty(metadata: Mapping[str, str], **more: Any) -> Any:
-        if ANN in metadata["authorization"]:
-            raise RuntimeError("a fault of ours")
-        return await authenticate(metadata, **more)
-
-    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
-        ann, bob = await waiting(EchoStub(channel), servicer, "talk", "wait", [ANN, BOB])
-        monkeypatch.setattr(known, "authenticate", faulty)
-        del known.users[BOB]
-        for call, error in ((bob, Unauthenticated), (ann, DependencyUnavailable)):
-            with pytest.raises(error), translating():
-                await asyncio.wait_for(call, 60)
-
-
 async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: Serve, servicer: EchoServicer) -> None:
     """HITL-4: what is done meanwhile would be the act of who it was."""
     known, roles = Known(), ("delegate", "member")
@@ -404,19 +383,6 @@ async def test_only_the_gateway_names_the_client_whose_login_failed(
             with pytest.raises(Unauthenticated), translating():
                 await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}") + client)
     assert looks[-1] is has_own_rate
-
-
-async def test_too_many_failures_cause_no_look_and_few_lines(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
-    looks, many = list[bool](), 200
-
-    async with echoing(serve(authenticator=Failing(looks))) as stub:
-        for number in range(many):
-            with pytest.raises(Unauthenticated), translating():
-                await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}"))
-    assert (looks[0], looks[-1]) == (True, False)
-    lines = "".join(capfd.readouterr()).splitlines()
-    assert 0 < sum("login.failed" in line for line in lines) == sum(looks) < many
-    assert not any("UNAUTHENTICATED" in line or "guess-" in line for line in lines)
 
 
 async def test_only_so_many_wait_for_a_look_and_those_who_are_known_are_let_in(

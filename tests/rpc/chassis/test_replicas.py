@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -124,57 +122,6 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
         await until(both_are_used)
         servicer.release.set()
         assert await call == ["wait"]
-
-
-async def test_a_replica_whose_callers_gave_up_is_not_asked_next(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else who asks one thing after the other would wait for a replica that hangs each time."""
-    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
-    async with two(serve) as replicas:
-        preferred = await replicas.preferred()
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        call.cancel()
-        await asyncio.wait([call])
-        assert await replicas.used() - {preferred}
-
-
-class Response:
-    """A response that one can watch go."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.value = StringValue.FromString(raw).value
-
-
-def generate(channel: grpc.aio.Channel) -> Any:
-    return channel.unary_stream(
-        f"/{SERVICE}/Generate",
-        request_serializer=StringValue.SerializeToString,
-        response_deserializer=Response,
-    )
-
-
-async def test_a_stream_keeps_no_response_while_it_waits_for_the_next(servicer: EchoServicer, serve: Serve) -> None:
-    """Thousands of streams may wait for hours, each after a page of a log."""
-    there: weakref.WeakSet[Response] = weakref.WeakSet()
-    seen: list[str] = []
-
-    async def read(call: Any) -> None:
-        async for response in call:
-            there.add(response)
-            seen.append(response.value)
-            del response
-
-    async with asyncio.timeout(60), serve() as server, open_channel(server.address) as channel:
-        reading = asyncio.create_task(read(generate(channel)(StringValue(value="wait"))))
-        await servicer.entered.wait()
-        await until(lambda: seen)
-        gc.collect()
-        assert not list(there)
-        servicer.release.set()
-        await reading
-    assert seen == ["first", "wait"]
 
 
 HERE = f"/{SERVICE}/"
@@ -326,12 +273,6 @@ async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
         with pytest.raises(DependencyUnavailable), translating():
             await stub.call("unary", "hello")
         await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
-        channel = open_channel(server.address, batches=True)
-        call = asyncio.ensure_future(EchoStub(channel).call("generate", "hello"))
-        await asyncio.sleep(0)
-        await channel.close()
-        with pytest.raises(DependencyUnavailable), translating():
-            await asyncio.wait_for(call, 60)
 
 
 async def test_a_stream_that_is_left_still_brings_every_answer(serve: Serve, servicer: EchoServicer) -> None:

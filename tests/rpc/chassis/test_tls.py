@@ -180,29 +180,6 @@ async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refu
             assert (words in told, server.address in told) == (True, True), told
 
 
-async def test_certificates_that_nobody_takes_change_nothing_for_those_who_are_connected(
-    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
-) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
-    async with (
-        serving(service_only=True) as server,
-        open_channel(server.internal_address, service_key=SERVICE_KEY, tls=own, server_name="job-store") as channel,
-    ):
-        stub = EchoStub(channel)
-        first = await stub.call("unary", "certificate")
-        certificates.write(tmp_path, "agent-loop", stranger, authority)
-        await clock.advance(1.0)
-        for _ in range(20):
-            assert await stub.call("unary", "certificate") == first
-        certificates.write(tmp_path, "agent-loop", authority)
-        await clock.advance(1.0)
-
-        async def is_renewed() -> bool:
-            return await stub.call("unary", "certificate") != first
-
-        await until(is_renewed)
-
-
 async def _shown_by(address: str) -> str:
     """Return the certificate that a listener shows now."""
     host, _, port = address.rpartition(":")
