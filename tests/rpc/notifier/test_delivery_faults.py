@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,15 +13,13 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.erasures import ErasurePart
-from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.tasks import end
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.adapters.deliveries import CLAIM, DUE, GIVE_BACK, HOLD_DUE, SETTLE, PostgresDeliveries
-from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, PostgresStore, added_columns
-from pawl.notifier.adapters.postgres import WAITING as WAITING_SQL
+from pawl.notifier.adapters.deliveries import DUE, PostgresDeliveries
+from pawl.notifier.adapters.postgres import ADD, PostgresStore, added_columns
 from pawl.notifier.app.announcement import drafts_of, over_by
-from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
+from pawl.notifier.domain.channel import Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
     TEST,
     TESTS_KEPT,
@@ -35,10 +32,10 @@ from pawl.notifier.domain.delivery import (
     OwnDelivery,
     choose,
 )
-from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
+from pawl.notifier.domain.notification import Draft, Inbox
 from pawl.notify.v1 import channel_pb2 as pb
 from tests.poll import until
-from tests.rpc.notifier.conftest import Repository, waiting_for_locks, wired
+from tests.rpc.notifier.conftest import Repository, wired
 from tests.rpc.notifier.desk import ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk
 from tests.web_server import Reply, WebServer
 
@@ -132,51 +129,6 @@ async def test_a_look_at_what_is_due_costs_the_same_however_much_waits(
     assert await pages(database, DUE, [], [], [], [], [], 16, 1, 32, 500) < 200, "it would read 20,000 rows"
 
 
-async def test_what_is_looked_up_is_found_by_its_own_index_before_there_are_statistics(
-    repository: Repository, store: PostgresStore, draft: Drafts, database: Database
-) -> None:
-    await hook(repository)
-    for first in range(0, 2000, 200):
-        await store.add([draft(f"run{first + number}") for number in range(200)])
-    found = [each.delivery_id for each in await repository.due([], limit=500)]
-    assert await pages(database, HOLD_DUE, found, CODE_LASTS) < 500, "all of the user for each"
-
-
-@pytest.mark.parametrize("needs", [2000, 0], ids=["many rows", "a new database"])
-async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
-    repository: Repository, store: PostgresStore, draft: Drafts, database: Database, needs: int
-) -> None:
-    """Before there are statistics, also by the plans that are made for empty tables and kept."""
-    await hook(repository)
-    for first in range(0, needs, 200):
-        drafts = [draft(f"run{first + number}") for number in range(200)]
-        kind = NotificationKind.INPUT_NEEDED
-        await store.add([replace(each, kind=kind, run_id=RunId(each.event_id)) for each in drafts])
-    plans = {
-        name: str(await database.fetch(f"EXPLAIN {statement}", *arguments))
-        for name, statement, arguments in (
-            ("claim", CLAIM, (["dlv_1"], [True], [None], [None], ["waiting"])),
-            ("settle", SETTLE, ("dlv_1", NOW, "waiting", 1.0, 500, 1, "")),
-            ("give back", GIVE_BACK, (["dlv_1"], [NOW])),
-            ("over", NOTE_OVER, (["acme"], ["run1"], [""], [NOW], [False])),
-            ("waiting", WAITING_SQL, (["acme"], ["ann"], ["conv"])),
-            ("read", MARK_READ, ("acme", "ann", ["ntf_1"])),
-        )
-    }
-    used = {
-        name: set(re.findall(r"(?:using|Index Scan on|Seq Scan on) ((?:notifications|webhook)\w+)", plan))
-        for name, plan in plans.items()
-    }
-    assert used == {
-        "claim": {"webhook_deliveries_pkey"},
-        "settle": {"webhook_deliveries_pkey"},
-        "give back": {"webhook_deliveries_pkey"},
-        "over": {"notifications_needed", "notifications_pkey"},
-        "waiting": {"notifications_of_conversation"},
-        "read": {"notifications_by_id"},
-    }
-
-
 async def pages(database: Database, statement: str, *arguments: object) -> int:
     """Return how many pages a statement touches."""
     ((told,),) = await database.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", *arguments)
@@ -212,39 +164,6 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
     assert sum(count for count, _ in waiting) == (ends == "disable"), "one is at work"
     kept = await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries")
     assert kept == (0 if ends == "delete" else 2)
-
-
-@pytest.mark.parametrize("ends", ["gone", "delete", "disable"])
-@pytest.mark.parametrize("is_erased", [True, False], ids=["erasure", "retention"])
-async def test_what_ends_a_channel_and_what_removes_its_deliveries_do_not_wait_for_each_other(
-    repository: Repository, draft: Drafts, database: Database, ends: str, *, is_erased: bool
-) -> None:
-    channel, store = await hook(repository), PostgresStore(database)
-    for event in ("a", "b", "c", "d", "e"):
-        await store.add([draft(event)])
-    await database.execute("UPDATE notifier.webhook_deliveries SET due_time = '2026-05-01' WHERE number = 3")
-    first, *_ = await repository.due([], limit=10)
-    attempts = await repository.claim([first], seconds=30) if ends == "gone" else ()
-    part = ErasurePart(store_id=ANNS.store_id, conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=[])
-
-    async def end_it() -> None:
-        for attempt in attempts:
-            await repository.settle(attempt, GONE, chance=0.5)
-        if ends == "delete":
-            await repository.delete(ANNS, HOOK)
-        if ends == "disable":
-            await disabled(repository, channel)
-
-    async with database.transaction() as connection:
-        held = "SELECT FROM notifier.webhook_deliveries WHERE delivery_id = $1 FOR UPDATE"
-        await connection.execute(held, first.delivery_id)
-        ending = asyncio.create_task(end_it())
-        await until(lambda: waiting_for_locks(database, 1))
-        removal = store.erase(part) if is_erased else store.forget(older_than_seconds=-1.0, limit=10)
-        removing = asyncio.ensure_future(removal)
-        await until(lambda: waiting_for_locks(database, 2))
-    await asyncio.gather(ending, removing)
-    assert await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries") == 0
 
 
 async def disabled(repository: Repository, channel: Channel) -> Channel:

@@ -15,7 +15,7 @@ from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.domain.channel import FORMER_SECRETS_MAX, Channel, ChannelId
 from pawl.notifier.domain.delivery import LOST, TRIES_MAX_AT_ONCE, Attempt, Outcome
 from pawl.notifier.domain.notification import Inbox
-from pawl.notifier.domain.preferences import Mute, PreferencesChange
+from pawl.notifier.domain.preferences import Mute
 from tests.rpc.notifier.conftest import Repository
 from tests.rpc.notifier.test_delivery_faults import (
     ANNS,
@@ -26,7 +26,6 @@ from tests.rpc.notifier.test_delivery_faults import (
     Drafts,
     hook,
     made_code,
-    made_test,
     tried,
 )
 from tests.rpc.notifier.test_inbox import PART
@@ -118,14 +117,6 @@ async def test_a_delivery_that_is_sent_again_while_it_is_tried_stays_with_its_tr
     assert (again.tries, len(await repository.due([], limit=10))) == (0, 1)
 
 
-async def test_one_test_waits_at_a_time_also_at_a_channel_that_is_disabled(repository: Repository) -> None:
-    first = await repository.add_test(ANNS, made_test(1), "{}")
-    await changed(repository, enabled=False)
-    assert await repository.add_test(ANNS, made_test(2), "{}") == first
-    (candidate,) = await repository.due([], limit=10)
-    assert candidate.delivery_id == first.delivery_id
-
-
 async def test_nats_is_told_of_deliveries_that_end_and_not_of_those_that_are_skipped(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
@@ -157,14 +148,6 @@ async def test_only_the_last_secrets_sign_beside_the_present_one(repository: Rep
     for secret in secrets:
         await repository.rotate(ANNS, HOOK, secret)
     assert list((await claimed(repository)).secrets) == secrets[: -FORMER_SECRETS_MAX - 2 : -1]
-
-
-async def test_preferences_that_change_shorten_no_pause_after_a_failure(
-    repository: Repository, database: Database
-) -> None:
-    await tried(repository, FAILED)
-    await PostgresPreferences(database).change(ANNS, PreferencesChange())
-    assert await repository.due([], limit=10) == []
 
 
 async def test_viewers_and_mutes_of_an_erased_conversation_go(
