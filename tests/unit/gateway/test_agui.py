@@ -19,57 +19,6 @@ from pawl.gateway.domain import agui_input
 from pawl.gateway.domain.agui import Fold
 from pawl.gateway.http.agui import _Plan, _Thread
 from tests.tables import not_explained
-from tests.unit.gateway.agui_page import Page
-
-WORDS = st.sampled_from(["a ", "b ", "\u00e9 ", "long " * 9])
-PIECES = st.lists(st.tuples(st.sampled_from(["text", "reasoning", "refusal", "calls"]), WORDS), max_size=5)
-
-
-@st.composite
-def logs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[str], str]:
-    """A log, the texts of its answers that count, and the state in which it stands."""
-    log: list[dict[str, Any]] = []
-    texts: list[str] = []
-
-    def add(**event: Any) -> int:
-        log.append({"seq": str(len(log) + 1), **event})
-        return len(log)
-
-    add(runChanged={"run": {"runId": "run", "state": "RUN_STATE_QUEUED"}})
-    add(messageAdded={"message": {"messageId": "msg_1", "runId": "run", "role": "ROLE_USER", "text": "hello"}})
-    for number in range(1, draw(st.integers(1, 3)) + 1):
-        attempts = draw(st.integers(1, 3))
-        for attempt in range(1, attempts + 1):
-            if attempt == 1 or draw(st.booleans()):  # an attempt after the first one need not say so
-                add(roundStarted={"round": number, "modelAttempt": attempt})
-            first, said, thought = 0, "", ""
-            for kind, word in draw(PIECES):
-                piece: Any = [{"index": len(word) % 3, "argumentsText": word}] if kind == "calls" else word
-                seq = add(outputDelta={"round": number, "modelAttempt": attempt, kind: piece})
-                first = first or seq
-                thought += word if kind == "reasoning" else ""
-                said += word if kind in {"text", "refusal"} else ""
-            if attempt < attempts:
-                add(roundRetrying={"round": number, "modelAttempt": attempt, "voidFromSeq": str(first)})
-        add(roundEnded={"round": number})
-        calls = [f"call_{number}_{index}" for index in range(draw(st.integers(0, 2)))]
-        message: dict[str, Any] = {
-            "messageId": f"msg_{number}0",
-            "runId": "run",
-            "role": "ROLE_ASSISTANT",
-            "text": said,
-        }
-        message |= {"reasoning": thought, "callIds": calls, "firstOutputSeq": str(first)}
-        add(messageAdded={"message": message})
-        texts += [said] if said or not calls else []
-        for call_id in calls:
-            end = draw(st.sampled_from(["SUCCEEDED", "FAILED", "REJECTED", "DELEGATED"]))
-            for state in dict.fromkeys(["AWAITING_APPROVAL", end, "SUCCEEDED" if end == "DELEGATED" else end]):
-                add(callChanged={"call": call(call_id, state, round=number)})
-                add(toolProgress={"callId": call_id})
-    state = draw(st.sampled_from(["COMPLETED", "CANCELLED", "FAILED"]))
-    add(runChanged={"run": {"runId": "run", "state": f"RUN_STATE_{state}"}})
-    return log, texts, state
 
 
 def call(call_id: str, state: str, **more: Any) -> dict[str, Any]:
@@ -84,41 +33,6 @@ def call(call_id: str, state: str, **more: Any) -> dict[str, Any]:
 
 def encoded(value: Any) -> str:
     return base64.b64encode(json.dumps(value).encode()).decode()
-
-
-def played(log: list[dict[str, Any]], state: str, *, cut: int = 0, legacy: bool = False) -> Page:
-    """Return a page that comes to a run when its first `cut` events are there."""
-    page, user = Page(), {"id": "mine", "role": "user", "content": "hello"}
-    asked = agui_input.read({"threadId": "t", "runId": "r", "messages": [user]})
-    page.messages = [user]
-    fold = Fold("run", legacy=legacy, client_ids={"hello": ["mine"]})
-    for event in log[:cut]:
-        fold.fold(event)
-    events = [{"type": "RUN_STARTED"}, *(fold.attach() if cut else ())]
-    for event in log[cut:]:
-        events += fold.fold(event)
-        assert fold.fold(event) == [], "an event that it has changes nothing"
-    end = agui_input.outcome(asked, {"runId": "run", "state": f"RUN_STATE_{state}"})
-    assert end is not None
-    for event in [*events, *fold.finish(end)]:
-        json.dumps(event)
-        page.take(json.loads(json.dumps(event)))
-    return page
-
-
-@given(logs(), st.booleans())
-def test_every_start_has_its_end_and_a_void_attempt_is_not_shown(
-    told: tuple[list[dict[str, Any]], list[str], str],
-    legacy: bool,
-) -> None:
-    log, texts, state = told
-    page = played(log, state, legacy=legacy)
-    assert page.ended
-    answers = [each["content"] for each in page.of("assistant")]
-    assert [text for text in answers if text] == [text for text in texts if text]
-    asked = [each["id"] for message in page.of("assistant") for each in message.get("toolCalls", ())]
-    assert asked == [each["toolCallId"] for each in page.of("tool")]
-    assert len({each["id"] for each in page.messages}) == len(page.messages)
 
 
 def test_before_an_interrupt_stand_all_messages() -> None:
