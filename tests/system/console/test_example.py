@@ -156,27 +156,3 @@ async def test_a_call_is_approved_another_rejected_and_a_question_answered(page:
             assert await card.count() >= number
         await asyncio.sleep(0.05)
     await expect(card.first).to_contain_text("7 pm")
-
-
-async def test_of_two_windows_that_are_seen_one_runs_a_tool_of_the_page(page: Page, chat: str) -> None:
-    await log_in(page)
-    await expect(page.get_by_label("Your message")).to_be_visible()
-    await say(page, 'call paint with {"colour": "rgb(1, 2, 3)"}')
-    await ended(page)
-    other = await page.context.new_page()
-    await other.goto(chat)
-    await expect(other.locator("section").last).to_have_attribute("data-state", "RUN_STATE_COMPLETED")
-    results: list[str] = []
-    for each in (page, other):
-        each.on("request", lambda sent: results.append(sent.url) if sent.url.endswith("/SubmitToolResults") else None)
-    # Both see the run only once it has begun: the second by a reload while the call waits behind a slow one.
-    await say(page, 'tell me a long story slowly then call paint with {"colour": "rgb(4, 5, 6)"}')
-    await other.reload()
-    for each in (page, other):
-        await ended(each)
-    colours = [await each.evaluate("document.body.style.background") for each in (page, other)]
-    assert sorted(colours) in (["", "rgb(4, 5, 6)"], ["rgb(1, 2, 3)", "rgb(4, 5, 6)"])
-    assert len(results) == 1
-    await say(page, 'call paint with {"colour": "no colour"}')
-    await ended(page)
-    await expect(page.locator("article").last).to_contain_text("no colour is no colour.")

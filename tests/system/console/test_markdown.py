@@ -14,7 +14,7 @@ from playwright.async_api import expect
 from pawl.launcher.suite import Suite
 from tests import npm
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import NewPage, address, at, done, say
+from tests.system.console.conftest import NewPage, address, at, say
 from tests.system.scripting import scripted
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.ci]
@@ -62,42 +62,6 @@ async def test_no_example_of_commonmark_is_blank(
     await expect(shown).to_have_count(len(texts))
     assert [texts[place] for place in await shown.evaluate_all(BLANK)] == []
     await expect(page.get_by_text(FAILED)).to_have_count(0)
-
-
-async def test_entities_of_a_model_are_characters_in_chat_and_inbox(open_page: NewPage, suite: Suite) -> None:
-    question = {"name": "ask_user", "arguments": {"question": "Is 1 &lt; 2?", "options": ["Yes", "No"]}}
-    async with scripted(suite) as model:
-        prompt = await model.play(
-            {"when": {"round": 0}, "reply": {"text": "Tom &amp; Jerry", "tool_calls": [question]}},
-            {"when": {"round": 1}, "reply": {"text": "1 &lt;&nbsp;2 &copy;"}},
-        )
-        page = await open_page(user="comparer")
-        await say(page, prompt)
-        await expect(page.locator(".turn .markdown").first).to_have_text("Tom & Jerry", timeout=90_000)
-        chat = page.url
-        await page.get_by_role("link", name="Inbox").click()
-        card = page.locator("[data-item]", has_text="Is 1 < 2?")
-        await card.get_by_role("button", name="Yes").click()
-        await expect(card).to_have_count(0, timeout=90_000)
-        await page.goto(chat)
-        await done(page)
-        await expect(page.locator(".turn .markdown").last).to_have_text("1 <\u00a02 ©")
-        await expect(page.get_by_role("button", name="Stop")).to_have_count(0)
-
-
-async def test_a_table_has_headers_and_a_task_stands_on_one_line(open_page: NewPage, suite: Suite) -> None:
-    async with scripted(suite) as model:
-        page = await open_page(user="lister")
-        await say(page, await model.play({"reply": {"text": "| a |\n|---|\n| b |\n\n- [x] milk"}}))
-        await done(page)
-        shown = page.locator(".turn .markdown").last
-        await expect(shown.get_by_role("columnheader")).to_have_text(["a"])
-        await expect(shown.get_by_role("cell")).to_have_text(["b"])
-        tops = await shown.locator(".task > *").evaluate_all(
-            "all => all.map((each) => each.getBoundingClientRect().top)"
-        )
-        assert len(tops) == 2
-        assert abs(tops[0] - tops[1]) < 5, "pixels"
 
 
 async def test_a_view_that_fails_is_plain_text_and_takes_nothing_with_it(open_page: NewPage, suite: Suite) -> None:
