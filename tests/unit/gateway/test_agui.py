@@ -18,7 +18,9 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.gateway.domain import agui_input
 from pawl.gateway.domain.agui import Fold
 from pawl.gateway.http.agui import _Plan, _Thread
+from tests.golden import GAP, LOG, TOLD
 from tests.tables import not_explained
+from tests.unit.gateway.agui_page import Page
 
 
 def call(call_id: str, state: str, **more: Any) -> dict[str, Any]:
@@ -203,3 +205,46 @@ async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the
     *_, last = [event async for event in thread.events(_Plan({"runId": "run", "conversationId": "c"}, is_new=True))]
     await thread.leave("run")
     assert (last["outcome"]["type"], services.call.await_count) == ("interrupt", 2)
+
+
+def page_of(events: list[dict[str, Any]]) -> Page:
+    """Return a page that took events of one run of AG-UI."""
+    page = Page()
+    for event in [{"type": "RUN_STARTED"}, *events]:
+        page.take(json.loads(json.dumps(event)))
+    return page
+
+
+def shown(page: Page) -> list[dict[str, str]]:
+    """Return what a page shows, in its order."""
+    results = {each["toolCallId"]: each["content"] for each in page.of("tool")}
+    told: list[dict[str, str]] = []
+    for message in page.messages:
+        if message["role"] == "reasoning" and message["content"]:
+            told.append({"reasoning": message["content"]})
+        if message["role"] == "assistant" and message["content"]:
+            told.append({"text": message["content"]})
+        for call in message.get("toolCalls", ()):
+            function = call["function"]
+            named = {"call": call["id"], "tool": function["name"], "arguments": function["arguments"]}
+            told.append(named | {"result": results[call["id"]]})
+    return told
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_ag_ui_tells_the_golden_log_as_everybody_does(legacy: bool) -> None:
+    log = json.loads(LOG.read_text())
+    fold = Fold(log[0]["runId"], legacy=legacy)
+    assert shown(page_of([event for each in log for event in fold.fold(each)])) == json.loads(TOLD.read_text())
+    for place in range(2, len(log)):  # whoever comes in mid-run
+        fold = Fold(log[0]["runId"], legacy=legacy)
+        for each in log[:place]:
+            fold.fold(each)
+        events = [*fold.attach(), *(event for each in log[place:] for event in fold.fold(each))]
+        assert shown(page_of(events)) == json.loads(TOLD.read_text()), place
+
+
+def test_ag_ui_tells_it_so_behind_a_gap_too() -> None:
+    gap, last = json.loads(GAP.read_text()), json.loads(LOG.read_text())[-1]
+    fold = Fold(gap["runId"], legacy=False)
+    assert shown(page_of([*fold.gap(gap), *fold.fold(last)])) == json.loads(TOLD.read_text())
