@@ -146,7 +146,7 @@ async def pages(database: Database, statement: str, *arguments: object) -> int:
 async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database, ends: str
 ) -> None:
-    channel = await hook(repository)
+    await hook(repository)
     await store.add([draft("first")])
     (candidate,) = await repository.due([], limit=1)
     (attempt,) = await repository.claim([candidate], seconds=30)
@@ -155,7 +155,7 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
         if ends == "delete":
             await repository.delete(ANNS, HOOK)
         elif ends == "disable":
-            await disabled(repository, channel)
+            await changed(repository, enabled=False)
         else:
             await repository.settle(attempt, GONE, chance=0.5)
 
@@ -170,12 +170,6 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
     assert sum(count for count, _ in waiting) == (ends == "disable"), "one is at work"
     kept = await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries")
     assert kept == (0 if ends == "delete" else 2)
-
-
-async def disabled(repository: Repository, channel: Channel) -> Channel:
-    return await repository.update(
-        ANNS, channel.channel_id, lambda each: (replace(each, enabled=False), "example.com"), code=made_code()
-    )
 
 
 async def test_a_notifier_that_stops_gives_back_what_it_tries(

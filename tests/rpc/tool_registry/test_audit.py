@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,17 @@ from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.domain.audit import Head, entry_hash
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tools import Category, Tool, ToolContext, tool
-from tests.poll import until
-from tests.rpc.tool_registry.digests import digest_of
+from pawl.tools import Category, Tool, tool
 from tests.rpc.tool_registry.registry import (
     ANN,
     Registry,
     all_pages,
     context,
-    eventually,
     outcome,
     refusal,
     running,
 )
-from tests.rpc.tool_registry.world import World, execute
+from tests.rpc.tool_registry.world import World, digest_of, execute
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
@@ -78,42 +74,6 @@ async def decide(registry: Registry, call: str, kind: Any, *, by: str = "bob", v
     )
     request = execution_pb2.RecordDecisionsRequest(context=context(), decisions=[decision])
     await registry.execution.RecordDecisions(request)
-
-
-async def test_what_a_tool_does_after_its_call_has_ended_is_in_the_chain(database_url: str, tmp_path: Path) -> None:
-    release = threading.Event()
-    begun: list[str] = []
-
-    @tool(category=Category.SAFE)
-    def write(context: ToolContext, fails: bool = False) -> str:
-        """Write, late."""
-        begun.append(context.call_id)
-        release.wait()
-        if fails:
-            raise OSError
-        return "written"
-
-    async with running(database_url, tmp_path, [write]) as registry:
-        asked = [
-            asyncio.ensure_future(registry.run("write", {"fails": call == "b"}, call=call, timeout_seconds=60))
-            for call in ("a", "b")
-        ]
-
-        await eventually(lambda: len(begun) == 2)
-        for call in begun:
-            await registry.cancel(call, wait=0)
-        assert {outcome(result) for result in await asyncio.gather(*asked)} == {"CANCELLED NOT_STOPPED"}
-        release.set()
-
-        async def is_known() -> bool:
-            return len([entry for entry in await listed(registry) if entry.reason == "LATE"]) == 2
-
-        await until(is_known)
-        entries = [entry for entry in await listed(registry) if entry.reason == "LATE"]
-        assert sorted((entry.call_id, entry.verdict) for entry in entries) == [("a", "SUCCEEDED"), ("b", "FAILED")]
-        (ended,) = [entry for entry in entries if entry.call_id == "a"]
-        assert ended.result_sha256 == await digest_of(database_url, b'"written"')
-        assert (await verified(registry)).HasField("problem") is False
 
 
 async def test_the_chain_tells_the_story_of_each_call(registry: Registry, database_url: str) -> None:

@@ -36,33 +36,10 @@ class Tools:
         self.fails = False
 
     def all(self) -> list[Tool[..., Any]]:
-        return [*self.of_effects(), *self.limited(), *self.for_some()]
-
-    def of_effects(self) -> list[Tool[..., Any]]:
-        @tool(category=SAFE)
-        async def once() -> int:
-            """Happen once."""
-            self.ran["once"] += 1
-            return self.ran["once"]
-
-        @tool(category=SAFE, effect=EffectClass.IDEMPOTENT)
-        async def again() -> int:
-            """Happen as often as asked."""
-            self.ran["again"] += 1
-            return self.ran["again"]
-
-        return [once, again]
-
-    def limited(self) -> list[Tool[..., Any]]:
         @tool(category=SAFE, rate_per_minute=2)
         async def rare(n: int = 0) -> None:
             """Happen rarely."""
             self.ran["rare"] += 1
-
-        @tool(category=SAFE, effect=READ_ONLY, rate_per_minute=1)
-        async def glance() -> None:
-            """Look rarely."""
-            self.ran["glance"] += 1
 
         @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
         async def kept(context: ToolContext, n: int = 0) -> str:
@@ -72,33 +49,26 @@ class Tools:
                 raise RuntimeError
             return f"{n} for {context.user_id} of {context.store_id}"
 
-        @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60, result_bytes_max=5)
-        async def kept_small() -> str:
-            """Be too large to be kept."""
-            self.ran["kept_small"] += 1
-            return "too large"
+        counted: dict[str, dict[str, Any]] = {
+            "once": {"effect": EffectClass.AT_MOST_ONCE},
+            "again": {"effect": EffectClass.IDEMPOTENT},
+            "glance": {"rate_per_minute": 1},
+            "kept_small": {"cache_seconds": 60, "result_bytes_max": 5},
+            "fresh": {},
+            "for_ann": {"allowed_users": ["ann"]},
+            "for_operators": {"allowed_roles": ["operator", "admin"]},
+            "for_both": {"allowed_users": ["olga", "bob"], "allowed_roles": ["operator"]},
+        }
+        return [rare, kept, *(self.counted(name, options) for name, options in counted.items())]
 
-        @tool(category=SAFE, effect=READ_ONLY)
-        async def fresh() -> None:
-            """Never be given again."""
-            self.ran["fresh"] += 1
+    def counted(self, name: str, options: dict[str, Any]) -> Tool[..., Any]:
+        """A tool that only counts; it reads, unless its options say otherwise."""
 
-        return [rare, glance, kept, kept_small, fresh]
+        async def count() -> str:
+            self.ran[name] += 1
+            return "counted"
 
-    def for_some(self) -> list[Tool[..., Any]]:
-        @tool(category=SAFE, effect=READ_ONLY, allowed_users=["ann"])
-        async def for_ann() -> None:
-            """Be for ann."""
-
-        @tool(category=SAFE, effect=READ_ONLY, allowed_roles=["operator", "admin"])
-        async def for_operators() -> None:
-            """Be for operators."""
-
-        @tool(category=SAFE, effect=READ_ONLY, allowed_users=["olga", "bob"], allowed_roles=["operator"])
-        async def for_both() -> None:
-            """Be for users with a role."""
-
-        return [for_ann, for_operators, for_both]
+        return tool(name=name, description="Count.", **{"category": SAFE, "effect": READ_ONLY} | options)(count)
 
 
 @pytest.fixture

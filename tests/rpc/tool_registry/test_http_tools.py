@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,105 @@ from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
-from pawl.tool_registry.domain.definition import Category, EffectClass
-from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX
-from pawl.tool_registry.domain.source import Source
+from pawl.tool_registry.adapters.process.helpers import Helpers
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, Category, EffectClass, ToolVersion
+from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX
+from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tool_registry.sdk.context import ResultTooLarge
-from pawl.tools import OutcomeUnknown, ToolError
-from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
+from pawl.tools import OutcomeUnknown, Tool, ToolContext, ToolError
 from tests.rpc.tool_registry.registry import content, outcome, running
-from tests.web_server import Reply, pages, web_server
+from tests.web_server import Reply, WebServer, pages, web_server
+
+SECRETS = {"token": "Bearer 0123456789abcdef", "broken": "0123456789\r\nX-Other: 1"}
+JSON = {"Content-Type": "application/json"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "q": {"type": "string"}, "items": {"type": "array"}},
+    "required": ["id"],
+}
+
+
+def document(port: int, **operations: Any) -> dict[str, Any]:
+    """A document whose operations are all GET, at the path of their name."""
+    return {
+        "openapi": "3.1.0",
+        "servers": [{"url": f"http://127.0.0.1:{port}"}],
+        "paths": {f"/{name}": {method: {"operationId": name}} for name, method in operations.items()},
+    }
+
+
+@dataclass
+class World:
+    """A service, and a connector that may reach it."""
+
+    server: WebServer
+    connector: HttpTools
+    helpers: Helpers
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+    async def discover(self, config: dict[str, Any], *, store: str = "acme") -> list[DiscoveredTool]:
+        source = Source(store_id=StoreId(store), name="shop", kind=KIND, config=json.dumps(config).encode())
+        return list((await self.connector.discover(source)).tools)
+
+    async def endpoint(self, path: str, method: str = "GET", **changes: Any) -> DiscoveredTool:
+        fields = {
+            "url": self.url + path,
+            "method": method,
+            "description": "Do.",
+            "argumentsSchemaJson": encoded(SCHEMA),
+        }
+        (tool,) = await self.discover({"httpEndpoint": fields | changes})
+        return tool
+
+    def tool(self, discovered: DiscoveredTool, **changes: Any) -> Tool[..., Any]:
+        """What the executor would be given."""
+        entry = ToolVersion(
+            store_id=StoreId("acme"),
+            definition=replace(discovered.definition, **changes),
+            version=1,
+            source=f"{KIND}:shop",
+            create_time=0,
+            binding=discovered.binding,
+        )
+        tool = self.connector.tool(entry)
+        assert tool is not None
+        return tool
+
+    async def call(self, discovered: DiscoveredTool, arguments: Any = None, *, store: str = "acme", **more: Any) -> Any:
+        context = ToolContext(store_id=store, call_id="call", _find_secret=SECRETS.__getitem__)
+        return await self.tool(discovered, **more)(arguments=arguments or {"id": "1"}, context=context)
+
+
+def encoded(value: Any) -> str:
+    return base64.b64encode(value if isinstance(value, bytes) else json.dumps(value).encode()).decode()
+
+
+@asynccontextmanager
+async def http_world() -> AsyncIterator[World]:
+    """A service with some answers; only the store acme may reach it."""
+    replies = {
+        "/json": Reply(b'{"a": [1, 2.5, null]}', headers=JSON),
+        "/text": Reply("naïve".encode(), headers={"Content-Type": "text/plain"}),
+        "/not-json": Reply(b'{"a": NaN}', headers=JSON),
+        "/none": Reply(status=204),
+        "/image": Reply(b"\x89PNG", headers={"Content-Type": "image/png"}),
+        "/large": Reply(b"a" * (RESULT_BYTES_MAX + 1), headers={"Content-Type": "text/plain"}),
+        "/huge": Reply(b"a" * (DOCUMENT_BYTES_MAX + 1), headers=JSON),
+        "/refuses": Reply(b"no such order " + b"x" * 5000, status=422),
+        "/fails": Reply(status=500),
+        "/moved": Reply(status=302, headers={"Location": "/json"}),
+        "/inside": Reply(status=302, headers={"Location": "http://169.254.169.254/"}),
+        "/breaks": Reply(breaks=True),
+        "/page": Reply(b"<html>"),
+    }
+    async with web_server(pages(replies)) as server:
+        rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
+        egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        async with Helpers() as helpers:
+            yield World(server, HttpTools(egress, helpers), helpers)
 
 
 @pytest.fixture
@@ -266,63 +360,6 @@ async def test_a_configuration_that_cannot_be_used_is_refused(world: World) -> N
     assert world.server.connections == 0
     with pytest.raises(InvalidSchema):
         await world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"}))
-
-
-def large_document(operations: int = 300) -> dict[str, Any]:
-    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
-    schemas = {
-        f"S{number}": {
-            "type": "object",
-            "properties": {"next": {"$ref": f"#/components/schemas/T{number}"}, "text": {"description": "x" * 9000}},
-        }
-        for number in range(operations)
-    } | {f"T{number}": {"type": "string", "maxLength": number + 1} for number in range(operations)}
-
-    def operation(number: int) -> dict[str, Any]:
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/S{number}"}}}
-        return {
-            "operationId": f"op{number}",
-            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
-            "requestBody": {"content": content},
-            "responses": {"200": {"description": "y" * 2000}},
-        }
-
-    paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
-    paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
-    return {
-        "openapi": "3.0.0",
-        "servers": [{"url": "https://a.example"}],
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
-
-
-async def test_of_a_large_document_what_was_chosen_is_kept(world: World, database_url: str, tmp_path: Path) -> None:
-    whole = json.dumps(large_document()).encode()
-    assert len(whole) > KEPT_BYTES_MAX
-    chosen = source_pb2.OpenApiConfig(document=whole, base_url=world.url, operation_ids=["op0", "op250"])
-    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
-        admin = registry.sources["acme", "root"]
-        config = source_pb2.SourceConfig(name="shop", open_api=chosen)
-        for _ in range(2):  # The same again is the same.
-            added = (await admin.AddSource(source_pb2.AddSourceRequest(config=config))).source
-        kept = json.loads(added.config.open_api.document)
-        assert list(kept["paths"]) == ["/0", "/250", "/7"]
-        assert set(kept["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
-        schemas = [json.loads(tool.definition.arguments_schema_json) for tool in added.tools]
-        assert [sorted(schema["properties"]) for schema in schemas] == [["body", "q"], ["body", "q"]]
-        assert schemas[1]["$defs"]["T250"] == {"type": "string", "maxLength": 251}
-        checked = await admin.CheckSource(source_pb2.CheckSourceRequest(name="shop"))
-        assert checked.source.state == source_pb2.SOURCE_STATE_READY
-    with pytest.raises(InvalidField, match="the limit is 200: choose some"):
-        await world.connector.prepared(
-            Source(
-                store_id=StoreId("acme"),
-                name="shop",
-                kind=KIND,
-                config=json.dumps({"openApi": {"document": encoded(whole)}}).encode(),
-            )
-        )
 
 
 async def test_a_body_of_many_things_is_bulk_wherever_they_are_in_it(

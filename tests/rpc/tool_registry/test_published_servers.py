@@ -6,21 +6,15 @@ Those in JavaScript are fetched from the npm registry; without it these tests ar
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pawl.event.v1 import call_pb2
-from pawl.launcher.ports import free_port
 from pawl.tool.v1 import source_pb2
-from tests.poll import until
-from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, answer, failure, policy
+from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, answer, policy
 from tests.rpc.tool_registry.registry import content, eventually, outcome
 
 PACKAGES = ("@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31")
@@ -96,47 +90,3 @@ async def test_the_everything_server_shows_content_asks_and_reports_progress(
     await eventually(lambda: mcp.registry.executor.running_count == 1)
     assert (await mcp.registry.cancel("8")).stopped
     assert outcome(await running) == "CANCELLED CANCELLED"
-
-
-@asynccontextmanager
-async def everything_over_http(node: Path, modules: Path, port: int) -> AsyncIterator[subprocess.Popen[bytes]]:
-    program = modules / "server-everything" / "dist" / "index.js"
-    with subprocess.Popen(  # noqa: ASYNC220  # a moment
-        [str(node), str(program), "streamableHttp"],
-        env={"PORT": str(port)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-
-            async def answers() -> bool:
-                with closing(socket.socket()) as probe:
-                    return probe.connect_ex(("127.0.0.1", port)) == 0
-
-            await until(answers)
-            yield process
-        finally:
-            process.kill()
-
-
-def over_http(port: int, **more: Any) -> source_pb2.SourceConfig:
-    config = source_pb2.McpHttpConfig(url=f"http://127.0.0.1:{port}/mcp", **more)
-    every = policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
-    return source_pb2.SourceConfig(name="web", mcp_http=config, policies=[every])
-
-
-async def test_the_everything_server_works_over_http_and_after_a_restart(
-    mcp: McpRegistry, node: Path, modules: Path
-) -> None:
-    port = free_port()
-    async with everything_over_http(node, modules, port):
-        await mcp.add(over_http(port), who="admin")
-        assert content(await mcp.run("web.echo", {"message": "hi"}, call="1")) == "Echo: hi"
-        asked = await mcp.run("web.trigger-elicitation-request", call="2")
-        answers = [answer(asked, '{"name": "Ann"}')]
-        again = await mcp.run("web.trigger-elicitation-request", call="2", answers=answers)
-        assert "Ann" in str(content(again))
-    assert "cannot be used" in failure(await mcp.run("web.echo", {"message": "hi"}, call="3"))
-    async with everything_over_http(node, modules, port):
-        assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
-        assert content(await mcp.run("web.echo", {"message": "again"}, call="4")) == "Echo: again"

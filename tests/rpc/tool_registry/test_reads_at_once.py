@@ -53,37 +53,23 @@ class Tools:
             """Ask."""
             return await context.ask("Which?")
 
-        @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
-        def large_kept() -> str:
-            """Return much, once."""
-            self.ran["large_kept"] += 1
+        counted: dict[str, dict[str, Any]] = {
+            "large_kept": {"cache_seconds": 60},
+            "counted": {"rate_per_minute": 5},
+            "locked": {"resource_keys": ["desk"]},
+            "note": {"effect": EffectClass.IDEMPOTENT},
+            "private": {"category": Category.SENSITIVE},
+        }
+        return [look, slow, fail, asking, *(self.counted(name, options) for name, options in counted.items())]
+
+    def counted(self, name: str, options: dict[str, Any]) -> Tool[..., Any]:
+        """A tool that counts and returns much; it reads, unless its options say otherwise."""
+
+        def count() -> str:
+            self.ran[name] += 1
             return "x" * 300_000
 
-        @tool(category=SAFE, effect=READ_ONLY, rate_per_minute=5)
-        def counted() -> int:
-            """Look, seldom."""
-            self.ran["counted"] += 1
-            return 0
-
-        @tool(category=SAFE, effect=READ_ONLY, resource_keys=["desk"])
-        def locked() -> int:
-            """Look when nobody else does."""
-            self.ran["locked"] += 1
-            return 0
-
-        @tool(category=SAFE, effect=EffectClass.IDEMPOTENT)
-        def note() -> str:
-            """Write."""
-            self.ran["note"] += 1
-            return "written"
-
-        @tool(category=Category.SENSITIVE, effect=READ_ONLY)
-        def private() -> str:
-            """Look at what is private."""
-            self.ran["private"] += 1
-            return "secret"
-
-        return [look, slow, fail, asking, large_kept, counted, locked, note, private]
+        return tool(name=name, description="Count.", **{"category": SAFE, "effect": READ_ONLY} | options)(count)
 
 
 async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool = True) -> list[execution_pb2.Verdict]:

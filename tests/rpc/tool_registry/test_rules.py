@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
+from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tool_registry.domain import rules
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tools import Tool, tool
@@ -20,7 +20,6 @@ from tests.rpc.tool_registry.registry import (
     all_pages,
     as_json,
     context,
-    front_end_tool,
     outcome,
     refusal,
     running,
@@ -124,33 +123,6 @@ async def test_a_new_version_of_the_tool_suspends_the_rule(
             assert (await newer.check("pay", version=version)).disposition == APPROVE
         listed = (await newer.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
         assert [rule.suspended for rule in listed] == [False, True]
-
-
-async def test_a_front_end_tool_that_was_replaced_suspends_its_rule_for_older_runs_too(registry: Registry) -> None:
-    """A run keeps the version that it began with; what is said of that version does not hold any more."""
-    root = registry.users["acme", "root"]
-
-    async def disposition(call: str, name: str = "show_chart") -> Any:
-        return (await registry.check(name, version=1, call=call)).disposition
-
-    async def register(name: str = "show_chart", **changes: Any) -> None:
-        definition = front_end_tool(name, **{"category": 2, "effect_class": 4} | changes)
-        await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))
-
-    await register("show_map", category=1)
-    assert await disposition("safe", "show_map") == execution_pb2.DISPOSITION_OFFER
-    await register("show_map")
-    assert await disposition("stricter", "show_map") == APPROVE, "a stricter version gates older runs, too"
-    await register()
-    await make(registry, ALLOW, tool_name="show_chart")
-    assert await disposition("one") == execution_pb2.DISPOSITION_OFFER
-    await register(description="Show it to everybody.")
-    assert await disposition("two") == APPROVE
-    (rule,) = (await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
-    assert rule.suspended
-    await make(registry, ALLOW, tool_name="show_chart")
-    await root.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))
-    assert await disposition("three") == APPROVE
 
 
 async def test_a_rule_names_the_approval_that_made_it(registry: Registry) -> None:

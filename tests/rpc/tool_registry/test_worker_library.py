@@ -172,14 +172,6 @@ async def test_what_a_function_raises_or_returns_is_a_result_and_never_ends_its_
     async def reconcile(context: CallContext) -> Any:
         return DID_NOT_HAPPEN
 
-    def untyped(customer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        """Charge."""
-
-    with pytest.raises(ValueError, match="reconcile"):
-        worker.tool(effect="RECONCILABLE")
-    with pytest.raises(TypeError, match="untyped: parameter customer has no type"):
-        worker.tool()(untyped)
-
     @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
     async def do(way: str, context: CallContext) -> str:
         """Do what is odd."""

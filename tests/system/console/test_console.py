@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from pathlib import Path
 
-import httpx2
 import pytest
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Page, expect
 
 from pawl.chassis import browser_seal
 from pawl.chassis.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import BEHIND, NewPage, address, at, done, say
+from tests.system.console.conftest import BEHIND, NewPage, at, done, say
 
 # Each starts from what a person sees, and waits for what a person would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -217,26 +215,3 @@ async def inside_out(page: Page, selector: str) -> list[str]:
         ".map(one => one.className || one.tagName)"
     )
     return list(await page.locator(selector).evaluate_all(wider))
-
-
-async def test_the_first_view_of_the_console_has_no_more_than_60_kb(browser: Browser, suite: Suite) -> None:
-    async with httpx2.AsyncClient(
-        base_url=address(suite), headers={"accept-encoding": "gzip"}, timeout=60.0
-    ) as program:
-        size = 0
-        shell = (await program.get("/", headers={"accept": "text/html"})).text
-        files = sorted(re.findall(r'(?:src|href)="(/[^"]+\.(?:js|css))"', shell))
-        # All but chat and inbox is in a file that is read when it is first asked for.
-        assert files == ["/app.js", "/index.css"]
-        for path in ("/", *files):
-            async with program.stream("GET", path, headers={"accept": "text/html"}) as answer:
-                assert answer.status_code == 200
-                size += sum([len(part) async for part in answer.aiter_raw()])
-                policy = answer.headers["content-security-policy"]
-                assert "unsafe" not in policy
-                assert "default-src 'none'" in policy
-            again = await program.get(path, headers={"if-none-match": answer.headers["etag"], "accept": "text/html"})
-            assert again.status_code == 304
-        assert size < 60_000
-        assert (await program.get("/../settings.py")).status_code == 404
-        assert (await program.get("/app.map")).status_code == 404

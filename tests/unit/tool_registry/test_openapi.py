@@ -455,3 +455,43 @@ def test_headers_of_the_source_and_of_the_connection_are_not_arguments() -> None
     assert may_be_header("Authorization")
     assert may_be_header_value("Bearer abc")
     assert not may_be_header_value("abc\n")
+
+
+def large_document(operations: int = 300) -> dict[str, Any]:
+    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
+    schemas = {
+        f"S{number}": {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/components/schemas/T{number}"}, "text": {"description": "x" * 9000}},
+        }
+        for number in range(operations)
+    } | {f"T{number}": {"type": "string", "maxLength": number + 1} for number in range(operations)}
+
+    def operation(number: int) -> dict[str, Any]:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/S{number}"}}}
+        return {
+            "operationId": f"op{number}",
+            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
+            "requestBody": {"content": content},
+            "responses": {"200": {"description": "y" * 2000}},
+        }
+
+    paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
+    paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
+    return {
+        "openapi": "3.0.0",
+        "servers": [{"url": "https://a.example"}],
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def test_of_a_large_document_what_was_chosen_is_kept() -> None:
+    whole = json.dumps(large_document()).encode()
+    kept = extract(whole, ("op0", "op250"))
+    assert list(json.loads(kept)["paths"]) == ["/0", "/250", "/7"]
+    assert set(json.loads(kept)["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
+    tools, _ = read(kept, "op0", "op250")
+    assert tools["pets.op250"].definition.arguments_schema["$defs"]["T250"] == {"type": "string", "maxLength": 251}
+    with pytest.raises(UnusableDocument, match="the limit is 200: choose some"):
+        read(whole)
