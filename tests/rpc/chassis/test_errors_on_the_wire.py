@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -120,14 +119,3 @@ async def test_a_client_that_goes_away_cancels_the_handler_and_closes_its_genera
         await servicer.entered.wait()
         flood.cancel()  # In the middle of a write: what the generator holds is given back now.
         await servicer.generator_closed.wait()
-
-
-async def test_a_servicer_may_answer_before_it_has_read_everything(serve: Serve, servicer: EchoServicer) -> None:
-    async def requests() -> AsyncIterator[StringValue]:
-        yield StringValue(value="enough")
-        await servicer.release.wait()
-
-    async with serve() as server, open_channel(server.address) as channel:
-        assert (await anext(EchoStub(channel).talk(requests()))).value == "enough"
-        assert (await EchoStub(channel).collect(requests())).value == "enough"
-        servicer.release.set()

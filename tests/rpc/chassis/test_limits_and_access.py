@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.chassis import login_failures
 from pawl.chassis.auth import (
@@ -171,37 +169,6 @@ async def test_a_call_gives_its_room_back_however_it_ends(serve: Serve, servicer
             await servicer.cancelled.wait()
             await asyncio.gather(call, return_exceptions=True)
             assert (await stub.call(kind, "hello"))[-1] == "hello", kind
-
-
-async def test_strangers_keep_nobody_from_asking_for_health(serve: Serve) -> None:
-    """Neither with requests that never end nor with watches: the services' own channels ask, too."""
-    async with serve(streams_max=20) as server, grpc.aio.insecure_channel(server.address, _OWN) as many:
-        unfinished: Any = many.stream_stream("/grpc.health.v1.Health/Check")
-        calls = [unfinished(_never()) for _ in range(100)]
-        answers = [asyncio.ensure_future(call.read()) for call in calls]
-        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-        await _check_health(server.address)
-        stub: Any = health_pb2_grpc.HealthStub(many)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(100)]
-        first = [asyncio.ensure_future(call.read()) for call in watches]
-        await asyncio.wait(first)
-        async with grpc.aio.insecure_channel(server.address, _OWN) as one:
-            alone = health_pb2_grpc.HealthStub(one).Watch(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
-            await alone.read()
-            await _check_health(server.address)
-        for call in (*calls, *watches):
-            call.cancel()
-        await asyncio.gather(*answers, *first, return_exceptions=True)
-
-
-_OWN = [("grpc.use_local_subchannel_pool", 1)]
-
-
-async def _check_health(address: str) -> None:
-    async with grpc.aio.insecure_channel(address, _OWN) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
-        assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_a_request_id_is_kept_or_made_and_told_to_the_client(serve: Serve) -> None:

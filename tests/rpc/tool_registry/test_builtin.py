@@ -8,13 +8,11 @@ import email.policy
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from aiosmtpd.smtp import SMTP, Envelope
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
@@ -43,6 +41,7 @@ from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.domain.files import FileLimits
 from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
+from tests.mail_server import Postbox, mail_server
 from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, refusal, running
 from tests.web_server import Reply, WebServer, pages, web_server
 
@@ -71,38 +70,10 @@ async def test_the_time_is_that_of_the_zone_asked_for(database_url: str, tmp_pat
             assert hint in content(failed)["error"]
 
 
-class Postbox:
-    """A mail server's end."""
-
-    def __init__(self) -> None:
-        self.envelopes: list[Envelope] = []
-
-    async def handle_RCPT(self, _server: Any, _session: Any, envelope: Envelope, address: str, _options: Any) -> str:
-        if address.startswith("nobody"):
-            return "550 no such user"
-        envelope.rcpt_tos.append(address)
-        return "250 OK"
-
-    async def handle_DATA(self, _server: Any, _session: Any, envelope: Envelope) -> str:
-        self.envelopes.append(envelope)
-        return "250 OK"
-
-    def message(self) -> EmailMessage:
-        """The one message that came."""
-        (envelope,) = self.envelopes
-        assert isinstance(envelope.content, bytes)
-        message = email.message_from_bytes(envelope.content, policy=email.policy.default)
-        assert isinstance(message, EmailMessage)
-        return message
-
-
 @pytest.fixture
 async def postbox() -> AsyncIterator[tuple[Postbox, str]]:
-    postbox = Postbox()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: SMTP(postbox, hostname="mail.example.org", loop=loop), "127.0.0.1", 0)
-    async with server:
-        yield postbox, f"smtp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with mail_server() as (postbox, port):
+        yield postbox, f"smtp://127.0.0.1:{port}"
 
 
 def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock) -> Any:
@@ -223,7 +194,7 @@ async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
             assert (sent["sent"], sent["refused"]) == (True, ["nobody@example.com"])
         (envelope,) = box.envelopes
         assert envelope.rcpt_tos == many[:3]
-        message = box.message()
+        (message,) = box.messages()
         assert (message["To"], message["Cc"], message["From"]) == (many[0], ", ".join(many[1:]), "pawl@example.org")
         assert (message["Subject"], message["Message-ID"]) == ("Lunch på fredag?", sent["message_id"])
         assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
