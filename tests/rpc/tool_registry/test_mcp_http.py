@@ -199,7 +199,8 @@ def well_behaved(asked: Asked) -> WebReply:
 def guarded(database_url: str, folder: Path, *ports: int, store: str = "acme") -> Any:
     """A registry whose rules open these ports to a store."""
     rules = {store: read_rules(None, [f"127.0.0.1:{port}" for port in ports])}
-    return mcp_registry(database_url, folder, egress=GuardedEgress(rules))
+    secrets = {"acme": {"token": "s3cret-token"}}
+    return mcp_registry(database_url, folder, secrets=secrets, egress=GuardedEgress(rules))
 
 
 async def unreachable(mcp: McpRegistry, url: str) -> str:
@@ -230,8 +231,9 @@ async def test_a_private_server_is_reached_only_by_the_store_it_is_opened_for(
 
 
 async def test_a_redirect_leads_nowhere_else(database_url: str, tmp_path: Path) -> None:
+    """Neither to a server that may be reached: it would get the secret headers."""
     async with web_server(well_behaved) as other, web_server(well_behaved) as web:
-        async with guarded(database_url, tmp_path, web.port) as mcp:
+        async with guarded(database_url, tmp_path, web.port, other.port) as mcp:
             for location in (
                 f"http://127.0.0.1:{other.port}/mcp",
                 f"http://[::1]:{web.port}/mcp",
