@@ -183,8 +183,6 @@ async def test_documents_are_listed_in_order_in_pages_and_in_pieces(
     expected = [(name, owner) for name in names for owner in (STORE, USER)]
     for size in (1, 3, 200):
         assert await shelf.listed("acme", "ann", size) == expected
-    bad = document_pb2.ListDocumentsRequest(page_token="x")
-    assert await refusal(shelf.clients["acme", "ann"].ListDocuments(bad)) == "INVALID_PAGE_TOKEN"
     seen: list[tuple[str, int]] = []
     start: str | None = ""
     while start is not None:

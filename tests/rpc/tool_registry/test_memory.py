@@ -154,9 +154,6 @@ async def test_what_nobody_can_mean_is_refused(host: Host) -> None:
         (pb.ListMemoriesRequest(page_token="bWVtb3JpZXM6bmFuIGEgYg=="), "INVALID_PAGE_TOKEN"),
     ):
         assert await refusal(clients["acme", "ann"].ListMemories(request)) == why
-    assert await refusal(clients["acme", "vic"].EraseMemories(pb.EraseMemoriesRequest())) == "PERMISSION_DENIED", (
-        "a viewer only reads"
-    )
     for text in (" \n", "bell \a"):
         assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no line of words"
 

@@ -246,8 +246,6 @@ async def test_rules_are_listed_in_pages_to_those_whom_they_concern(registry: Re
     ann = registry.rules["acme", "ann"]
     seen = await all_pages(ann.ListRules, rule_pb2.ListRulesRequest(page_size=2), "rules")
     assert [rule.rule_id for rule in seen] == made[::-1]
-    for token in ("x", "rule_1", "cnVsZXM6YSBi", "dG9vbHM6cnVsZV8x"):
-        assert await refusal(ann.ListRules(rule_pb2.ListRulesRequest(page_token=token))) == "INVALID_PAGE_TOKEN"
     assert await refusal(ann.ListRules(rule_pb2.ListRulesRequest(all_users=True))) == "PERMISSION_DENIED"
     everything = await registry.rules["acme", "root"].ListRules(rule_pb2.ListRulesRequest(all_users=True))
     assert len(everything.rules) == 5
