@@ -83,6 +83,7 @@ async def test_a_task_is_changed_and_what_is_not_given_stays(planner: Planner) -
     assert (await planner.projects())[0]["tasks"] == [shown]
     cleared = await planner("update_task", task=task["task_id"], due="none", notes="", done=False, title="Pie")
     assert cleared == {"task_id": task["task_id"], "title": "Pie"}
+    assert "'2026-02-30' is not a date" in (await planner("update_task", task="Pie", due="2026-02-30"))["error"]
 
 
 async def test_many_tasks_are_completed_in_one_gated_call_or_none_is(planner: Planner) -> None:

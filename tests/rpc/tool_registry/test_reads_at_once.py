@@ -15,7 +15,7 @@ from pawl.tool_registry.app.execution import executor
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tools import Category, Tool, ToolContext, ToolError, tool
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, as_json, content, context, eventually, outcome, running
+from tests.rpc.tool_registry.registry import Registry, as_json, content, context, eventually, outcome, refusal, running
 from tests.rpc.tool_registry.test_audit import listed, said
 from tests.rpc.tool_registry.test_rules import ALLOW, make
 
@@ -170,6 +170,12 @@ async def test_what_takes_longer_runs_once_and_its_result_is_for_who_executes_it
     assert content(await registry.run("slow", call="b")) == "found"
     assert tools.ran["slow"] == 2
     assert Counter(kinds(await listed(registry))) == {"PROPOSED": 2, "EXECUTED": 2, "RETURNED": 2}
+
+
+async def test_a_timeout_below_zero_is_refused(registry: Registry) -> None:
+    reads = execution_pb2.ExecuteReads(timeout_seconds=-1, timeout_seconds_max=10)
+    request = execution_pb2.CheckCallsRequest(context=context(), execute_reads=reads)
+    assert await refusal(registry.execution.CheckCalls(request)) == "INVALID_FIELD"
 
 
 async def test_what_asks_somebody_is_asked_for_again(registry: Registry) -> None:

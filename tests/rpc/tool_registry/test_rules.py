@@ -233,6 +233,7 @@ async def test_a_rule_that_cannot_be_used_is_refused(registry: Registry) -> None
         {"arguments": [rule_pb2.ArgumentPattern(argument="to", glob="[ab]")]},
         {"arguments": [rule_pb2.ArgumentPattern(argument="to", equals_json=b"{")]},
         {"reason": "\0"},
+        {"expires_in": -2e9},
     ]
     for fields in rows:
         effect = fields.pop("effect", ALLOW)

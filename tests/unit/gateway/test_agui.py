@@ -231,6 +231,48 @@ def shown(page: Page) -> list[dict[str, str]]:
     return told
 
 
+def test_an_end_is_told_as_each_generation_has_it() -> None:
+    """The way of an end, then its outcome or its code."""
+    said, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
+    rows: list[tuple[str, dict[str, Any], str, Any]] = [
+        ("COMPLETED", {}, "RUN_FINISHED", None),
+        ("COMPLETED", {"protocolVersion": "1.0"}, "RUN_FINISHED", {"type": "success"}),
+        ("CANCELLED", {}, "RUN_ERROR", "CANCELLED"),
+        ("CANCELLED", {"protocolVersion": "1.0"}, "RUN_FINISHED", {"type": "cancelled"}),
+        ("FAILED", {}, "RUN_ERROR", "MODEL_FAILED"),
+        ("EXPIRED", {}, "RUN_ERROR", "EXPIRED"),
+    ]
+    for state, more, kind, how in rows:
+        run = {"runId": "run", "state": f"RUN_STATE_{state}", "failure": failure}
+        end = agui_input.outcome(agui_input.read(said | more), run)
+        assert end is not None
+        assert (end["type"], end.get("outcome", end.get("code"))) == (kind, how), state
+
+
+def test_child_runs_edits_and_attempts_that_are_void_are_told() -> None:
+    child: dict[str, Any] = {"round": 1, "childRunId": "child", "argumentsJson": encoded({"a": 2})}
+    said = {"messageId": "m", "runId": "run", "role": "ROLE_ASSISTANT", "reasoning": "so", "text": "Done."}
+    log: list[dict[str, Any]] = [
+        {"roundStarted": {"round": 1, "modelAttempt": 1}},
+        {"outputDelta": {"round": 1, "modelAttempt": 1, "reasoning": "hm"}},
+        {"roundStarted": {"round": 1, "modelAttempt": 2}},
+        {"callChanged": {"call": call("call_1", "AWAITING_APPROVAL", round=1)}},
+        {"callChanged": {"call": call("call_1", "DELEGATED", **child)}},
+        {"callChanged": {"call": call("call_1", "SUCCEEDED", **child)}},
+        {"messageAdded": {"message": said}},
+    ]
+    fold = Fold("run", legacy=False)
+    numbered = [event | {"seq": str(number)} for number, event in enumerate(log, 1)]
+    events = [event for each in numbered for event in fold.fold(each)]
+    assert [event["type"] for event in events if event["type"].startswith("SUBAGENT")] == [
+        "SUBAGENT_STARTED",
+        "SUBAGENT_FINISHED",
+    ]
+    assert fold.fold(numbered[-1]) == [], "an event that it has changes nothing"
+    called = {"call": "call_1", "tool": "tool", "arguments": '{"a": 2}', "result": '{"state": "SUCCEEDED"}'}
+    assert shown(page_of(events)) == [called, {"reasoning": "so"}, {"text": "Done."}]
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_ag_ui_tells_the_golden_log_as_everybody_does(legacy: bool) -> None:
     log = json.loads(LOG.read_text())

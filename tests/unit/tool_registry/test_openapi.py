@@ -301,10 +301,17 @@ def test_a_body_is_sent_as_its_media_type_says(
     assert (built.headers["Content-Type"], built.body) == sent
 
 
-def test_a_form_in_parts_takes_no_files() -> None:
+def test_a_form_in_parts_has_a_part_for_each_field_and_takes_no_files() -> None:
     schema = {"properties": {"photo": {"type": "string", "format": "binary"}, "name": {}, "tags": {}, "pet": {}}}
     tool = one({"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}})
     assert set(tool.definition.arguments_schema["properties"]["body"]["properties"]) == {"name", "tags", "pet"}
+    built = request(tool, {"body": {"name": "ann", "pet": {"age": 3}}})
+    kind, _, boundary = built.headers["Content-Type"].partition("; boundary=")
+    assert kind == "multipart/form-data"
+    assert [part.partition("\r\n")[2] for part in built.body.decode().split(f"--{boundary}")[1:-1]] == [
+        'Content-Disposition: form-data; name="name"\r\n\r\nann\r\n',
+        'Content-Disposition: form-data; name="pet"\r\nContent-Type: application/json\r\n\r\n{"age":3}\r\n',
+    ]
 
 
 def test_a_body_that_cannot_be_sent_leaves_its_operation_out() -> None:
