@@ -308,7 +308,7 @@ def test_a_form_in_parts_has_a_part_for_each_field_and_takes_no_files() -> None:
     built = request(tool, {"body": {"name": "ann", "pet": {"age": 3}}})
     kind, _, boundary = built.headers["Content-Type"].partition("; boundary=")
     assert kind == "multipart/form-data"
-    assert [part.partition("\r\n")[2] for part in built.body.decode().split(f"--{boundary}")[1:-1]] == [
+    assert [part.partition("\r\n")[2] for part in (built.body or b"").decode().split(f"--{boundary}")[1:-1]] == [
         'Content-Disposition: form-data; name="name"\r\n\r\nann\r\n',
         'Content-Disposition: form-data; name="pet"\r\nContent-Type: application/json\r\n\r\n{"age":3}\r\n',
     ]
