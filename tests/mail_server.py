@@ -30,6 +30,8 @@ class Postbox:
         """What comes is answered once this is set."""
 
     async def handle_RCPT(self, _server: Any, _session: Any, envelope: Envelope, address: str, _options: Any) -> str:
+        if address.startswith("nobody"):
+            return "550 no such user"
         if self.recipient == OK:
             envelope.rcpt_tos.append(address)
         return self.recipient

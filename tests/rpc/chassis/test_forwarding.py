@@ -21,14 +21,11 @@ from pawl.chassis.rpc_client import open_channel, translated
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import ConversationNotFound, MalformedRequest, MethodNotFound, PermissionDenied
 from pawl.event.v1 import conversation_pb2
+from tests.rpc.chassis.test_limits_and_access import bearer
 
 USER_KEY, AGENT_LOOP_KEY, NOTIFIER_KEY = (f"key-of-{name}-0123456789" for name in ("ann", "agent-loop", "notifier"))
 ANN = user_principal(StoreId("acme"), UserId("ann"), frozenset({"member"}))
 BOB = user_principal(StoreId("acme"), UserId("bob"), frozenset({"member"}))
-
-
-def bearer(key: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {key}"),)
 
 
 class Behind:

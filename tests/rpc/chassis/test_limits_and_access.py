@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.chassis import login_failures
 from pawl.chassis.auth import (
@@ -173,37 +171,6 @@ async def test_a_call_gives_its_room_back_however_it_ends(serve: Serve, servicer
             assert (await stub.call(kind, "hello"))[-1] == "hello", kind
 
 
-async def test_strangers_keep_nobody_from_asking_for_health(serve: Serve) -> None:
-    """Neither with requests that never end nor with watches: the services' own channels ask, too."""
-    async with serve(streams_max=20) as server, grpc.aio.insecure_channel(server.address, _OWN) as many:
-        unfinished: Any = many.stream_stream("/grpc.health.v1.Health/Check")
-        calls = [unfinished(_never()) for _ in range(100)]
-        answers = [asyncio.ensure_future(call.read()) for call in calls]
-        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-        await _check_health(server.address)
-        stub: Any = health_pb2_grpc.HealthStub(many)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(100)]
-        first = [asyncio.ensure_future(call.read()) for call in watches]
-        await asyncio.wait(first)
-        async with grpc.aio.insecure_channel(server.address, _OWN) as one:
-            alone = health_pb2_grpc.HealthStub(one).Watch(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
-            await alone.read()
-            await _check_health(server.address)
-        for call in (*calls, *watches):
-            call.cancel()
-        await asyncio.gather(*answers, *first, return_exceptions=True)
-
-
-_OWN = [("grpc.use_local_subchannel_pool", 1)]
-
-
-async def _check_health(address: str) -> None:
-    async with grpc.aio.insecure_channel(address, _OWN) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
-        assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
 async def test_a_request_id_is_kept_or_made_and_told_to_the_client(serve: Serve) -> None:
     async with echoing(serve()) as stub:
         mine = (("pawl-request-id", "my-request"),)
@@ -296,27 +263,6 @@ async def test_the_calls_of_a_key_that_was_taken_away_end(serve: Serve, servicer
             servicer.release.clear()
 
 
-async def test_a_fault_in_the_check_of_one_caller_ends_its_calls_and_no_others_time(
-    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that they are tried again: nobody knows whether they would be let in."""
-    known = Known()
-    authenticate = known.authenticate
-
-    async def faulty(metadata: Mapping[str, str], **more: Any) -> Any:
-        if ANN in metadata["authorization"]:
-            raise RuntimeError("a fault of ours")
-        return await authenticate(metadata, **more)
-
-    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
-        ann, bob = await waiting(EchoStub(channel), servicer, "talk", "wait", [ANN, BOB])
-        monkeypatch.setattr(known, "authenticate", faulty)
-        del known.users[BOB]
-        for call, error in ((bob, Unauthenticated), (ann, DependencyUnavailable)):
-            with pytest.raises(error), translating():
-                await asyncio.wait_for(call, 60)
-
-
 async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: Serve, servicer: EchoServicer) -> None:
     """HITL-4: what is done meanwhile would be the act of who it was."""
     known, roles = Known(), ("delegate", "member")
@@ -404,19 +350,6 @@ async def test_only_the_gateway_names_the_client_whose_login_failed(
             with pytest.raises(Unauthenticated), translating():
                 await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}") + client)
     assert looks[-1] is has_own_rate
-
-
-async def test_too_many_failures_cause_no_look_and_few_lines(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
-    looks, many = list[bool](), 200
-
-    async with echoing(serve(authenticator=Failing(looks))) as stub:
-        for number in range(many):
-            with pytest.raises(Unauthenticated), translating():
-                await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}"))
-    assert (looks[0], looks[-1]) == (True, False)
-    lines = "".join(capfd.readouterr()).splitlines()
-    assert 0 < sum("login.failed" in line for line in lines) == sum(looks) < many
-    assert not any("UNAUTHENTICATED" in line or "guess-" in line for line in lines)
 
 
 async def test_only_so_many_wait_for_a_look_and_those_who_are_known_are_let_in(

@@ -23,7 +23,6 @@ from pawl.chassis.health import HealthMonitor
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable, Unavailable
-from pawl.launcher.ports import free_port
 from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve, wait_for_file
@@ -120,18 +119,6 @@ async def test_a_stop_sends_streams_elsewhere_at_once(serve: Serve, servicer: Ec
             # SHUTTING_DOWN, unless the connection closes while the client still sends.
             with pytest.raises(Unavailable), translating():
                 await call
-
-
-async def test_calls_go_to_the_replica_that_is_left(serve: Serve) -> None:
-    async with serve(listen="127.0.0.1:0") as stays:
-        # At a port that nobody takes once it is gone.
-        async with serve(listen=f"127.0.0.1:{free_port()}") as goes:
-            channel = open_channel(f"{goes.address}, localhost:{stays.port}")
-            stub = EchoStub(channel)
-            answers = [await stub.call("unary", "hello") for _ in range(10)]
-        answers += [await stub.call("unary", "hello") for _ in range(10)]
-        assert answers == [["hello"]] * 20
-        await channel.close()
 
 
 async def test_addresses_that_cannot_be_balanced_are_told_at_once() -> None:

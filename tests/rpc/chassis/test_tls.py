@@ -17,7 +17,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis import tls
 from pawl.chassis.clock import Clock
-from pawl.chassis.credentials import UNKNOWN, ApiKey
+from pawl.chassis.credentials import UNKNOWN
 from pawl.chassis.http_server import HttpServer, Response, application
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.rpc_server import RpcServer
@@ -27,12 +27,10 @@ from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests import certificates
 from tests.certificates import Files
 from tests.fakes.manual_clock import ManualClock
-from tests.keys import authenticator
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.test_limits_and_access import SERVICE_KEY, USER_KEY, keys
 
-USER_KEY = "user-key-0123456789"
-SERVICE_KEY = "service-key-0123456789"
 LOOPBACK = "127.0.0.1:0"
 
 
@@ -50,11 +48,6 @@ def of(files: Files, clock: Clock) -> tls.Tls:
     found = tls.of_service(files.certificate, files.key, files.authority, clock=clock)
     assert found is not None
     return found
-
-
-def keys() -> Any:
-    entry = ApiKey(key=USER_KEY, store_id="acme", user_id="ann", roles=["member"])
-    return authenticator([entry], service_key=SERVICE_KEY)
 
 
 @pytest.fixture
@@ -178,29 +171,6 @@ async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refu
                 await EchoStub(channel).call("unary", "hello", timeout=60)
             told = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
             assert (words in told, server.address in told) == (True, True), told
-
-
-async def test_certificates_that_nobody_takes_change_nothing_for_those_who_are_connected(
-    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
-) -> None:
-    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
-    async with (
-        serving(service_only=True) as server,
-        open_channel(server.internal_address, service_key=SERVICE_KEY, tls=own, server_name="job-store") as channel,
-    ):
-        stub = EchoStub(channel)
-        first = await stub.call("unary", "certificate")
-        certificates.write(tmp_path, "agent-loop", stranger, authority)
-        await clock.advance(1.0)
-        for _ in range(20):
-            assert await stub.call("unary", "certificate") == first
-        certificates.write(tmp_path, "agent-loop", authority)
-        await clock.advance(1.0)
-
-        async def is_renewed() -> bool:
-            return await stub.call("unary", "certificate") != first
-
-        await until(is_renewed)
 
 
 async def _shown_by(address: str) -> str:

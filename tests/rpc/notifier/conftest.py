@@ -76,12 +76,6 @@ async def database(database_url: str) -> AsyncIterator[Database]:
         yield database
 
 
-async def waiting_for_locks(database: Database, count: int) -> bool:
-    """True if so many statements of the database wait for a lock."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    return await database.fetchval(waiting) == count  # type: ignore[no-any-return]  # a number
-
-
 @pytest.fixture
 def store(database: Database) -> PostgresStore:
     return PostgresStore(database)

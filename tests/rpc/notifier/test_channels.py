@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,6 @@ from pawl.notifier.domain.notification import Draft, NotificationKind
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2, preference_pb2
 from tests.poll import until
-from tests.rpc.notifier.conftest import waiting_for_locks
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, URL, WAITING, Desk, created
 from tests.rpc.notifier.test_inbox import reason_of
 from tests.web_server import WebServer
@@ -49,27 +47,6 @@ async def test_a_channel_is_made_changed_and_deleted(channels: ChannelServiceAsy
     assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels
 
 
-async def test_two_who_change_different_things_at_once_both_find_them_changed(
-    channels: ChannelServiceAsyncStub, database: Database
-) -> None:
-    channel_id = (await created(channels, name="pager")).channel.channel_id
-    failed = notify_pb2.NotificationKinds(kinds=[notify_pb2.NOTIFICATION_KIND_RUN_FAILED])
-    async with database.transaction() as connection:
-        await connection.execute("SELECT FROM notifier.webhooks FOR UPDATE")
-        changes = [
-            asyncio.ensure_future(channels.UpdateChannel(change, metadata=ANN))
-            for change in (
-                pb.UpdateChannelRequest(channel_id=channel_id, name="mail"),
-                pb.UpdateChannelRequest(channel_id=channel_id, kinds=failed),
-                pb.UpdateChannelRequest(channel_id=channel_id, url=f"{URL}/new"),
-            )
-        ]
-        await until(lambda: waiting_for_locks(database, 3))
-    await asyncio.gather(*changes)
-    after = (await channels.GetChannel(pb.GetChannelRequest(channel_id=channel_id), metadata=ANN)).channel
-    assert (after.name, after.url, list(after.kinds)) == ("mail", f"{URL}/new", list(failed.kinds))
-
-
 async def test_a_request_makes_one_channel_and_tells_its_secret_once(channels: ChannelServiceAsyncStub) -> None:
     first = await created(channels, request_id="r1")
     again = await created(channels, request_id="r1")
@@ -91,17 +68,6 @@ async def test_what_no_channel_can_be_is_refused(channels: ChannelServiceAsyncSt
     for _ in range(9):
         await created(channels)
     assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has ten at most"
-
-
-async def test_who_may_no_longer_reach_a_url_can_disable_its_channel(
-    channels: ChannelServiceAsyncStub, database: Database
-) -> None:
-    channel = (await created(channels)).channel
-    await database.execute("UPDATE notifier.webhooks SET url = 'https://elsewhere.example/'")
-    change = pb.UpdateChannelRequest(channel_id=channel.channel_id, name="mail")
-    assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD"
-    change.enabled = False
-    assert not (await channels.UpdateChannel(change, metadata=ANN)).channel.enabled
 
 
 async def test_a_channel_of_another_one_is_not_there(channels: ChannelServiceAsyncStub, receiver: WebServer) -> None:

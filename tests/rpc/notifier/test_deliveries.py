@@ -13,10 +13,8 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.lookups import Lookups
 from pawl.chassis.tasks import end
 from pawl.errors import DependencyUnavailable
-from pawl.notifier.adapters import webhook_sender
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.domain.channel import KEY_GONE
 from pawl.notifier.domain.delivery import LOST
@@ -25,13 +23,10 @@ from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 from tests.poll import until
 from tests.rpc.notifier.conftest import wired
-from tests.rpc.notifier.desk import ANN, BOB, DEAD, DELIVERED, WAITING, Desk
-from tests.rpc.notifier.test_inbox import reason_of
+from tests.rpc.notifier.desk import ANN, DEAD, DELIVERED, WAITING, Desk
 from tests.web_server import Asked, Reply, WebServer
 
 Drafts = Callable[..., Draft]
-_AT_WORK = "SELECT count(*) FROM notifier.webhook_deliveries WHERE claimed OR due_time <= now()"
-_ALL_TRIED = "SELECT bool_and(tries > 0 AND NOT claimed) FROM notifier.webhook_deliveries"
 
 
 def answers(receiver: WebServer, *replies: Reply) -> None:
@@ -168,40 +163,6 @@ async def test_a_receiver_that_hangs_holds_up_nobody_else(
     assert len(waiting) == 50, "a page of what waits"
 
 
-async def test_a_name_that_is_resolved_slowly_keeps_the_place_of_its_try(
-    desk: Desk, store: PostgresStore, draft: Drafts, egress: GuardedEgress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name is looked up by a thread, which goes on when the try is over."""
-    answered, asked = asyncio.Event(), []
-
-    async def resolve(host: str, _: int) -> list[str]:
-        asked.append(host)
-        if host == "slow.test":
-            await answered.wait()
-        return ["127.0.0.1"]
-
-    monkeypatch.setattr(webhook_sender, "TRY_SECONDS", 0.5)
-    monkeypatch.setattr(egress, "_lookups", Lookups(resolve))
-    slow, _ = await desk.hook(host="slow.test")
-    await store.add([draft(f"slow{number}") for number in range(40)])
-
-    async def have_ended() -> bool:
-        return sum(bool(each.last_error) for each in await desk.deliveries(slow)) >= 16
-
-    await until(have_ended)
-    monkeypatch.setattr(webhook_sender, "TRY_SECONDS", 60.0)
-    other, _ = await desk.hook(host="other.test")
-    await store.add([draft("fast")])
-    assert (await settled(desk, other)).state == DELIVERED
-    assert asked.count("slow.test") == 16
-    answered.set()
-
-    async def all_are_tried() -> bool:
-        return await desk.database.fetchval(_ALL_TRIED) is True
-
-    await until(all_are_tried)
-
-
 async def settled(desk: Desk, channel_id: str) -> pb.ChannelDelivery:
     async def has_ended() -> bool:
         return all(each.HasField("try_time") for each in await desk.deliveries(channel_id))
@@ -229,13 +190,6 @@ async def test_two_replicas_send_each_delivery_once(
     await end([running])
     ids = [asked.headers["webhook-id"] for asked in desk.receiver.asked]
     assert len(ids) == len(set(ids)) == 300
-
-
-async def test_a_page_token_of_something_else_is_refused(desk: Desk) -> None:
-    channel_id, _ = await desk.hook()
-    for token in ("all-1", "deliveries-1", f"deliveries-{'9' * 16}-msg_1" + "!"):
-        request = pb.ListDeliveriesRequest(channel_id=channel_id, page_token=token)
-        assert await reason_of(desk.stub.ListDeliveries(request, metadata=ANN)) == "INVALID_PAGE_TOKEN"
 
 
 async def test_a_secret_that_was_replaced_signs_for_a_day(
@@ -286,17 +240,3 @@ async def test_what_was_claimed_by_a_process_that_died_is_tried_again_and_its_la
     receiver.close()  # What hung breaks now.
     await asyncio.sleep(0.2)
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
-
-
-async def test_preferences_that_cannot_be_read_hold_up_only_their_user(
-    desk: Desk, store: PostgresStore, draft: Drafts, database: Database, receiver: WebServer
-) -> None:
-    channel_id, _ = await desk.hook("/ann")
-    channel = pb.Channel(url=f"http://127.0.0.1:{receiver.port}/bob")
-    await desk.stub.CreateChannel(pb.CreateChannelRequest(channel=channel), metadata=BOB)
-    await database.execute("INSERT INTO notifier.preferences VALUES ('acme', 'ann', '{future}', '{}')")
-    await store.add([draft("a"), draft("b", user="bob")])
-    delivery = await desk.looked_at(channel_id)
-    assert (delivery.state, delivery.tries, "cannot be read" in delivery.last_error) == (WAITING, 0, True)
-    assert [asked.target for asked in receiver.asked] == ["/bob"]
-    assert delivery.next_try_time.ToDatetime() > delivery.create_time.ToDatetime() + timedelta(seconds=50)

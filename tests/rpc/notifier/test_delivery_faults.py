@@ -1,10 +1,9 @@
-"""Deliveries that wait, fail, or end while something is delivered (NOTE-1)."""
+"""Deliveries that wait, fail, are claimed, sent again, or end while something is delivered (NOTE-1)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,18 +13,20 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.chassis.tasks import end
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.adapters.deliveries import CLAIM, DUE, GIVE_BACK, HOLD_DUE, SETTLE, PostgresDeliveries
-from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, PostgresStore, added_columns
-from pawl.notifier.adapters.postgres import WAITING as WAITING_SQL
+from pawl.notifier.adapters.deliveries import DUE, PostgresDeliveries
+from pawl.notifier.adapters.postgres import ADD, PostgresStore, added_columns
+from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.app.announcement import drafts_of, over_by
-from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
+from pawl.notifier.domain.channel import FORMER_SECRETS_MAX, Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
+    LOST,
     TEST,
     TESTS_KEPT,
+    TRIES_MAX_AT_ONCE,
+    Attempt,
     Candidate,
     DeliveryId,
     NewChannel,
@@ -34,11 +35,13 @@ from pawl.notifier.domain.delivery import (
     OwnDelivery,
     choose,
 )
-from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
+from pawl.notifier.domain.notification import Draft, Inbox
+from pawl.notifier.domain.preferences import Mute
 from pawl.notify.v1 import channel_pb2 as pb
 from tests.poll import until
-from tests.rpc.notifier.conftest import Repository, waiting_for_locks, wired
+from tests.rpc.notifier.conftest import Repository, wired
 from tests.rpc.notifier.desk import ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk
+from tests.rpc.notifier.test_inbox import PART
 from tests.web_server import Reply, WebServer
 
 Drafts = Callable[..., Draft]
@@ -131,51 +134,6 @@ async def test_a_look_at_what_is_due_costs_the_same_however_much_waits(
     assert await pages(database, DUE, [], [], [], [], [], 16, 1, 32, 500) < 200, "it would read 20,000 rows"
 
 
-async def test_what_is_looked_up_is_found_by_its_own_index_before_there_are_statistics(
-    repository: Repository, store: PostgresStore, draft: Drafts, database: Database
-) -> None:
-    await hook(repository)
-    for first in range(0, 2000, 200):
-        await store.add([draft(f"run{first + number}") for number in range(200)])
-    found = [each.delivery_id for each in await repository.due([], limit=500)]
-    assert await pages(database, HOLD_DUE, found, CODE_LASTS) < 500, "all of the user for each"
-
-
-@pytest.mark.parametrize("needs", [2000, 0], ids=["many rows", "a new database"])
-async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
-    repository: Repository, store: PostgresStore, draft: Drafts, database: Database, needs: int
-) -> None:
-    """Before there are statistics, also by the plans that are made for empty tables and kept."""
-    await hook(repository)
-    for first in range(0, needs, 200):
-        drafts = [draft(f"run{first + number}") for number in range(200)]
-        kind = NotificationKind.INPUT_NEEDED
-        await store.add([replace(each, kind=kind, run_id=RunId(each.event_id)) for each in drafts])
-    plans = {
-        name: str(await database.fetch(f"EXPLAIN {statement}", *arguments))
-        for name, statement, arguments in (
-            ("claim", CLAIM, (["dlv_1"], [True], [None], [None], ["waiting"])),
-            ("settle", SETTLE, ("dlv_1", NOW, "waiting", 1.0, 500, 1, "")),
-            ("give back", GIVE_BACK, (["dlv_1"], [NOW])),
-            ("over", NOTE_OVER, (["acme"], ["run1"], [""], [NOW], [False])),
-            ("waiting", WAITING_SQL, (["acme"], ["ann"], ["conv"])),
-            ("read", MARK_READ, ("acme", "ann", ["ntf_1"])),
-        )
-    }
-    used = {
-        name: set(re.findall(r"(?:using|Index Scan on|Seq Scan on) ((?:notifications|webhook)\w+)", plan))
-        for name, plan in plans.items()
-    }
-    assert used == {
-        "claim": {"webhook_deliveries_pkey"},
-        "settle": {"webhook_deliveries_pkey"},
-        "give back": {"webhook_deliveries_pkey"},
-        "over": {"notifications_needed", "notifications_pkey"},
-        "waiting": {"notifications_of_conversation"},
-        "read": {"notifications_by_id"},
-    }
-
-
 async def pages(database: Database, statement: str, *arguments: object) -> int:
     """Return how many pages a statement touches."""
     ((told,),) = await database.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", *arguments)
@@ -187,7 +145,7 @@ async def pages(database: Database, statement: str, *arguments: object) -> int:
 async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database, ends: str
 ) -> None:
-    channel = await hook(repository)
+    await hook(repository)
     await store.add([draft("first")])
     (candidate,) = await repository.due([], limit=1)
     (attempt,) = await repository.claim([candidate], seconds=30)
@@ -196,7 +154,7 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
         if ends == "delete":
             await repository.delete(ANNS, HOOK)
         elif ends == "disable":
-            await disabled(repository, channel)
+            await changed(repository, enabled=False)
         else:
             await repository.settle(attempt, GONE, chance=0.5)
 
@@ -211,45 +169,6 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
     assert sum(count for count, _ in waiting) == (ends == "disable"), "one is at work"
     kept = await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries")
     assert kept == (0 if ends == "delete" else 2)
-
-
-@pytest.mark.parametrize("ends", ["gone", "delete", "disable"])
-@pytest.mark.parametrize("is_erased", [True, False], ids=["erasure", "retention"])
-async def test_what_ends_a_channel_and_what_removes_its_deliveries_do_not_wait_for_each_other(
-    repository: Repository, draft: Drafts, database: Database, ends: str, *, is_erased: bool
-) -> None:
-    channel, store = await hook(repository), PostgresStore(database)
-    for event in ("a", "b", "c", "d", "e"):
-        await store.add([draft(event)])
-    await database.execute("UPDATE notifier.webhook_deliveries SET due_time = '2026-05-01' WHERE number = 3")
-    first, *_ = await repository.due([], limit=10)
-    attempts = await repository.claim([first], seconds=30) if ends == "gone" else ()
-    part = ErasurePart(store_id=ANNS.store_id, conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=[])
-
-    async def end_it() -> None:
-        for attempt in attempts:
-            await repository.settle(attempt, GONE, chance=0.5)
-        if ends == "delete":
-            await repository.delete(ANNS, HOOK)
-        if ends == "disable":
-            await disabled(repository, channel)
-
-    async with database.transaction() as connection:
-        held = "SELECT FROM notifier.webhook_deliveries WHERE delivery_id = $1 FOR UPDATE"
-        await connection.execute(held, first.delivery_id)
-        ending = asyncio.create_task(end_it())
-        await until(lambda: waiting_for_locks(database, 1))
-        removal = store.erase(part) if is_erased else store.forget(older_than_seconds=-1.0, limit=10)
-        removing = asyncio.ensure_future(removal)
-        await until(lambda: waiting_for_locks(database, 2))
-    await asyncio.gather(ending, removing)
-    assert await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries") == 0
-
-
-async def disabled(repository: Repository, channel: Channel) -> Channel:
-    return await repository.update(
-        ANNS, channel.channel_id, lambda each: (replace(each, enabled=False), "example.com"), code=made_code()
-    )
 
 
 async def test_a_notifier_that_stops_gives_back_what_it_tries(
@@ -326,14 +245,9 @@ async def test_a_need_is_told_no_more_once_it_is_over_and_not_before(
     await store.add(drafts_of(told, [UserId("ann")]))
     for change, state in (*((other, WAITING) for other in others), (end, SKIPPED)):
         await store.note_over([over for over in [over_by(change)] if over is not None] * 2)
-        await after_no_time(desk)
+        await hurry(desk.database)
         found = await desk.looked_at(channel_id)
         assert (found.state, found.last_error) == (state, "nobody is needed any more" if state == SKIPPED else "")
-
-
-async def after_no_time(desk: Desk) -> None:
-    """Have what waits looked at."""
-    await desk.database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time IS NOT NULL")
 
 
 async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbox(
@@ -360,8 +274,139 @@ async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbo
         await asyncio.gather(*(PostgresDeliveries(desk.database).note_viewers(seen * 2) for _ in range(3)))
         seen_time = told.create_time + timedelta(seconds=seconds)
         await desk.database.execute("UPDATE notifier.viewers SET seen_time = $1", seen_time)
-        await after_no_time(desk)
+        await hurry(desk.database)
         found = await desk.looked_at(later)
         assert (found.state, found.last_error) == (state, "the run was watched" if state == SKIPPED else "")
     assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "what is told at once is told"
     assert [each.HasField("read_time") for each in await desk.inbox()] == [False]
+
+
+OK = Outcome(status=200)
+
+
+@pytest.fixture
+async def queue(database: Database, store: PostgresStore, draft: Drafts) -> Repository:
+    """A channel of ann, with one delivery that is due."""
+    queue = Repository(database)
+    await hook(queue)
+    await store.add([draft("a")])
+    return queue
+
+
+async def changed(queue: Repository, **fields: Any) -> Channel:
+    return await queue.update(
+        ANNS,
+        HOOK,
+        lambda channel: (replace(channel, **fields), "example.com"),
+        code=made_code(),
+    )
+
+
+async def claimed(queue: Repository, *, seconds: float = 30) -> Attempt:
+    (attempt,) = await queue.claim(await queue.due([], limit=10), seconds=seconds)
+    return attempt
+
+
+async def hurry(database: Database) -> None:
+    await database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time IS NOT NULL")
+
+
+async def test_a_channel_fails_since_its_first_failure_until_it_is_enabled_or_moved(
+    queue: Repository, store: PostgresStore, draft: Drafts, database: Database
+) -> None:
+    await tried(queue, FAILED)
+    failing_since = (await queue.channel(ANNS, HOOK)).failing_since_time
+    await hurry(database)
+    await tried(queue, FAILED)
+    assert (await changed(queue, name="x")).failing_since_time == failing_since is not None
+    assert (await changed(queue, url="https://example.com/new")).failing_since_time is None
+    await hurry(database)
+    await tried(queue, FAILED)
+    assert (await changed(queue, enabled=False)).failing_since_time is not None
+    assert (await changed(queue, enabled=True)).failing_since_time is None
+    await store.add([draft("b")])
+    await tried(queue, GONE)
+    assert "410" in (await changed(queue, name="y")).disable_reason
+    assert (await changed(queue, enabled=True)).disable_reason == ""
+
+
+@pytest.mark.parametrize("how", ["lost", "moved", "the notifier's own"])
+async def test_what_is_no_failure_of_the_receiver_does_not_count_against_its_channel(
+    queue: Repository, how: str
+) -> None:
+    outcome = FAILED
+    if how == "lost":
+        await claimed(queue, seconds=0)
+        outcome = LOST
+    if how == "the notifier's own":
+        outcome = Outcome(error="closed", is_receivers=False)
+    attempt = await claimed(queue)
+    if how == "moved":
+        outcome = GONE
+        await changed(queue, url="https://example.com/new")
+    assert attempt.is_lost is (how == "lost")
+    assert await queue.settle(attempt, outcome, chance=0.5)
+    channel = await queue.channel(ANNS, HOOK)
+    assert (channel.enabled, channel.failing_since_time) == (True, None)
+
+
+async def test_a_delivery_that_is_sent_again_while_it_is_tried_stays_with_its_try(
+    queue: Repository, database: Database
+) -> None:
+    await tried(queue, FAILED)
+    await hurry(database)
+    attempt = await claimed(queue)
+    (again,) = await queue.resend(ANNS, [attempt.candidate.delivery_id])
+    assert again.tries == 1
+    assert await queue.due([], limit=10) == []
+    late = replace(attempt, claim_until=attempt.claim_until - timedelta(seconds=1))
+    await queue.give_back([late])
+    assert await queue.settle(late, OK, chance=0.5) is None
+    assert await queue.due([], limit=10) == [], "a claim that is over changes nothing"
+    assert await queue.settle(attempt, OK, chance=0.5)
+    (again,) = await queue.resend(ANNS, [attempt.candidate.delivery_id])
+    assert (again.tries, len(await queue.due([], limit=10))) == (0, 1)
+
+
+async def test_nats_is_told_of_deliveries_that_end_and_not_of_those_that_are_skipped(
+    queue: Repository, store: PostgresStore, draft: Drafts, database: Database
+) -> None:
+    await PostgresPreferences(database).mute(ANNS, Mute(conversation_id=ConversationId("conv_1")))
+    assert await queue.claim(await queue.due([], limit=10), seconds=30) == []
+    await PostgresPreferences(database).unmute(ANNS, ConversationId("conv_1"))
+    await store.add([draft("b"), draft("c")])
+    (delivered, dead) = await queue.claim(await queue.due([], limit=10), seconds=30)
+    await queue.settle(delivered, OK, chance=0.5)
+    await queue.settle(dead, GONE, chance=0.5)
+    async with store.untold(limit=10) as events:
+        assert sorted(event.type for event in events) == ["channel.disabled", "delivery.dead", "delivery.delivered"]
+
+
+@pytest.mark.parametrize("full", ["host", "user", "store"])
+async def test_nothing_is_due_for_a_host_a_user_or_a_store_with_as_many_tries_as_it_may_have(
+    queue: Repository, full: str
+) -> None:
+    (due,) = await queue.due([], limit=10)
+    stranger = Inbox(store_id=StoreId("other"), user_id=UserId("bob"))
+    inbox = {"host": stranger, "user": ANNS, "store": BOBS}[full]
+    at_work = replace(due, channel_id=ChannelId("hook_2"), inbox=inbox, host=due.host if full == "host" else "other")
+    assert await queue.due([at_work] * (TRIES_MAX_AT_ONCE[full] - 1), limit=10) == [due]
+    assert await queue.due([at_work] * TRIES_MAX_AT_ONCE[full], limit=10) == []
+
+
+async def test_only_the_last_secrets_sign_beside_the_present_one(queue: Repository) -> None:
+    secrets = [bytes([number]) for number in range(FORMER_SECRETS_MAX + 3)]
+    for secret in secrets:
+        await queue.rotate(ANNS, HOOK, secret)
+    assert list((await claimed(queue)).secrets) == secrets[: -FORMER_SECRETS_MAX - 2 : -1]
+
+
+async def test_viewers_and_mutes_of_an_erased_conversation_go(
+    queue: Repository, store: PostgresStore, database: Database
+) -> None:
+    """I13."""
+    await PostgresPreferences(database).mute(ANNS, Mute(conversation_id=ConversationId("conv_1")))
+    await queue.note_viewers({(ANNS, RunId("run_1"))})
+    await store.erase(PART)
+    rows = "SELECT (SELECT count(*) FROM notifier.mutes) + (SELECT count(*) FROM notifier.viewers)"
+    assert await database.fetchval(rows) == 0

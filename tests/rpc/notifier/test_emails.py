@@ -13,13 +13,11 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.mail import SmtpServer, read_smtp_url
-from pawl.notifier.adapters.channels import COUNT_CODES
-from pawl.notifier.adapters.postgres import FORGET_CODES, PostgresStore
+from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.domain.delivery import EMAILS_MAX_AN_HOUR
 from pawl.notifier.domain.notification import Draft
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
-from tests.databases import planned
 from tests.mail_server import Postbox, mail_server
 from tests.poll import until
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, WAITING, Desk, created
@@ -192,17 +190,6 @@ async def test_a_user_and_a_store_have_codes_sent_to_few_addresses_within_a_day(
         await store.forget(older_than_seconds=30 * 86400, limit=1000)
         assert await database.fetchval("SELECT count(*) FROM notifier.codes_sent") == 1, "the old ones are forgotten"
         await database.execute("DELETE FROM notifier.codes_sent")
-
-
-async def test_codes_of_others_are_not_read_for_another_one(database: Database) -> None:
-    """There may be very many stores."""
-    async with database.acquire() as connection:
-        nodes = [*await planned(connection, COUNT_CODES), *await planned(connection, FORGET_CODES)]
-    assert [node["Index Name"] for node in nodes if "Index Cond" in node] == [
-        "codes_sent_of_store",
-        "codes_sent_of_address",
-        "codes_sent_old",
-    ]
 
 
 async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(

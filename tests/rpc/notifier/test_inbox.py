@@ -17,7 +17,7 @@ from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import CallId, ConversationId, StoreId, UserId
 from pawl.chassis.status import from_rpc_error
 from pawl.errors import PawlError, SlowConsumer
-from pawl.notifier.adapters.postgres import ERASE, PostgresStore
+from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.app.subscription import PAGE, Subscriptions
 from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind, Over, PoisonEvent
 from pawl.notifier.rpc.servicer import Notify
@@ -315,17 +315,6 @@ async def test_a_follower_that_does_not_read_is_cut_off_and_told_where_to_go_on(
     assert caught.value.metadata == {"resume_after_seq": "2"}
 
 
-async def test_a_follower_that_leaves_is_forgotten(stub: NotifyServiceAsyncStub, subscriptions: Subscriptions) -> None:
-    """I19."""
-    stream = subscribe(stub)
-    await stream.read()
-    assert subscriptions._count == 1
-    stream.cancel()
-    async with asyncio.timeout(60):
-        while subscriptions._count or subscriptions._followers:
-            await asyncio.sleep(0.01)
-
-
 ANNS = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
 OTHER = Inbox(store_id=StoreId("other"), user_id=UserId("ann"))
 PART = ErasurePart(
@@ -348,19 +337,6 @@ async def test_notifications_of_an_erased_conversation_go_and_none_comes(
     assert await store.add([draft("c"), draft("d", store="other")]) == 1
     assert await titles(store, ANNS) == []
     assert await titles(store, OTHER) == ["About b", "About d"]
-
-
-async def test_what_is_erased_is_found_by_an_index(database: Database) -> None:
-    await database.execute("""
-        INSERT INTO notifier.notifications (store_id, user_id, number, notification_id, kind, run_id, conversation_id,
-            event_id, title, body, create_time, call_id, channel_id)
-        SELECT 'acme', 'ann', n, 'ntf_' || n, 'run_completed', 'run_' || n, CASE WHEN n % 2 = 0 THEN 'conv_' || n
-            ELSE '' END, '', '', '', now(), '', ''
-        FROM generate_series(1, 5000) AS n""")
-    await database.execute("ANALYZE notifier.notifications")
-    plan = await database.fetch(f"EXPLAIN {ERASE}", "acme", "conv_1")
-    assert any("Index Cond" in line and "conversation_id" in line for (line,) in plan)
-    assert not any("Seq Scan" in line for (line,) in plan)
 
 
 async def test_a_notification_that_cannot_be_read_holds_up_no_other(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,22 @@ import grpc
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
-from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
-from pawl.tools import Category, Tool, ToolContext, tool
+from pawl.tool_registry.domain.audit import Head, entry_hash
+from pawl.tools import Category, Tool, tool
 from pawl.values import EffectClass
-from tests.poll import until
-from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import (
     ANN,
     Registry,
     all_pages,
     context,
-    eventually,
     outcome,
     refusal,
     running,
 )
-from tests.rpc.tool_registry.world import World, execute
+from tests.rpc.tool_registry.world import World, digest_of, execute
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
@@ -81,42 +76,6 @@ async def decide(registry: Registry, call: str, kind: Any, *, by: str = "bob", v
     await registry.execution.RecordDecisions(request)
 
 
-async def test_what_a_tool_does_after_its_call_has_ended_is_in_the_chain(database_url: str, tmp_path: Path) -> None:
-    release = threading.Event()
-    begun: list[str] = []
-
-    @tool(category=Category.SAFE)
-    def write(context: ToolContext, fails: bool = False) -> str:
-        """Write, late."""
-        begun.append(context.call_id)
-        release.wait()
-        if fails:
-            raise OSError
-        return "written"
-
-    async with running(database_url, tmp_path, [write]) as registry:
-        asked = [
-            asyncio.ensure_future(registry.run("write", {"fails": call == "b"}, call=call, timeout_seconds=60))
-            for call in ("a", "b")
-        ]
-
-        await eventually(lambda: len(begun) == 2)
-        for call in begun:
-            await registry.cancel(call, wait=0)
-        assert {outcome(result) for result in await asyncio.gather(*asked)} == {"CANCELLED NOT_STOPPED"}
-        release.set()
-
-        async def is_known() -> bool:
-            return len([entry for entry in await listed(registry) if entry.reason == "LATE"]) == 2
-
-        await until(is_known)
-        entries = [entry for entry in await listed(registry) if entry.reason == "LATE"]
-        assert sorted((entry.call_id, entry.verdict) for entry in entries) == [("a", "SUCCEEDED"), ("b", "FAILED")]
-        (ended,) = [entry for entry in entries if entry.call_id == "a"]
-        assert ended.result_sha256 == await digest_of(database_url, b'"written"')
-        assert (await verified(registry)).HasField("problem") is False
-
-
 async def test_the_chain_tells_the_story_of_each_call(registry: Registry, database_url: str) -> None:
     await registry.check("look", {"n": 7}, call="c1")
     await registry.run("look", {"n": 7}, call="c1")
@@ -159,6 +118,10 @@ TAMPERINGS = {
         4,
         "HASH_MISMATCH",
     ),
+    **{
+        f"update of {column}": (f"UPDATE tool_registry.audit SET {column} = 'key_3' WHERE seq = 3", 3, "HASH_MISMATCH")  # noqa: S608
+        for column in ("credential_id", "delegate_user_id", "by_credential_id", "by_delegate_user_id", "agent_name")
+    },
     "delete": ("DELETE FROM tool_registry.audit WHERE seq = 2", 2, "GAP"),
     "delete of the first": ("DELETE FROM tool_registry.audit WHERE seq = 1", 1, "GAP"),
     "truncated tail": ("DELETE FROM tool_registry.audit WHERE seq >= 4", 4, "CUT_TAIL"),
@@ -272,16 +235,10 @@ async def test_entries_are_found_by_operators_of_their_store_by_run_tool_user_ki
     for fields, found in wanted:
         assert [entry.seq for entry in await listed(registry, **fields)] == found, fields
     bad: list[dict[str, Any]] = [{"page_size": 1001}, {"page_token": "YXVkaXQ6MV8w"}, {"kind": 9}, {"run_id": "\0"}]
+    bad.append({"since_time": {"seconds": 1 << 60}})
     for fields in bad:
         request = audit_pb2.ListAuditRequest(**fields)
         assert await refusal(registry.auditors["acme", "olga"].ListAudit(request)) in INVALID, fields
-    ann = registry.auditors["acme", "ann"]
-    for call in (
-        ann.ListAudit(audit_pb2.ListAuditRequest()),
-        ann.GetToolAnalytics(audit_pb2.GetToolAnalyticsRequest()),
-        ann.VerifyAudit(audit_pb2.VerifyAuditRequest()),
-    ):
-        assert await refusal(call) == "PERMISSION_DENIED"
 
 
 INVALID = {"INVALID_FIELD", "INVALID_ID", "INVALID_PAGE_TOKEN"}
@@ -417,21 +374,6 @@ async def test_replicas_write_one_chain_without_gaps_and_each_decision_once(
         assert not (await verified(registry)).HasField("problem")
 
 
-def draft(call: str, **fields: Any) -> AuditDraft:
-    return AuditDraft(
-        store_id=StoreId("acme"),
-        kind=AuditKind.PROPOSED,
-        time_us=1,
-        user_id=ANN.user_id,
-        run_id=RunId("run"),
-        call_id=CallId(call),
-        tool_name="look",
-        tool_version=1,
-        verdict="RUN",
-        **fields,
-    )
-
-
 async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry: Registry) -> None:
     run = context()
     run.credential_id, run.delegate_user_id = "key_1", "shop"
@@ -448,17 +390,4 @@ async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry
     assert [(entry.credential_id, entry.delegate_user_id) for entry in entries] == [("key_1", "shop")] * 4
     by = [(entry.by_user_id, entry.by_credential_id, entry.by_delegate_user_id) for entry in entries]
     assert by == [("", "", "")] * 3 + [("bob", "key_2", "desk")]
-    assert not (await verified(registry)).HasField("problem")
-
-
-async def test_tampering_with_credentials_is_found(registry: Registry, database_url: str) -> None:
-    columns = ("credential_id", "delegate_user_id", "by_credential_id", "by_delegate_user_id")
-    async with Database(database_url, application_name="test") as database:
-        await PostgresAuditLog(database).append([draft("c1"), draft("c2", **dict.fromkeys(columns, "key_1"))])
-    for column in columns:
-        for seq, before in ((2, "key_1"), (1, "")):
-            change = f"UPDATE tool_registry.audit SET {column} = '{{}}' WHERE seq = {seq}"  # noqa: S608
-            await execute(database_url, change.format("key_3"))
-            assert (await verified(registry)).problem.seq == seq, column
-            await execute(database_url, change.format(before))
     assert not (await verified(registry)).HasField("problem")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import email
 import email.policy
-import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from aiosmtpd.smtp import SMTP, Envelope
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
@@ -44,6 +41,7 @@ from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.domain.files import FileLimits
 from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
+from tests.mail_server import Postbox, mail_server
 from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, refusal, running
 from tests.web_server import Reply, WebServer, pages, web_server
 
@@ -56,24 +54,6 @@ async def planning(database_url: str, tmp_path: Path, ids: IdSource) -> Any:
         tools = planning_tools(PostgresPlanRepository(database), ids)
         async with running(database_url, tmp_path, tools) as registry:
             yield registry
-
-
-async def test_a_subtask_lands_under_the_task_of_its_own_run(planning: Registry) -> None:
-    """Runs of one user make tasks of the same title at the same time."""
-    runs = [context(run=f"run{number}") for number in range(4)]
-
-    async def create(number: int) -> str:
-        made = await planning.run("create_task", {"title": "Party"}, call=f"t{number}", who=runs[number])
-        return str(content(made)["task_id"])
-
-    async def add(number: int) -> str:
-        added = await planning.run(
-            "add_subtask", {"parent": "Party", "title": "Cake"}, call=f"s{number}", who=runs[number]
-        )
-        return str(content(added)["parent"]["task_id"])
-
-    made = await asyncio.gather(*map(create, range(4)))
-    assert await asyncio.gather(*map(add, range(4))) == made
 
 
 async def test_the_time_is_that_of_the_zone_asked_for(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
@@ -90,38 +70,10 @@ async def test_the_time_is_that_of_the_zone_asked_for(database_url: str, tmp_pat
             assert hint in content(failed)["error"]
 
 
-class Postbox:
-    """A mail server's end."""
-
-    def __init__(self) -> None:
-        self.envelopes: list[Envelope] = []
-
-    async def handle_RCPT(self, _server: Any, _session: Any, envelope: Envelope, address: str, _options: Any) -> str:
-        if address.startswith("nobody"):
-            return "550 no such user"
-        envelope.rcpt_tos.append(address)
-        return "250 OK"
-
-    async def handle_DATA(self, _server: Any, _session: Any, envelope: Envelope) -> str:
-        self.envelopes.append(envelope)
-        return "250 OK"
-
-    def message(self) -> EmailMessage:
-        """The one message that came."""
-        (envelope,) = self.envelopes
-        assert isinstance(envelope.content, bytes)
-        message = email.message_from_bytes(envelope.content, policy=email.policy.default)
-        assert isinstance(message, EmailMessage)
-        return message
-
-
 @pytest.fixture
 async def postbox() -> AsyncIterator[tuple[Postbox, str]]:
-    postbox = Postbox()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: SMTP(postbox, hostname="mail.example.org", loop=loop), "127.0.0.1", 0)
-    async with server:
-        yield postbox, f"smtp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with mail_server() as (postbox, port):
+        yield postbox, f"smtp://127.0.0.1:{port}"
 
 
 def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock) -> Any:
@@ -242,7 +194,7 @@ async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
             assert (sent["sent"], sent["refused"]) == (True, ["nobody@example.com"])
         (envelope,) = box.envelopes
         assert envelope.rcpt_tos == many[:3]
-        message = box.message()
+        (message,) = box.messages()
         assert (message["To"], message["Cc"], message["From"]) == (many[0], ", ".join(many[1:]), "pawl@example.org")
         assert (message["Subject"], message["Message-ID"]) == ("Lunch på fredag?", sent["message_id"])
         assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
@@ -317,26 +269,6 @@ async def replicas(database_url: str, tmp_path: Path) -> AsyncIterator[list[Regi
         ]
 
 
-async def test_of_edits_of_one_file_in_one_batch_none_is_lost(replicas: list[Registry]) -> None:
-    """C4, also where the calls reach different replicas."""
-    words = [f"word{number}" for number in range(10)]
-    await replicas[0].run("write_file", {"path": "plan", "content": " ".join(words)}, call="w")
-    results = await asyncio.gather(
-        *(
-            replicas[number % 2].run(
-                "edit_file",
-                {"path": "plan", "old_text": word, "new_text": f"<{number}>"},
-                call=f"e{number}",
-                timeout_seconds=120,
-            )
-            for number, word in enumerate(words)
-        )
-    )
-    assert {outcome(result) for result in results} == {"SUCCEEDED"}
-    read = content(await replicas[0].run("read_file", {"path": "plan"}, call="r"))
-    assert read["text"] == " ".join(f"<{number}>" for number in range(10))
-
-
 async def test_calls_are_serialised_by_path_and_both_paths_of_a_move(replicas: list[Registry]) -> None:
     registry = replicas[0]
     for name, arguments, keys in [
@@ -355,17 +287,6 @@ async def test_deleting_is_gated_and_shows_what_it_deletes(replicas: list[Regist
     assert (await registry.check("write_file", {"path": "a", "content": "x"})).approval_cause == ""
     verdict = await registry.check("delete_file", {"path": "a"})
     assert (verdict.approval_cause, verdict.preview) == ("category DESTRUCTIVE", "Delete the file or empty folder 'a'")
-
-
-async def test_a_new_file_is_taken_back_by_the_call_that_its_result_names(replicas: list[Registry]) -> None:
-    """HITL-7."""
-    registry = replicas[0]
-    made = await registry.run("write_file", {"path": "a", "content": "x"}, call="w")
-    inverse = made.result.inverse
-    assert (inverse.tool_name, inverse.summary) == ("delete_file", "Delete the file 'a'")
-    undone = await registry.run_approved(inverse.tool_name, json.loads(inverse.arguments_json), call="u")
-    assert content(undone) == {"path": "a", "deleted": "file"}
-    assert content(await registry.run("list_files", call="l"))["entries"] == []
 
 
 PARAGRAPHS = [f"This is paragraph {number} of a page that has quite a few of them." for number in range(1, 40)]

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from pawl.event.v1 import call_pb2
@@ -15,7 +14,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.question import question_tools
 from pawl.tools import Category, EffectClass, Tool, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, refusal, running
+from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, refusal, running
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (
     execution_pb2.DISPOSITION_RUN,
@@ -103,19 +102,6 @@ async def test_gated_and_bulk_calls_say_why_and_what_they_would_do(registry: Reg
     assert b'checks_total{disposition="APPROVE"} 5.0' in registry.metrics.text()
 
 
-async def test_the_digest_is_that_of_this_call_only(registry: Registry) -> None:
-    """HITL-3."""
-    first = await registry.check("delete", {"path": "a"})
-    assert (await registry.check("delete", b' { "path" : "a" } ')).digest == first.digest
-    others = [
-        await registry.check("delete", {"path": "b"}),
-        await registry.check("delete", {"path": "a"}, call="other"),
-        await registry.check("delete", {"path": "a"}, run="other"),
-        await registry.check("delete", {"path": "a"}, store="other"),
-    ]
-    assert len({first.digest, *(other.digest for other in others)}) == 5
-
-
 async def test_a_question_is_asked_and_a_task_is_delegated(registry: Registry) -> None:
     """HITL-1, TOOL-7."""
     asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
@@ -170,16 +156,6 @@ async def test_a_call_that_may_not_run_says_why_to_program_and_model(registry: R
     assert found == [("c0", RUN), ("c1", REFUSE), ("c2", REFUSE), ("c3", RUN)]
 
 
-async def test_a_missing_id_is_refused_by_name(registry: Registry) -> None:
-    for field in ("store_id", "user_id", "conversation_id", "run_id"):
-        who = context()
-        who.ClearField(field)
-        request = execution_pb2.CheckCallsRequest(context=who, calls=[execution_pb2.ProposedCall(call_id="c")])
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await registry.execution.CheckCalls(request)
-        assert reason(error.value) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ID", {"field": field})
-
-
 async def test_arguments_of_an_older_version_must_fit_the_newest_function(database_url: str, tmp_path: Path) -> None:
     """TOOL-1: a run keeps its version, but only the newest function can run."""
 
@@ -193,7 +169,6 @@ async def test_arguments_of_an_older_version_must_fit_the_newest_function(databa
     async with running(database_url, tmp_path, [write_again]) as registry:
         changed = await registry.check("write", {"path": "a", "lines": ["x"]})
         assert (changed.disposition, changed.error_reason) == (REFUSE, "INVALID_ARGUMENTS")
-        assert "has changed" in changed.error_message
         current = await registry.check("write", {"path": "a", "size": 1}, version=2)
         assert (current.disposition, current.tool_version) == (APPROVE, 2)
 
@@ -239,11 +214,6 @@ async def test_an_answer_fits_or_everything_that_is_wrong_is_said(registry: Regi
     assert wrong.output_json == b""
     assert wrong.faults[0].startswith("count: ")
     assert await checked(registry, None) == execution_pb2.CheckOutputResponse()
-
-
-async def test_a_schema_that_cannot_be_used_is_refused_by_type(registry: Registry) -> None:
-    assert await refusal(checked(registry, None, {"type": "array"})) == "INVALID_SCHEMA"
-    assert "the schema must" in (await checked(registry, "{}", {"type": "array"})).faults[0]
 
 
 async def test_what_takes_long_to_check_is_a_fault_and_holds_up_nobody_else(registry: Registry) -> None:

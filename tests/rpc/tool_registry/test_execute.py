@@ -6,7 +6,6 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,24 +105,6 @@ def events() -> Any:
     events.release.set()
 
 
-def slow_to_describe(events: Events) -> Iterator[Tool[..., Any]]:
-    """Tools whose bulk count and preview block a thread."""
-
-    def slow(**_: Any) -> Any:
-        events.release.wait(30)
-
-    @tool(category=SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=slow)
-    def counted() -> None:
-        """Be counted slowly."""
-
-    @tool(category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT, preview=slow)
-    def shown() -> None:
-        """Be shown slowly."""
-
-    yield counted
-    yield shown
-
-
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
     @tool(category=SAFE, effect=READ)
@@ -183,7 +164,6 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         spill,
         *(replace(one, runs_apart=True) for one in (wait, impatient, stubborn, hog)),
         block,
-        *slow_to_describe(events),
         report,
     ]
     secrets = {"*": {"api_key": "common-key"}, "acme": {"api_key": "acme-key"}}
@@ -214,10 +194,7 @@ async def test_the_shorter_limit_holds_and_the_work_is_cancelled(registry: Regis
     await registry.run_out_of_time("wait")
     assert events.happened == ["began", "cancelled"]
     assert outcome(await registry.run("impatient", call="other", timeout_seconds=60)) == "FAILED TOOL_TIMEOUT"
-    _, result = await registry.run_out_of_time("stubborn", call="deaf")
-    assert "was asked to stop, but goes on" in content(result)["error"], (
-        "no caller waits for a tool that does not listen"
-    )
+    await registry.run_out_of_time("stubborn", call="deaf")
     assert events.happened == ["began", "cancelled", "ignored"]
     events.release.set()
 
@@ -231,21 +208,6 @@ async def test_an_async_tool_that_blocks_is_named_and_holds_up_async_tools_only(
             result = await registry.run(name, timeout_seconds=1, call=str(call))
         assert "hog blocks the event loop of async tools" in content(result)["error"]
         assert any(event["event"] == "tool.blocks" and event["tool"] == "hog" for event in logged) == (name == "hog")
-    assert content(await registry.run("add", {"a": 1})) == 2
-
-
-async def test_a_preview_or_count_that_blocks_is_named_and_holds_up_no_other_call(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tool_loop, "BLOCKED_SECONDS", 0.05)
-    with structlog.testing.capture_logs() as logged:
-        refused, previewed = await registry.check("counted"), await registry.check("shown")
-    assert (refused.error_reason, refused.error_message) == (
-        "INVALID_ARGUMENTS",
-        "bulk_count of counted takes too long for these arguments",
-    )
-    assert (previewed.approval_cause, previewed.preview) == ("category SENSITIVE", "")
-    assert [event["tool"] for event in logged if event["event"] == "tool.blocks"] == ["counted", "shown"]
     assert content(await registry.run("add", {"a": 1})) == 2
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote
 
 import pytest
-from openapi_core import Config, OpenAPI
-from openapi_core.testing import MockRequest
-from werkzeug.datastructures import ImmutableMultiDict
 
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_rules import read_rules
@@ -21,14 +20,106 @@ from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
-from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX
-from pawl.tool_registry.domain.source import Source
+from pawl.tool_registry.adapters.process.helpers import Helpers
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
+from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX
+from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tool_registry.sdk.context import ResultTooLarge
-from pawl.tools import OutcomeUnknown, ToolError
+from pawl.tools import OutcomeUnknown, Tool, ToolContext, ToolError
 from pawl.values import Category, EffectClass
-from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
 from tests.rpc.tool_registry.registry import content, outcome, running
-from tests.web_server import Reply, pages, web_server
+from tests.web_server import Reply, WebServer, pages, web_server
+
+SECRETS = {"token": "Bearer 0123456789abcdef", "broken": "0123456789\r\nX-Other: 1"}
+JSON = {"Content-Type": "application/json"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "q": {"type": "string"}, "items": {"type": "array"}},
+    "required": ["id"],
+}
+
+
+def document(port: int, **operations: Any) -> dict[str, Any]:
+    """A document whose operations are all GET, at the path of their name."""
+    return {
+        "openapi": "3.1.0",
+        "servers": [{"url": f"http://127.0.0.1:{port}"}],
+        "paths": {f"/{name}": {method: {"operationId": name}} for name, method in operations.items()},
+    }
+
+
+@dataclass
+class World:
+    """A service, and a connector that may reach it."""
+
+    server: WebServer
+    connector: HttpTools
+    helpers: Helpers
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+    async def discover(self, config: dict[str, Any], *, store: str = "acme") -> list[DiscoveredTool]:
+        source = Source(store_id=StoreId(store), name="shop", kind=KIND, config=json.dumps(config).encode())
+        return list((await self.connector.discover(source)).tools)
+
+    async def endpoint(self, path: str, method: str = "GET", **changes: Any) -> DiscoveredTool:
+        fields = {
+            "url": self.url + path,
+            "method": method,
+            "description": "Do.",
+            "argumentsSchemaJson": encoded(SCHEMA),
+        }
+        (tool,) = await self.discover({"httpEndpoint": fields | changes})
+        return tool
+
+    def tool(self, discovered: DiscoveredTool, **changes: Any) -> Tool[..., Any]:
+        """What the executor would be given."""
+        entry = ToolVersion(
+            store_id=StoreId("acme"),
+            definition=replace(discovered.definition, **changes),
+            version=1,
+            source=f"{KIND}:shop",
+            create_time=0,
+            binding=discovered.binding,
+        )
+        tool = self.connector.tool(entry)
+        assert tool is not None
+        return tool
+
+    async def call(self, discovered: DiscoveredTool, arguments: Any = None, *, store: str = "acme", **more: Any) -> Any:
+        context = ToolContext(store_id=store, call_id="call", _find_secret=SECRETS.__getitem__)
+        return await self.tool(discovered, **more)(arguments=arguments or {"id": "1"}, context=context)
+
+
+def encoded(value: Any) -> str:
+    return base64.b64encode(value if isinstance(value, bytes) else json.dumps(value).encode()).decode()
+
+
+@asynccontextmanager
+async def http_world() -> AsyncIterator[World]:
+    """A service with some answers; only the store acme may reach it."""
+    replies = {
+        "/json": Reply(b'{"a": [1, 2.5, null]}', headers=JSON),
+        "/text": Reply("naïve".encode(), headers={"Content-Type": "text/plain"}),
+        "/not-json": Reply(b'{"a": NaN}', headers=JSON),
+        "/none": Reply(status=204),
+        "/image": Reply(b"\x89PNG", headers={"Content-Type": "image/png"}),
+        "/large": Reply(b"a" * (RESULT_BYTES_MAX + 1), headers={"Content-Type": "text/plain"}),
+        "/huge": Reply(b"a" * (DOCUMENT_BYTES_MAX + 1), headers=JSON),
+        "/refuses": Reply(b"no such order " + b"x" * 5000, status=422),
+        "/fails": Reply(status=500),
+        "/moved": Reply(status=302, headers={"Location": "/json"}),
+        "/inside": Reply(status=302, headers={"Location": "http://169.254.169.254/"}),
+        "/breaks": Reply(breaks=True),
+        "/page": Reply(b"<html>"),
+    }
+    async with web_server(pages(replies)) as server:
+        rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
+        egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        async with Helpers() as helpers:
+            yield World(server, HttpTools(egress, helpers), helpers)
 
 
 @pytest.fixture
@@ -179,69 +270,6 @@ async def test_an_endpoint_is_called_with_its_arguments_in_the_url_or_the_body(w
     assert preview() == f'POST {world.url}/orders/7\n\n{{"q":"x"}}'
 
 
-TEXT: dict[str, Any] = {"type": "string"}
-NUMBERS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
-WORDS: dict[str, Any] = {"type": "array", "items": TEXT}
-PERSON: dict[str, Any] = {"type": "object", "properties": {"name": TEXT, "age": {"type": "integer"}}}
-ANN = {"name": "Ann & Bo?", "age": 3}
-SENT: list[tuple[str, dict[str, Any], Any]] = [
-    ("query", {"schema": TEXT}, "a&b=c#d é"),
-    ("query", {"schema": {"type": "boolean"}}, True),
-    ("query", {"schema": WORDS}, ["a", "b c"]),
-    ("query", {"schema": NUMBERS, "explode": False}, [1, 2]),
-    ("query", {"schema": PERSON, "style": "deepObject", "explode": True}, ANN),
-    ("query", {"schema": PERSON, "explode": False}, ANN),
-    ("query", {"content": {"application/json": {"schema": PERSON}}}, ANN),
-    ("path", {"schema": TEXT}, "../a b?"),
-    ("path", {"schema": NUMBERS}, [1, 2]),
-    ("header", {"schema": NUMBERS}, [1, 2]),
-    ("body", {"application/json": {"schema": PERSON}}, ANN),
-    ("body", {"application/json": {"schema": NUMBERS}}, [1]),
-    ("body", {"application/merge-patch+json": {"schema": PERSON}}, ANN),
-    ("body", {"*/*": {"schema": PERSON}}, ANN),
-    ("body", {"application/*": {"schema": PERSON}}, ANN),
-    ("body", {"application/x-www-form-urlencoded": {"schema": PERSON | {"additionalProperties": WORDS}}}, ANN),
-    ("body", {"application/x-www-form-urlencoded": {"schema": {"properties": {"p": WORDS}}}}, {"p": ["a&", "b"]}),
-    ("body", {"multipart/form-data": {"schema": {"properties": {"p": WORDS, "o": PERSON}}}}, {"p": ["a"], "o": ANN}),
-]
-"""Where an argument goes, how the document says so, and the argument."""
-# Ranges that mean JSON: the validator has no reader of its own for them.
-RANGES = ("*/*", "application/*", "application/merge-patch+json")
-
-
-async def test_what_is_sent_is_what_the_document_says(world: World) -> None:
-    paths: dict[str, Any] = {}
-    for number, (place, said, _) in enumerate(SENT):
-        parameter = {"name": "p", "in": place, "required": True} | said
-        takes = {"requestBody": {"content": said}} if place == "body" else {"parameters": [parameter]}
-        operation = {"operationId": f"o{number}", "responses": {"200": {"description": "ok"}}} | takes
-        paths[f"/o{number}" + "/{p}" * (place == "path")] = {"post" if place == "body" else "get": operation}
-    written = document(world.server.port) | {"info": {"title": "t", "version": "1"}, "paths": paths}
-    readers: Any = dict.fromkeys(RANGES, lambda data, **_: json.loads(data))
-    validator = OpenAPI.from_dict(written, config=Config(extra_media_type_deserializers=readers))
-    world.server.answer = lambda _: Reply()
-    tools = {tool.definition.name: tool for tool in await world.discover({"openApi": {"document": encoded(written)}})}
-    for number, (place, said, value) in enumerate(SENT):
-        await world.call(tools[f"shop.o{number}"], {"body" if place == "body" else "p": value})
-        asked = world.server.asked[-1]
-        path, _, query = asked.target.partition("?")
-        arguments = ImmutableMultiDict(parse_qsl(query, keep_blank_values=True))
-        kind = asked.headers.get("content-type", "")
-        came = MockRequest(
-            world.url,
-            asked.method.lower(),
-            path,
-            args=arguments,
-            headers=dict(asked.headers),
-            data=asked.body,
-            content_type=kind,
-        )
-        read = validator.unmarshal_request(came)
-        assert not read.errors, (said, read.errors)
-        found = read.body if place == "body" else getattr(read.parameters, place)["p"]
-        assert (unquote(found) if isinstance(found, str) and place == "path" else found) == value, said
-
-
 async def test_a_good_answer_is_the_result_and_any_other_one_an_error(world: World) -> None:
     for path, result in {
         "/text": "naïve",
@@ -333,63 +361,6 @@ async def test_a_configuration_that_cannot_be_used_is_refused(world: World) -> N
     assert world.server.connections == 0
     with pytest.raises(InvalidSchema):
         await world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"}))
-
-
-def large_document(operations: int = 300) -> dict[str, Any]:
-    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
-    schemas = {
-        f"S{number}": {
-            "type": "object",
-            "properties": {"next": {"$ref": f"#/components/schemas/T{number}"}, "text": {"description": "x" * 9000}},
-        }
-        for number in range(operations)
-    } | {f"T{number}": {"type": "string", "maxLength": number + 1} for number in range(operations)}
-
-    def operation(number: int) -> dict[str, Any]:
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/S{number}"}}}
-        return {
-            "operationId": f"op{number}",
-            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
-            "requestBody": {"content": content},
-            "responses": {"200": {"description": "y" * 2000}},
-        }
-
-    paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
-    paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
-    return {
-        "openapi": "3.0.0",
-        "servers": [{"url": "https://a.example"}],
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
-
-
-async def test_of_a_large_document_what_was_chosen_is_kept(world: World, database_url: str, tmp_path: Path) -> None:
-    whole = json.dumps(large_document()).encode()
-    assert len(whole) > KEPT_BYTES_MAX
-    chosen = source_pb2.OpenApiConfig(document=whole, base_url=world.url, operation_ids=["op0", "op250"])
-    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
-        admin = registry.sources["acme", "root"]
-        config = source_pb2.SourceConfig(name="shop", open_api=chosen)
-        for _ in range(2):  # The same again is the same.
-            added = (await admin.AddSource(source_pb2.AddSourceRequest(config=config))).source
-        kept = json.loads(added.config.open_api.document)
-        assert list(kept["paths"]) == ["/0", "/250", "/7"]
-        assert set(kept["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
-        schemas = [json.loads(tool.definition.arguments_schema_json) for tool in added.tools]
-        assert [sorted(schema["properties"]) for schema in schemas] == [["body", "q"], ["body", "q"]]
-        assert schemas[1]["$defs"]["T250"] == {"type": "string", "maxLength": 251}
-        checked = await admin.CheckSource(source_pb2.CheckSourceRequest(name="shop"))
-        assert checked.source.state == source_pb2.SOURCE_STATE_READY
-    with pytest.raises(InvalidField, match="the limit is 200: choose some"):
-        await world.connector.prepared(
-            Source(
-                store_id=StoreId("acme"),
-                name="shop",
-                kind=KIND,
-                config=json.dumps({"openApi": {"document": encoded(whole)}}).encode(),
-            )
-        )
 
 
 async def test_a_body_of_many_things_is_bulk_wherever_they_are_in_it(

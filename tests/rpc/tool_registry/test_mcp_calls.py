@@ -1,22 +1,33 @@
-"""Calls of tools of MCP servers, good and bad ones (TOOL-3)."""
+"""Calls of tools of MCP servers, good and bad ones, and what these ask the user meanwhile (TOOL-3, HITL-1)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import structlog
 
 from pawl.chassis.ids import StoreId
+from pawl.tool.v1 import execution_pb2
 from tests.files import put
 from tests.poll import until
-from tests.rpc.tool_registry.mcp_world import READ_ONLY, UNKNOWN, FakeServer, McpRegistry, failure, mcp_registry
+from tests.rpc.tool_registry.mcp_world import (
+    READ_ONLY,
+    SAFE,
+    UNKNOWN,
+    FakeServer,
+    McpRegistry,
+    answer,
+    failure,
+    mcp_registry,
+    policy,
+)
 from tests.rpc.tool_registry.registry import content, context, eventually, outcome, refusal
 
 NAMES = (
@@ -54,7 +65,6 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     await mcp.add(server.config())
     failed = await mcp.run("fake.fail")
     assert (outcome(failed), failure(failed)) == ("FAILED TOOL_ERROR", "no such city")
-    assert "out of order" in failure(await mcp.run("fake.refuse", call="two"))
     left_out = {"note": "The bytes are left out: models read texts only."}
     kinds = {
         "content": [
@@ -93,23 +103,6 @@ async def test_a_call_that_is_cancelled_or_out_of_time_is_cancelled_at_the_serve
     assert server.starts == 2, "the calls had one connection"
 
 
-async def test_a_start_continues_without_the_call_that_needed_it(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config())
-    await mcp.connector.forget(StoreId("acme"), "fake")
-    put(server.folder / "mode", "waits")
-    late = await mcp.run("fake.note", call="one", timeout_seconds=0.3)
-    assert outcome(late) == "FAILED TOOL_TIMEOUT"
-    assert "it was never sent and has had no effect" in failure(late)
-    cancelled = asyncio.create_task(mcp.run("fake.note", call="two", timeout_seconds=60))
-    await eventually(lambda: server.starts == 2)
-    await mcp.registry.cancel("two")
-    assert re.search("before it (had begun|began)", failure(await cancelled))
-    (server.folder / "go").touch()
-    assert content(await mcp.run("fake.note", call="three")) == "noted"
-    assert server.starts == 2, "that of the discovery, and one for all three calls"
-    assert server.log().count("call note") == 1
-
-
 async def test_a_server_that_dies_leaves_its_outcome_unknown_and_is_started_again(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
@@ -120,13 +113,6 @@ async def test_a_server_that_dies_leaves_its_outcome_unknown_and_is_started_agai
     # Over HTTP a status says that nothing has run. The words alone may come after the effect.
     assert "Session terminated" in failure(await mcp.run("fake.terminate", call="four"))
     assert server.log().count("call terminate") == 1
-
-
-async def test_a_call_that_may_be_repeated_is_made_once_more(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config(policies=[READ_ONLY]))
-    assert content(await mcp.run("fake.die_once")) == "alive"
-    assert server.log().count("call die_once") == 2
-    assert "tried again in" in failure(await mcp.run("fake.die", call="two")), "three starts are two too many"
 
 
 async def test_what_a_program_writes_to_its_standard_error_reaches_no_log_and_no_result(
@@ -205,3 +191,104 @@ async def test_another_replica_uses_a_replaced_configuration_immediately_and_clo
         assert json.loads(content(await two.run("fake.environment", call="2")))["CITY"] == "Bergen"
         await one.remove()
         assert await refusal(two.run("fake.environment", call="3")) == "TOOL_NOT_FOUND"
+
+
+@pytest.fixture
+def asker(tmp_path: Path) -> FakeServer:
+    return FakeServer(tmp_path / "fake", ["ask", "hang", "log_in", "note"])
+
+
+def who(user: str) -> execution_pb2.CallContext:
+    return context(user=user, run=f"of_{user}")
+
+
+def secret_question(user: str) -> dict[str, Any]:
+    """A question that only one user may read."""
+    page = {"mode": "url", "message": f"For {user} only.", "url": f"https://{user}.test/", "elicitationId": "1"}
+    return {"asks": page}
+
+
+@pytest.mark.parametrize(("policies", "times"), [([policy("*", category=SAFE)], 1), ([READ_ONLY], 2)])
+async def test_the_user_is_asked_and_the_answer_goes_back_into_the_call(
+    mcp: McpRegistry, asker: FakeServer, policies: list[Any], times: int
+) -> None:
+    await mcp.add(asker.config(policies=policies))
+    asked = await mcp.run("fake.ask")
+    assert (outcome(asked), asked.question.question) == ("INPUT_REQUIRED", "Which size?")
+    done = await mcp.run("fake.ask", answers=[answer(asked, "large")])
+    assert json.loads(content(done)) == {"action": "accept", "content": {"size": "large"}}
+    assert asker.log().count("call ask") == times, "one that may be repeated is run again from its start"
+
+
+async def test_an_answer_is_checked_before_it_is_given(mcp: McpRegistry, asker: FakeServer) -> None:
+    await mcp.add(asker.config())
+    schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 5}}, "required": ["count"]}
+    asked = await mcp.run("fake.ask", {"asks": {"message": "How many?", "requestedSchema": schema}})
+    answer_schema_json = asked.question.answer_schema_json
+    assert json.loads(answer_schema_json) == schema
+    check = mcp.registry.execution.CheckAnswer
+    for text in ("many", "6", "1.5"):
+        request = execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer=text)
+        assert await refusal(check(request)) == "INVALID_ARGUMENTS"
+    await check(execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer="5"))
+
+
+async def test_a_call_that_wants_a_page_opened_first_is_made_again_once_it_is(
+    mcp: McpRegistry, asker: FakeServer
+) -> None:
+    await mcp.add(asker.config())
+    refused = await mcp.run("fake.log_in", call="refused")
+    assert "https://login.example.com/" in refused.question.question
+    await mcp.run("fake.log_in", call="refused", answers=[answer(refused, None)])
+    assert asker.log().count("call log_in") == 1
+    (asker.folder / "log").write_text("")
+    asked = await mcp.run("fake.log_in")
+    assert content(await mcp.run("fake.log_in", answers=[answer(asked, "done")])) == "welcome"
+
+
+async def test_secrets_of_the_server_are_not_in_its_questions(mcp: McpRegistry, asker: FakeServer) -> None:
+    await mcp.add(asker.config(secret_environment={"TOKEN": "token"}))
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "s3cret-token?"}}}
+    asked = await mcp.run("fake.ask", {"asks": {"message": "Is it s3cret-token?", "requestedSchema": schema}})
+    assert "[secret]" in asked.question.question
+    assert "s3cret-token" not in str(asked)
+
+
+async def test_a_call_that_is_cancelled_takes_its_question_back(mcp: McpRegistry, asker: FakeServer) -> None:
+    await mcp.add(asker.config())
+    await mcp.run("fake.ask")
+    assert (await mcp.registry.cancel()).stopped
+    await asker.logged("answer cancel")
+    assert content(await mcp.run("fake.note", call="two")) == "noted"
+
+
+async def test_each_user_is_asked_while_questions_of_others_are_open(mcp: McpRegistry, asker: FakeServer) -> None:
+    await mcp.add(asker.config())
+    users = ["ann", "bob", "eve"]
+    asked = {}
+    for user in users:
+        asked[user] = await mcp.run("fake.ask", secret_question(user), call=user, who=who(user))
+        assert outcome(asked[user]) == "INPUT_REQUIRED"
+        assert [other for other in users if f"For {other} only." in str(asked[user])] == [user]
+    for user in reversed(users):
+        said = [answer(asked[user], "done")]
+        done = await mcp.run("fake.ask", secret_question(user), call=user, who=who(user), answers=said)
+        assert content(done) == '{"action": "accept"}'
+
+
+async def test_a_question_on_a_connection_of_all_users_reaches_none(mcp: McpRegistry, asker: FakeServer) -> None:
+    await mcp.add(asker.config(stateless=True))
+    result = await mcp.run("fake.ask", secret_question("ann"))
+    assert json.loads(content(result)) == {"action": "decline"}
+
+
+async def test_a_question_that_may_be_of_another_conversation_is_declined(mcp: McpRegistry, asker: FakeServer) -> None:
+    await mcp.add(asker.config())
+    elsewhere = context(run="elsewhere")
+    elsewhere.conversation_id = "elsewhere"
+    other = asyncio.create_task(mcp.run("fake.hang", call="other", who=elsewhere, timeout_seconds=60))
+    await asker.logged("call hang")
+    result = await mcp.run("fake.ask", secret_question("ann"))
+    assert json.loads(content(result)) == {"action": "decline"}
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)

@@ -177,21 +177,6 @@ async def test_what_is_no_mcp_server_is_unreachable(mcp: McpRegistry) -> None:
             assert await refusal(mcp.add(config(url), who="admin")) == "SOURCE_UNREACHABLE", kind
 
 
-async def test_a_secret_does_not_follow_a_redirect_to_another_server(mcp: McpRegistry) -> None:
-    heard: list[str] = []
-
-    def thief(message: dict[str, Any]) -> tuple[bytes, bytes]:
-        heard.append(message["method"])
-        return b"HTTP/1.1 200 OK", b""
-
-    async with serving(thief) as other:
-        location = f"HTTP/1.1 307 Go\r\nLocation: {other}".encode()
-        async with serving(lambda _: (location, b"")) as url:
-            asked = mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
-            assert await refusal(asked) == "SOURCE_UNREACHABLE"
-    assert heard == []
-
-
 async def test_an_address_or_header_that_cannot_be_is_refused(mcp: McpRegistry) -> None:
     for url, headers in (
         ("ftp://example.com", {}),
@@ -214,13 +199,14 @@ def well_behaved(asked: Asked) -> WebReply:
 def guarded(database_url: str, folder: Path, *ports: int, store: str = "acme") -> Any:
     """A registry whose rules open these ports to a store."""
     rules = {store: read_rules(None, [f"127.0.0.1:{port}" for port in ports])}
-    return mcp_registry(database_url, folder, egress=GuardedEgress(rules))
+    secrets = {"acme": {"token": "s3cret-token"}}
+    return mcp_registry(database_url, folder, secrets=secrets, egress=GuardedEgress(rules))
 
 
 async def unreachable(mcp: McpRegistry, url: str) -> str:
-    """Why a server cannot be added."""
+    """Why a server, which is sent a secret, cannot be added."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await mcp.add(config(url), who="admin")
+        await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert reason(caught.value)[1] == "SOURCE_UNREACHABLE"
     return caught.value.details() or ""
 
@@ -231,8 +217,7 @@ async def test_a_private_server_is_reached_only_by_the_store_it_is_opened_for(
     async with web_server(well_behaved) as web:
         url = f"http://127.0.0.1:{web.port}/mcp"
         async with guarded(database_url, tmp_path, web.port, store="other") as mcp:
-            told = await unreachable(mcp, url)
-            assert f"it may not be reached: port {web.port} of 127.0.0.1 may not be reached" in told
+            await unreachable(mcp, url)
             assert "is not an address that may be reached" in await unreachable(mcp, "http://127.0.0.1/mcp")
         assert web.connections == 0, "nothing was sent, and no connection opened"
         async with guarded(database_url, tmp_path, web.port) as mcp:
@@ -246,15 +231,15 @@ async def test_a_private_server_is_reached_only_by_the_store_it_is_opened_for(
 
 
 async def test_a_redirect_leads_nowhere_else(database_url: str, tmp_path: Path) -> None:
+    """Neither to a server that may be reached: it would get the secret headers."""
     async with web_server(well_behaved) as other, web_server(well_behaved) as web:
-        async with guarded(database_url, tmp_path, web.port) as mcp:
+        async with guarded(database_url, tmp_path, web.port, other.port) as mcp:
             for location in (
                 f"http://127.0.0.1:{other.port}/mcp",
                 f"http://[::1]:{web.port}/mcp",
                 "http://169.254.169.254/latest/meta-data",
             ):
                 web.answer = lambda _, to=location: WebReply(status=307, headers={"Location": to})  # type: ignore[misc]
-                told = await unreachable(mcp, f"http://127.0.0.1:{web.port}/mcp")
-                assert "the source 'web' cannot be used" in told, location
+                await unreachable(mcp, f"http://127.0.0.1:{web.port}/mcp")
         assert web.connections > 0
         assert other.connections == 0

@@ -75,7 +75,6 @@ async def test_what_is_remembered_is_found_by_its_words(host: Host) -> None:
     assert await host.recalled('"!!!" -') == []
     assert await host.recalled() == ["The dog is called Rex", "Ann eats no fish.", "Ann wants a seat at the window."]
     assert len(await host.recalled(most=2)) == 2
-    assert "data" in (await host("recall"))["note"], "the model is told what memories are"
 
 
 async def test_a_memory_is_of_one_agent_about_one_user_of_one_store(host: Host) -> None:
@@ -155,9 +154,6 @@ async def test_what_nobody_can_mean_is_refused(host: Host) -> None:
         (pb.ListMemoriesRequest(page_token="bWVtb3JpZXM6bmFuIGEgYg=="), "INVALID_PAGE_TOKEN"),
     ):
         assert await refusal(clients["acme", "ann"].ListMemories(request)) == why
-    assert await refusal(clients["acme", "vic"].EraseMemories(pb.EraseMemoriesRequest())) == "PERMISSION_DENIED", (
-        "a viewer only reads"
-    )
     for text in (" \n", "bell \a"):
         assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no line of words"
 

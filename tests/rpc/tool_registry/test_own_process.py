@@ -16,7 +16,6 @@ import pytest
 
 from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable
-from pawl.tool_registry.adapters.process import helpers as helper_processes
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.modules import load_modules
@@ -69,19 +68,6 @@ async def test_a_call_runs_in_a_process_that_has_nothing_of_the_registry(registr
     again = content(await registry.run("look_round", {"number": 8}, call="next"))
     assert again["pid"] != pid
     assert is_gone(pid)
-
-
-@linux_only
-async def test_after_a_timeout_nothing_of_a_tool_runs(registry: Registry, tmp_path: Path) -> None:
-    """It holds the interpreter, so it cannot even be asked to stop; and it has children that hide."""
-    path = tmp_path / "pids"
-    await registry.run("undo", call="first")  # Now a process is ready.
-    asked = asyncio.ensure_future(registry.run("linger", {"path": str(path)}, timeout_seconds=5))
-    assert content(await registry.run("calm", call="meanwhile")) == "calm"
-    failed = await asked
-    assert outcome(failed) == "FAILED TOOL_TIMEOUT"
-    left = [pid for pid in await pids(path) if not is_gone(pid)]
-    assert not left
 
 
 @linux_only
@@ -184,17 +170,6 @@ async def test_a_helper_that_uses_too_much_is_killed_and_another_one_goes_on(hel
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
 
 
-async def test_a_job_for_which_the_machine_has_no_time_is_not_called_too_costly(
-    helpers: Helpers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as busy:
-        busy.setattr(helper_processes, "_WALL_SECONDS", 0.0)
-        busy.setattr(helper_processes, "_WALL_FACTOR", 0.0)
-        with pytest.raises(DependencyUnavailable):
-            await helpers.run(ACME, abs, -1, cpu_seconds=1)
-    assert await helpers.run(ACME, abs, -1, cpu_seconds=1) == 1
-
-
 async def test_a_helper_that_was_ended_by_another_is_replaced_before_anybody_hears_of_it(helpers: Helpers) -> None:
     """A machine without memory ends processes, too, and no job is to blame for it."""
     process_id = await helpers.run(ACME, os.getpid, cpu_seconds=5)
@@ -225,14 +200,3 @@ async def test_a_store_waits_for_nobody_elses_jobs(helpers: Helpers) -> None:
     for store in ("acme", "slow"):  # Their own pages and documents hold up no call either.
         assert await helpers.run(StoreId(store), math.factorial, 5, cpu_seconds=1) == 120
     assert not any(each.done() for each in waiting)
-
-
-async def test_a_store_that_was_slow_leaves_a_process_to_the_others(helpers: Helpers) -> None:
-    with pytest.raises(TooCostly):
-        await helpers.run(StoreId("slow"), math.factorial, ENDLESS, cpu_seconds=0.2)
-    long = asyncio.ensure_future(helpers.run(StoreId("other"), math.factorial, ENDLESS, cpu_seconds=600))
-    await helpers.run(ACME, math.factorial, 5, cpu_seconds=1)
-    slow = asyncio.ensure_future(helpers.run(StoreId("slow"), math.factorial, 5, cpu_seconds=1))
-    assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=1) == 120
-    assert not long.done()
-    assert not slow.done()

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from pawl.event.v1 import call_pb2
-from pawl.tool.v1 import execution_pb2, rule_pb2, tool_pb2
+from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tools import Category, EffectClass, tool
 from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, running
 
@@ -112,16 +112,3 @@ async def test_a_call_is_judged_by_the_definition_that_came_along(registry: Regi
     assert (asked.disposition, asked.approval_cause, len(asked.digest)) == (APPROVE, "category DESTRUCTIVE", 64)
     with pytest.raises(grpc.aio.AioRpcError, match="is not the tool of the call"):
         await judge(registry, own, name="look")
-
-
-async def test_what_a_person_denies_holds_for_them_and_what_one_allows_does_not(registry: Registry) -> None:
-    gated = front_end_tool("show_chart", category=2, effect_class=4)
-    await registry.users["acme", "root"].RegisterTool(tool_pb2.RegisterToolRequest(definition=gated))
-    own = tool_pb2.OwnTool(definition=gated)
-    allow = rule_pb2.Rule(effect=rule_pb2.RULE_EFFECT_ALLOW, scope=rule_pb2.RULE_SCOPE_USER, tool_name="show_chart")
-    await registry.rules["acme", "ann"].CreateRule(rule_pb2.CreateRuleRequest(rule=allow))
-    assert (await registry.check("show_chart", call="registered")).disposition == OFFER
-    assert (await judge(registry, own, call="own")).disposition == APPROVE
-    allow.effect = rule_pb2.RULE_EFFECT_DENY
-    await registry.rules["acme", "ann"].CreateRule(rule_pb2.CreateRuleRequest(rule=allow))
-    assert (await judge(registry, own, call="denied")).error_reason == "NOT_ALLOWED"

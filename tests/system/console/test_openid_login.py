@@ -20,7 +20,7 @@ from pawl.launcher.suite import Suite
 from tests import openid_provider
 from tests.openid_provider import provider
 from tests.poll import until
-from tests.system.console.conftest import PATIENCE_MS, address
+from tests.system.console.conftest import PATIENCE_MS, address, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -111,8 +111,7 @@ async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Brow
         await page.goto("/")
         await expect(page.get_by_label("Your message")).to_be_visible()
         assert len(renewals) > seen
-    await page.get_by_label("Your message").fill("what is 6 * 7")
-    await page.keyboard.press("Enter")
+    await say(page, "what is 6 * 7")
     await expect(page.locator(".turn")).to_contain_text("42", timeout=90_000)
 
     await page.get_by_role("button", name="Log out").click()

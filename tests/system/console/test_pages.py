@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.system.console.conftest import NewPage
+from tests.system.console.conftest import NewPage, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -97,8 +97,7 @@ async def test_a_rule_is_made_and_revoked(open_page: NewPage) -> None:
 
 async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -> None:
     page = await open_page(user="auditor")
-    await page.get_by_label("Your message").fill("what is 12 * 12")
-    await page.keyboard.press("Enter")
+    await say(page, "what is 12 * 12")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     run_id = await page.locator(".turn").get_attribute("data-run")
     await page.locator(".more summary").click()
@@ -123,8 +122,7 @@ async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -
 
 async def test_a_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
     page = await open_page(user="watcher")
-    await page.get_by_label("Your message").fill("in the background, every 300 seconds, 5 times: what is 6 * 7")
-    await page.keyboard.press("Enter")
+    await say(page, "in the background, every 300 seconds, 5 times: what is 6 * 7")
     await expect(page.locator(".turn").first).to_contain_text("I have begun in the background", timeout=90_000)
     await page.get_by_role("link", name="Background", exact=True).click()
     await page.get_by_role("row", name=re.compile("calculate")).get_by_role("link").first.click()
@@ -138,8 +136,7 @@ async def test_a_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
 
 async def test_what_one_is_told_is_seen_and_chosen(open_page: NewPage) -> None:
     page = await open_page(user="listener")
-    await page.get_by_label("Your message").fill("what is 5 * 5")
-    await page.keyboard.press("Enter")
+    await say(page, "what is 5 * 5")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Notifications").click()

@@ -1,13 +1,14 @@
-"""Roles in the console: who may only read sees no buttons, who may decide has them, and other stores are not there."""
+"""Two stores with keys of their own and two replicas of everything: what roles show, and replicas that die."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
-from tests.system.console.keyed import World
+from tests.system.console.conftest import say
+from tests.system.console.keyed import SERVICES, STORES, World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -15,8 +16,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
     await world.whole()
     member = await world.enter("acme", "ann")
-    await member.get_by_label("Your message").fill("email ann@example.com about roles")
-    await member.keyboard.press("Enter")
+    await say(member, "email ann@example.com about roles")
     await expect(member.locator(".card.wait")).to_be_visible(timeout=90_000)
     run_id = await member.locator(".turn").get_attribute("data-run")
 
@@ -65,3 +65,25 @@ async def cannot_watch(world: World, store: str, user: str, run_id: str) -> None
         found = [json.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: ")]
         assert {each["key"] for each in found} == set(wishes)
         assert found[0]["error"] == found[1]["error"]
+
+
+async def done(page: Page, runs: int = 1) -> None:
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=120_000)
+
+
+async def test_a_story_goes_on_whichever_replica_dies(world: World) -> None:
+    pages = [await world.enter(store, "ann") for store in STORES]
+    for page, store in zip(pages, STORES, strict=True):
+        await say(page, f"tell me a long story slowly about {store}")
+        await expect(page.locator(".turn .markdown").last).to_contain_text(" ", timeout=90_000)
+    await world.kill(0, *SERVICES)
+    await world.kill(1, "gateway")
+    for page, store in zip(pages, STORES, strict=True):
+        await done(page)
+        run_id = await page.locator(".turn").get_attribute("data-run")
+        async with world.program(store, "ann") as program:
+            answer = await program.post("/rpc/pawl.agent.v1.AgentService/GetRun", json={"runId": run_id})
+        story = answer.json()["run"]["outputText"]
+        await expect(page.locator(".turn .markdown").last).to_have_text(" ".join(story.split()))
+        await page.reload()
+        await expect(page.locator(".turn .markdown").last).to_have_text(" ".join(story.split()))

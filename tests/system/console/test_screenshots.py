@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.system.console.conftest import NewPage, at
+from tests.system.console.conftest import NewPage, at, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -22,11 +22,9 @@ async def test_chat_inbox_and_run_look_as_in_the_docs(open_page: NewPage, tmp_pa
     folder = Path(os.environ.get("TESTS_SCREENSHOTS") or tmp_path)
     folder.mkdir(exist_ok=True)
     page = await open_page(user="ann", viewport={"width": 960, "height": 900}, color_scheme="light")
-    await page.get_by_label("Your message").fill("what is 17 * 23")
-    await page.keyboard.press("Enter")
+    await say(page, "what is 17 * 23")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
-    await page.get_by_label("Your message").fill("email bob@example.com about lunch")
-    await page.keyboard.press("Enter")
+    await say(page, "email bob@example.com about lunch")
     card = page.locator(".card.wait")
     await expect(card).to_be_visible(timeout=90_000)
     run_id = await page.locator(".turn").last.get_attribute("data-run")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import httpx2
 import pytest
 import pytest_asyncio
@@ -71,47 +69,14 @@ async def read(client: httpx2.AsyncClient, path: str, **request: Any) -> AsyncIt
                 found = {}
 
 
-async def test_a_stream_and_a_start_survive_the_death_of_their_gateway(
-    browser: httpx2.AsyncClient, suite: Suite
-) -> None:
-    """The stream resumes at another gateway; a start that was begun, and is sent again with its id, makes one run."""
-    request_id, database = "killed", await asyncpg.connect(suite.database_url)
+async def test_a_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, suite: Suite) -> None:
     run_id = await start(browser, "count to 60 slowly", "door-1")
-    path, seen, has_begun = f"/runs/{run_id}/events", list[tuple[str, Any]](), asyncio.Event()
-
-    async def watch() -> None:
+    path, seen = f"/runs/{run_id}/events", list[tuple[str, Any]]()
+    with pytest.raises(httpx2.TransportError):
         async for number, name, data in read(browser, path):
             seen.extend([] if name else [(number, data)])
             if len(seen) == 4:
-                has_begun.set()
-
-    async def arrives() -> bool:
-        waiting = "SELECT 1 FROM pg_locks WHERE relation = 'job_store.requests'::regclass AND NOT granted"
-        return bool(await database.fetchval(waiting))
-
-    async def is_kept() -> bool:
-        return bool(await database.fetchval("SELECT 1 FROM job_store.requests WHERE user_id = 'killed'"))
-
-    async with program(suite, user="killed") as first, program(suite, 1, user="killed") as other:
-        watching = asyncio.create_task(watch())
-        await has_begun.wait()
-        try:
-            async with database.transaction():
-                # Who begins a run has to write there.
-                await database.execute("LOCK TABLE job_store.requests IN EXCLUSIVE MODE")
-                asked = asyncio.create_task(start(first, "what is 5 * 5", request_id))
-                await until(arrives)
-                suite.kill("gateway", 0, signal.SIGSTOP)
-            await until(is_kept)
-        finally:
-            suite.kill("gateway")
-            await database.close()
-        for broken in (asked, watching):
-            with pytest.raises(httpx2.TransportError):
-                await broken
-        started = await start(other, "what is 5 * 5", request_id)
-        runs = (await other.post(f"{AGENT}/ListRuns", json={})).json()["runs"]
-        assert [run["runId"] for run in runs] == [started]
+                suite.kill("gateway")
     async with httpx2.AsyncClient(
         base_url=url(suite, 1), cookies=session(browser, suite, 1), timeout=60.0
     ) as elsewhere:

@@ -298,20 +298,6 @@ async def test_keys_of_a_file_that_is_gone_count_for_a_minute_and_then_no_more(
     assert keys() == {}, "it was not read meanwhile, and it may be gone for long"
 
 
-async def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
-    """Opening one waits for a writer: all calls of the process would."""
-    path, clock, keys = key_file(tmp_path)
-    there = keys()
-    path.unlink()
-    os.mkfifo(path)
-    await clock.advance(1.0)
-    assert keys() == there
-    await clock.advance(60.0)
-    assert keys() == {}
-    with pytest.raises(StartError, match="it is no file but a pipe"):
-        WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock)
-
-
 async def test_a_service_shows_the_key_that_its_file_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, clock = tmp_path / "key", ManualClock()
     file.write_text("one\n")

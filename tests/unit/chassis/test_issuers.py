@@ -258,16 +258,6 @@ async def test_keys_are_found_by_discovery_or_at_a_given_url(server: IssuerServe
     assert server.asked == [DISCOVERY, "/keys", "/keys"]
 
 
-async def test_no_proxy_answers_for_an_issuer_on_this_machine(
-    server: IssuerServer, fetch: KeyFetcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert [each.key_id for each in await fetch(server.issuer, None)] == ["k1"]
-
-
 async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_count(
     server: IssuerServer, fetch: KeyFetcher
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -23,7 +22,7 @@ from pawl.chassis.login_failures import (
     source_of,
 )
 from pawl.chassis.metrics import Metrics
-from pawl.chassis.retry import ANY, TRANSIENT, Failures, Retry, pause_seconds
+from pawl.chassis.retry import ANY, TRANSIENT, Retry, pause_seconds
 from pawl.chassis.rpc_limits import Arrivals, Crowd
 from pawl.errors import (
     DeadlineExceeded,
@@ -285,13 +284,3 @@ def test_pauses_grow_up_to_a_bound_and_are_never_nothing(failures: int, chance: 
     pause = pause_seconds(failures, chance)
     assert 0.025 <= pause <= 2.0
     assert pause <= 2 * pause_seconds(failures + 1, other)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=30))
-def test_it_is_broken_since_it_was_last_away(history: list[tuple[bool, float]]) -> None:
-    failures, now, expected = Failures(), 0.0, math.inf
-    for is_away, seconds in history:
-        now += seconds
-        failures = failures.then(DependencyUnavailable() if is_away else Internal(), now)
-        expected = math.inf if is_away else min(expected, now)
-    assert failures == Failures(count=len(history), broken_since=expected)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 import trustme
-import uvloop
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -30,8 +27,6 @@ from pawl.tool.v1 import execution_pb2
 from tests import certificates
 from tests.certificates import Files
 from tests.fakes.manual_clock import ManualClock
-
-SPIFFE_ID = "spiffe://example.org/pawl/job-store"
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +95,9 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
         tls.of_client(nonsense, clock)
     with pytest.raises(StartError, match=f"PAWL_TLS_CA_FILE: cannot use {missing}"):
         tls.of_bus(missing, None, None)
+
+
+SPIFFE_ID = "spiffe://example.org/pawl/job-store"
 
 
 def test_whom_others_call_needs_its_dns_name_and_who_only_calls_either_of_two() -> None:
@@ -223,32 +221,6 @@ async def test_a_store_whose_names_hang_leaves_half_to_the_others() -> None:
     assert await asyncio.wait_for(waiting[0], 60) == ["127.0.0.1"]
     assert await asyncio.wait_for(looked_up(lookups, "acme", "fine"), 60) == ["127.0.0.1"]
     assert names.asked.total() == 9, "who gave up before its turn takes no place"
-
-
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_the_system_is_asked_for_many_names_at_once(
-    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of its own, uvloop asks for two."""
-    together = threading.Barrier(10)
-
-    def getaddrinfo(host: bytes, port: int, **_: Any) -> list[Any]:
-        assert threading.current_thread().daemon, "one that hangs keeps no process alive"
-        if host != b"none.test":
-            together.wait(timeout=60)
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
-        raise socket.gaierror("no such name")
-
-    async def look_up() -> None:
-        lookups = Lookups()
-        found = await asyncio.gather(*(looked_up(lookups, "acme", f"{number}.test") for number in range(10)))
-        assert found == [["127.0.0.1"]] * 10
-        with pytest.raises(OSError, match="no such name"):
-            await looked_up(lookups, "acme", "none.test")
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(look_up())
 
 
 names = st.integers(min_value=1, max_value=200).map("10.0.0.{}:7603".format)

@@ -9,7 +9,6 @@ import json
 import signal
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from pawl.chassis.service import Service
 from pawl.chassis.settings import ServiceSettings
 from pawl.chassis.start import StartError
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal
-from tests.fakes import virtual_time
 from tests.keys import ENVIRONMENT
 
 PROGRAM = """
@@ -114,33 +112,6 @@ async def test_a_loop_that_fails_is_started_again_and_in_one_line_while_its_depe
     found = [(line["event"].removeprefix("background."), line["log_level"], "exc_info" in line) for line in lines]
     told, untold = ("interrupted", "warning", False), ("interrupted", "debug", False)
     assert found == [told, untold, untold, ("crashed", "error", True)]
-
-
-def test_a_loop_that_ran_well_for_long_starts_again_at_once() -> None:
-    """Also after many crashes in a row: that is over."""
-
-    async def main() -> list[float]:
-        clock = asyncio.get_running_loop()
-        pauses: list[float] = []
-        ended_at = clock.time()
-        done = asyncio.Event()
-
-        async def loop() -> None:
-            nonlocal ended_at
-            pauses.append(round(clock.time() - ended_at, 2))
-            if len(pauses) > 7:
-                done.set()
-                await asyncio.Event().wait()
-            await asyncio.sleep(31.0 if len(pauses) == 6 else 0.0)
-            ended_at = clock.time()
-            raise DependencyUnavailable
-
-        async with Background() as background:
-            background.start("loop", loop)
-            await done.wait()
-        return pauses
-
-    assert virtual_time.run(main()) == [0.0, 0.1, 0.5, 1.0, 5.0, 5.0, 0.1, 0.5]
 
 
 @pytest.fixture(autouse=True)
@@ -365,26 +336,3 @@ async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(
     await asyncio.sleep(0)
     gc.collect()
     assert not unseen
-
-
-async def test_what_is_shielded_gives_and_raises_what_it_does_and_keeps_nothing_of_it() -> None:
-    class Refused(Exception):
-        pass
-
-    async def give(number: int) -> int:
-        if not number:
-            raise Refused
-        return 60 // number
-
-    assert await tasks.shield(give(2)) == 30
-    gc.collect()
-    gc.disable()
-    try:
-        with pytest.raises(Refused) as raised:
-            await tasks.shield(give(0))
-        error = weakref.ref(raised.value)
-        del raised
-        await asyncio.sleep(0)
-        assert error() is None, "something in a circle keeps it"
-    finally:
-        gc.enable()

@@ -63,8 +63,6 @@ def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path
         "PAWL_PEERS",
         "PAWL_SERVICE_KEY_FILE",
     ]
-    assert "PAWL_DATABASE_URL: is required" in found
-    assert "No such file" in found
 
 
 def test_a_secret_can_stand_in_a_file_and_in_one_place_only(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

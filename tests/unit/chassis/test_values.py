@@ -1,4 +1,4 @@
-"""Ids, labels, JSON, errors, and what is shared out: values that every process reads and writes."""
+"""Ids, labels, JSON, errors, untrusted text, and what is shared out: values that every process reads and writes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import math
 import random
 import re
+import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from pawl.chassis.labels import LABELS_MAX, check_labels, has_all
 from pawl.chassis.parts import in_parts
 from pawl.chassis.shares import Places, Shares
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.chassis.visible import shortened, visible
 from pawl.errors import InvalidField, InvalidId, InvalidJson, Kind, NotFound, RunNotFound, TooLarge, by_kind, by_reason
 from pawl.job_store.domain import labels as kept
 from tests.fakes.manual_clock import ManualClock
@@ -316,3 +319,22 @@ async def test_a_key_has_half_of_the_places_that_others_leave_and_each_is_free_w
     for _ in range(4):
         await places.enter("e")
     assert not places.has_room("e")
+
+
+# The same file is read by web/console/test/visible.test.ts.
+TABLE = json.loads((Path(__file__).parents[2] / "golden/visible.json").read_bytes())
+
+
+def test_hidden_characters_and_look_alike_hosts_are_marked_once() -> None:
+    assert [(visible(text), visible(shown)) for text, shown in TABLE] == [(shown, shown) for _, shown in TABLE]
+
+
+def test_no_format_character_of_unicode_is_left_out() -> None:
+    formats = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in {"Cc", "Cf", "Zl", "Zp"}]
+    assert [text for text in formats if text not in "\t\n" and visible(text) == text] == []
+
+
+def test_a_text_is_cut_on_a_character_and_outside_of_a_mark() -> None:
+    shown = "ü" + visible("\u202e" * 5)
+    cuts = {shortened(shown, size) for size in range(4, len(shown.encode()) + 1)}
+    assert cuts == {"...", "ü...", "ü<U+202E>...", *("ü" + "<U+202E>" * n + "..." for n in (2, 3, 4)), shown}

@@ -18,58 +18,9 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.gateway.domain import agui_input
 from pawl.gateway.domain.agui import Fold
 from pawl.gateway.http.agui import _Plan, _Thread
+from tests.golden import GAP, LOG, TOLD
 from tests.tables import not_explained
 from tests.unit.gateway.agui_page import Page
-
-WORDS = st.sampled_from(["a ", "b ", "\u00e9 ", "long " * 9])
-PIECES = st.lists(st.tuples(st.sampled_from(["text", "reasoning", "refusal", "calls"]), WORDS), max_size=5)
-
-
-@st.composite
-def logs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[str], str]:
-    """A log, the texts of its answers that count, and the state in which it stands."""
-    log: list[dict[str, Any]] = []
-    texts: list[str] = []
-
-    def add(**event: Any) -> int:
-        log.append({"seq": str(len(log) + 1), **event})
-        return len(log)
-
-    add(runChanged={"run": {"runId": "run", "state": "RUN_STATE_QUEUED"}})
-    add(messageAdded={"message": {"messageId": "msg_1", "runId": "run", "role": "ROLE_USER", "text": "hello"}})
-    for number in range(1, draw(st.integers(1, 3)) + 1):
-        attempts = draw(st.integers(1, 3))
-        for attempt in range(1, attempts + 1):
-            if attempt == 1 or draw(st.booleans()):  # an attempt after the first one need not say so
-                add(roundStarted={"round": number, "modelAttempt": attempt})
-            first, said, thought = 0, "", ""
-            for kind, word in draw(PIECES):
-                piece: Any = [{"index": len(word) % 3, "argumentsText": word}] if kind == "calls" else word
-                seq = add(outputDelta={"round": number, "modelAttempt": attempt, kind: piece})
-                first = first or seq
-                thought += word if kind == "reasoning" else ""
-                said += word if kind in {"text", "refusal"} else ""
-            if attempt < attempts:
-                add(roundRetrying={"round": number, "modelAttempt": attempt, "voidFromSeq": str(first)})
-        add(roundEnded={"round": number})
-        calls = [f"call_{number}_{index}" for index in range(draw(st.integers(0, 2)))]
-        message: dict[str, Any] = {
-            "messageId": f"msg_{number}0",
-            "runId": "run",
-            "role": "ROLE_ASSISTANT",
-            "text": said,
-        }
-        message |= {"reasoning": thought, "callIds": calls, "firstOutputSeq": str(first)}
-        add(messageAdded={"message": message})
-        texts += [said] if said or not calls else []
-        for call_id in calls:
-            end = draw(st.sampled_from(["SUCCEEDED", "FAILED", "REJECTED", "DELEGATED"]))
-            for state in dict.fromkeys(["AWAITING_APPROVAL", end, "SUCCEEDED" if end == "DELEGATED" else end]):
-                add(callChanged={"call": call(call_id, state, round=number)})
-                add(toolProgress={"callId": call_id})
-    state = draw(st.sampled_from(["COMPLETED", "CANCELLED", "FAILED"]))
-    add(runChanged={"run": {"runId": "run", "state": f"RUN_STATE_{state}"}})
-    return log, texts, state
 
 
 def call(call_id: str, state: str, **more: Any) -> dict[str, Any]:
@@ -84,41 +35,6 @@ def call(call_id: str, state: str, **more: Any) -> dict[str, Any]:
 
 def encoded(value: Any) -> str:
     return base64.b64encode(json.dumps(value).encode()).decode()
-
-
-def played(log: list[dict[str, Any]], state: str, *, cut: int = 0, legacy: bool = False) -> Page:
-    """Return a page that comes to a run when its first `cut` events are there."""
-    page, user = Page(), {"id": "mine", "role": "user", "content": "hello"}
-    asked = agui_input.read({"threadId": "t", "runId": "r", "messages": [user]})
-    page.messages = [user]
-    fold = Fold("run", legacy=legacy, client_ids={"hello": ["mine"]})
-    for event in log[:cut]:
-        fold.fold(event)
-    events = [{"type": "RUN_STARTED"}, *(fold.attach() if cut else ())]
-    for event in log[cut:]:
-        events += fold.fold(event)
-        assert fold.fold(event) == [], "an event that it has changes nothing"
-    end = agui_input.outcome(asked, {"runId": "run", "state": f"RUN_STATE_{state}"})
-    assert end is not None
-    for event in [*events, *fold.finish(end)]:
-        json.dumps(event)
-        page.take(json.loads(json.dumps(event)))
-    return page
-
-
-@given(logs(), st.booleans())
-def test_every_start_has_its_end_and_a_void_attempt_is_not_shown(
-    told: tuple[list[dict[str, Any]], list[str], str],
-    legacy: bool,
-) -> None:
-    log, texts, state = told
-    page = played(log, state, legacy=legacy)
-    assert page.ended
-    answers = [each["content"] for each in page.of("assistant")]
-    assert [text for text in answers if text] == [text for text in texts if text]
-    asked = [each["id"] for message in page.of("assistant") for each in message.get("toolCalls", ())]
-    assert asked == [each["toolCallId"] for each in page.of("tool")]
-    assert len({each["id"] for each in page.messages}) == len(page.messages)
 
 
 def test_before_an_interrupt_stand_all_messages() -> None:
@@ -289,3 +205,88 @@ async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the
     *_, last = [event async for event in thread.events(_Plan({"runId": "run", "conversationId": "c"}, is_new=True))]
     await thread.leave("run")
     assert (last["outcome"]["type"], services.call.await_count) == ("interrupt", 2)
+
+
+def page_of(events: list[dict[str, Any]]) -> Page:
+    """Return a page that took events of one run of AG-UI."""
+    page = Page()
+    for event in [{"type": "RUN_STARTED"}, *events]:
+        page.take(json.loads(json.dumps(event)))
+    return page
+
+
+def shown(page: Page) -> list[dict[str, str]]:
+    """Return what a page shows, in its order."""
+    results = {each["toolCallId"]: each["content"] for each in page.of("tool")}
+    told: list[dict[str, str]] = []
+    for message in page.messages:
+        if message["role"] == "reasoning" and message["content"]:
+            told.append({"reasoning": message["content"]})
+        if message["role"] == "assistant" and message["content"]:
+            told.append({"text": message["content"]})
+        for call in message.get("toolCalls", ()):
+            function = call["function"]
+            named = {"call": call["id"], "tool": function["name"], "arguments": function["arguments"]}
+            told.append(named | {"result": results[call["id"]]})
+    return told
+
+
+def test_an_end_is_told_as_each_generation_has_it() -> None:
+    """The way of an end, then its outcome or its code."""
+    said, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
+    rows: list[tuple[str, dict[str, Any], str, Any]] = [
+        ("COMPLETED", {}, "RUN_FINISHED", None),
+        ("COMPLETED", {"protocolVersion": "1.0"}, "RUN_FINISHED", {"type": "success"}),
+        ("CANCELLED", {}, "RUN_ERROR", "CANCELLED"),
+        ("CANCELLED", {"protocolVersion": "1.0"}, "RUN_FINISHED", {"type": "cancelled"}),
+        ("FAILED", {}, "RUN_ERROR", "MODEL_FAILED"),
+        ("EXPIRED", {}, "RUN_ERROR", "EXPIRED"),
+    ]
+    for state, more, kind, how in rows:
+        run = {"runId": "run", "state": f"RUN_STATE_{state}", "failure": failure}
+        end = agui_input.outcome(agui_input.read(said | more), run)
+        assert end is not None
+        assert (end["type"], end.get("outcome", end.get("code"))) == (kind, how), state
+
+
+def test_child_runs_edits_and_attempts_that_are_void_are_told() -> None:
+    child: dict[str, Any] = {"round": 1, "childRunId": "child", "argumentsJson": encoded({"a": 2})}
+    said = {"messageId": "m", "runId": "run", "role": "ROLE_ASSISTANT", "reasoning": "so", "text": "Done."}
+    log: list[dict[str, Any]] = [
+        {"roundStarted": {"round": 1, "modelAttempt": 1}},
+        {"outputDelta": {"round": 1, "modelAttempt": 1, "reasoning": "hm"}},
+        {"roundStarted": {"round": 1, "modelAttempt": 2}},
+        {"callChanged": {"call": call("call_1", "AWAITING_APPROVAL", round=1)}},
+        {"callChanged": {"call": call("call_1", "DELEGATED", **child)}},
+        {"callChanged": {"call": call("call_1", "SUCCEEDED", **child)}},
+        {"messageAdded": {"message": said}},
+    ]
+    fold = Fold("run", legacy=False)
+    numbered = [event | {"seq": str(number)} for number, event in enumerate(log, 1)]
+    events = [event for each in numbered for event in fold.fold(each)]
+    assert [event["type"] for event in events if event["type"].startswith("SUBAGENT")] == [
+        "SUBAGENT_STARTED",
+        "SUBAGENT_FINISHED",
+    ]
+    assert fold.fold(numbered[-1]) == [], "an event that it has changes nothing"
+    called = {"call": "call_1", "tool": "tool", "arguments": '{"a": 2}', "result": '{"state": "SUCCEEDED"}'}
+    assert shown(page_of(events)) == [called, {"reasoning": "so"}, {"text": "Done."}]
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_ag_ui_tells_the_golden_log_as_everybody_does(legacy: bool) -> None:
+    log = json.loads(LOG.read_text())
+    fold = Fold(log[0]["runId"], legacy=legacy)
+    assert shown(page_of([event for each in log for event in fold.fold(each)])) == json.loads(TOLD.read_text())
+    for place in range(2, len(log)):  # whoever comes in mid-run
+        fold = Fold(log[0]["runId"], legacy=legacy)
+        for each in log[:place]:
+            fold.fold(each)
+        events = [*fold.attach(), *(event for each in log[place:] for event in fold.fold(each))]
+        assert shown(page_of(events)) == json.loads(TOLD.read_text()), place
+
+
+def test_ag_ui_tells_it_so_behind_a_gap_too() -> None:
+    gap, last = json.loads(GAP.read_text()), json.loads(LOG.read_text())[-1]
+    fold = Fold(gap["runId"], legacy=False)
+    assert shown(page_of([*fold.gap(gap), *fold.fold(last)])) == json.loads(TOLD.read_text())

@@ -1,18 +1,23 @@
-"""What is wrong with arguments is said whole, and how to do better. TOOL-5, LOOP-8, C14."""
+"""Arguments and answers beside their schemas: what fits, is made to fit, or is wrong. TOOL-5, LOOP-8, C14."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pawl.chassis.strict_json import dumps_canonical
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema
 from pawl.tool_registry.app.catalog.catalog import ArgumentsSchema
 from pawl.tool_registry.domain.check import Accepted, Refused, check_arguments
 from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.domain.fitting import fit
 from pawl.tool_registry.domain.names import did_you_mean, near_matches
+from pawl.tool_registry.domain.output import check_output, output_schema_problem
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.violations import VIOLATIONS_MAX
 from tests.tables import for_each
@@ -182,3 +187,210 @@ def test_a_schema_with_patterns_counts_as_what_it_compiles_to() -> None:
     assert replace(made, validator=None).size == len(made.packed)
     twice = {"$defs": properties, "properties": {name: {"$ref": "#/$defs/a"} for name in "bc"}}
     assert weigh(twice) > weigh({"$defs": properties, "properties": {name: {} for name in "bc"}}) + 1
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "number"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+
+
+def packed(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def test_what_fits_is_given_in_its_canonical_form() -> None:
+    assert check_output(packed(WEATHER), b' {"degrees": 3, "city": "Oslo"}') == (b'{"city":"Oslo","degrees":3}', [])
+
+
+@for_each(
+    ("answer", "faults"),
+    [
+        (b'{"city": "Oslo"}', ["degrees: is required"]),
+        (b'{"city": "Oslo", "degrees": "3"}', ['degrees: "3" is not of type "number"']),
+        (b'{"city": "Oslo", "degrees": 3, "cty": 1}', ["cty: unknown property, did you mean 'city'?"]),
+        (b"[]", ['answer: [] is not of type "object"']),
+    ],
+)
+def test_everything_that_is_wrong_is_said(answer: bytes, faults: list[str]) -> None:
+    """Nothing is coerced: what people were shown is the answer."""
+    found = check_output(packed(WEATHER), answer)
+    assert found[0] == b""
+    assert [fault.partition(":")[0] for fault in found[1]] == [fault.partition(":")[0] for fault in faults]
+
+
+@for_each("answer", [b"It is 3 degrees.", b"", b'{"city": "Oslo", "city": "Bergen"}', b"NaN", b'{"a":'])
+def test_what_is_no_strict_json_is_a_fault(answer: bytes) -> None:
+    output_json, (fault,) = check_output(packed(WEATHER), answer)
+    assert (output_json, fault.startswith("answer: is not JSON")) == (b"", True)
+
+
+def test_an_answer_has_a_limit() -> None:
+    _, (fault,) = check_output(packed(WEATHER), b'"' + b"x" * 256 * 1024 + b'"')
+    assert "the limit is 262144" in fault
+
+
+@for_each(
+    ("schema", "part"),
+    [
+        (b"{", "the schema is not strict JSON"),
+        (b"[]", "the schema must be a JSON object"),
+        (packed({"type": "string"}), 'the schema must have "type": "object"'),
+        (packed({"type": "object", "$schema": "http://json-schema.org/draft-07/schema#"}), "2020-12"),
+        (packed({"type": "object", "properties": {"a": {"$ref": "https://x.test/a"}}}), "remote references"),
+        (packed({"type": "object", "properties": {"a": {"$ref": "#"}}}), "the schema contains itself"),
+        (packed({"type": "object", "properties": {"a": {"type": "wrong"}}}), "the schema is not valid"),
+        (packed({"type": "object", "title": "x" * 70_000}), "the limit is 65536"),
+    ],
+)
+def test_a_schema_is_held_to_what_tools_are_held_to(schema: bytes, part: str) -> None:
+    assert part in output_schema_problem(schema)
+    assert part in check_output(schema, b"{}")[1][0]
+    assert output_schema_problem(packed(WEATHER)) == ""
+
+
+def one(schema: dict[str, Any], value: JsonValue) -> JsonValue:
+    fitted = fit({"type": "object", "properties": {"x": schema}}, {"x": value}).value
+    assert isinstance(fitted, dict)
+    return fitted["x"]
+
+
+@for_each(
+    ("schema", "written", "read"),
+    [
+        ({"type": "integer"}, "440", 440),
+        ({"type": "integer"}, " -7 ", -7),
+        ({"type": "integer"}, 5.0, 5),
+        ({"type": "number"}, "0.25", 0.25),
+        ({"type": "number"}, "3", 3),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "string"}, 2024, "2024"),
+        ({"type": "array", "items": {"type": "integer"}}, '["1", 2]', [1, 2]),
+        ({"type": "object"}, '{"a": 1}', {"a": 1}),
+        ({"type": "array", "items": {"type": "string"}}, "ann", ["ann"]),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "3", 3),
+        ({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]}, '["3"]', [3]),
+        ({"type": ["integer", "null"]}, "3", 3),
+    ],
+)
+def test_what_can_be_read_only_one_way_is_read_that_way(schema: dict[str, Any], written: Any, read: Any) -> None:
+    fitted = one(schema, written)
+    assert fitted == read
+    assert type(fitted) is type(read)
+
+
+@for_each(
+    ("schema", "written"),
+    [
+        ({"type": "integer"}, "4.5"),
+        ({"type": "integer"}, "0x10"),
+        ({"type": "integer"}, "007"),
+        ({"type": "integer"}, "1" * 30),
+        ({"type": "integer"}, 5.5),
+        ({"type": "integer"}, 1e300),
+        ({"type": "integer"}, "\u0661"),
+        ({"type": "number"}, "0.1000000000000000055511151231257827"),
+        ({"type": "number"}, "1e999"),
+        ({"type": "number"}, "nan"),
+        ({"type": "boolean"}, "yes"),
+        ({"type": "boolean"}, 1),
+        ({"type": "string"}, 1.5),
+        ({"type": "string"}, True),
+        ({"type": "string"}, None),
+        ({"type": "array"}, "[1"),
+        ({"type": "array"}, {"a": 1}),
+        ({"type": "object"}, "[1]"),
+        ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, "maybe"),
+    ],
+)
+def test_what_would_lose_something_is_left_alone(schema: dict[str, Any], written: Any) -> None:
+    assert one(schema, written) == written
+    assert type(one(schema, written)) is type(written)
+
+
+def test_each_change_is_reported_with_its_place() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": {"$ref": "#/$defs/item"}}},
+        "$defs": {"item": {"type": "object", "properties": {"count": {"type": "integer"}}}},
+    }
+    fitted = fit(schema, {"items": [{"count": 1}, {"count": "2"}]})
+    assert fitted.adjustments == ('items[1].count: "2" was read as 2',)
+
+
+def test_defaults_are_filled_in_at_every_level_also_through_references() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"default": 1}, "b": {"$ref": "#/$defs/b"}, "c": {"$ref": "#/$defs/c"}},
+        "$defs": {"b": {"type": "object", "properties": {"deep": {"default": "x"}}}, "c": {"default": [1]}},
+    }
+    assert fit(schema, {"b": {}}).value == {"a": 1, "b": {"deep": "x"}, "c": [1]}
+
+
+def test_a_default_that_would_make_valid_arguments_invalid_is_left_out() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"default": 1}}, "maxProperties": 1}
+    definition = ToolDefinition(name="t", description="d", arguments_schema=schema)
+    checked = check_arguments(definition, compile_schema(schema), b'{"a": "x"}')
+    assert isinstance(checked, Accepted)
+    assert checked.arguments == {"a": "x"}
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    SCALARS | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+TYPES = st.sampled_from(["string", "integer", "number", "boolean", "null", "array", "object"])
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    leaf: st.SearchStrategy[dict[str, Any]] = (
+        TYPES.map(lambda kind: {"type": kind})
+        | st.just({})
+        | st.lists(TYPES, min_size=1, unique=True).map(lambda kinds: {"type": kinds})
+    )
+    return st.recursive(
+        leaf,
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=1, max_size=3).map(lambda parts: {"anyOf": parts}),
+            st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"allOf": parts}),
+            inner.map(lambda item: {"type": "array", "items": item}),
+            st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(
+                lambda properties: {"type": "object", "properties": properties}
+            ),
+        ),
+        max_leaves=6,
+    )
+
+
+@given(schema=schemas(), value=st.dictionaries(st.sampled_from("abc"), JSON, max_size=3))
+def test_a_valid_document_is_never_changed(schema: dict[str, Any], value: dict[str, Any]) -> None:
+    root = {"type": "object", "allOf": [schema]}
+    validator = compile_schema(root)
+    definition = ToolDefinition(name="t", description="d", arguments_schema=root)
+    checked = check_arguments(definition, validator, dumps_canonical(value))
+    if validator.is_valid(value):
+        assert isinstance(checked, Accepted)
+        assert checked.arguments == value
+    if isinstance(checked, Accepted):
+        assert validator.is_valid(checked.arguments)
+
+
+@given(value=st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0")), JSON, max_size=4))
+def test_canonical_arguments_are_a_fixed_point(value: dict[str, Any]) -> None:
+    """What was checked once is the same when it is checked again before it runs."""
+    schema = {"type": "object"}
+    definition = ToolDefinition(name="t", description="d", arguments_schema=schema)
+    validator = compile_schema(schema)
+    first = check_arguments(definition, validator, dumps_canonical(value))
+    assert isinstance(first, Accepted)
+    again = check_arguments(definition, validator, first.canonical)
+    assert isinstance(again, Accepted)
+    assert again.canonical == first.canonical
+    assert again.note == ""
+    assert loads(first.canonical, bytes_max=10**6) == first.arguments

@@ -264,8 +264,13 @@ def test_a_body_that_is_too_large_for_a_schema_may_be_anything() -> None:
 @for_each(
     ("parameter", "value", "query"),
     [
+        ({}, "a&b=c#d é", "p=a%26b%3Dc%23d%20%C3%A9"),
+        ({}, True, "p=true"),
+        ({}, ["a", "b c"], "p=a&p=b%20c"),
         ({"explode": False}, ["a", "b"], "p=a,b"),
         ({}, {"a": 1, "b": True}, "a=1&b=true"),
+        ({"explode": False}, {"a": 1, "b": True}, "p=a,1,b,true"),
+        ({"style": "deepObject", "explode": True}, {"a": "x&y"}, "p[a]=x%26y"),
     ],
 )
 def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str) -> None:
@@ -277,6 +282,8 @@ def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str)
     ("media", "body", "sent"),
     [
         ({"application/*+json": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
+        ({"*/*": {}}, {"a": 1}, ("application/json", b'{"a":1}')),
+        ({"application/merge-patch+json": {}}, {"a": 1}, ("application/merge-patch+json", b'{"a":1}')),
         (
             {"application/x-www-form-urlencoded": {"encoding": {"deep": {"style": "deepObject", "explode": True}}}},
             {"a": "x&y", "b": [1, True], "c": {"d": 1}, "deep": {"list": [{"price": 1}]}, "e": None},
@@ -294,10 +301,17 @@ def test_a_body_is_sent_as_its_media_type_says(
     assert (built.headers["Content-Type"], built.body) == sent
 
 
-def test_a_form_in_parts_takes_no_files() -> None:
+def test_a_form_in_parts_has_a_part_for_each_field_and_takes_no_files() -> None:
     schema = {"properties": {"photo": {"type": "string", "format": "binary"}, "name": {}, "tags": {}, "pet": {}}}
     tool = one({"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}})
     assert set(tool.definition.arguments_schema["properties"]["body"]["properties"]) == {"name", "tags", "pet"}
+    built = request(tool, {"body": {"name": "ann", "pet": {"age": 3}}})
+    kind, _, boundary = built.headers["Content-Type"].partition("; boundary=")
+    assert kind == "multipart/form-data"
+    assert [part.partition("\r\n")[2] for part in (built.body or b"").decode().split(f"--{boundary}")[1:-1]] == [
+        'Content-Disposition: form-data; name="name"\r\n\r\nann\r\n',
+        'Content-Disposition: form-data; name="pet"\r\nContent-Type: application/json\r\n\r\n{"age":3}\r\n',
+    ]
 
 
 def test_a_body_that_cannot_be_sent_leaves_its_operation_out() -> None:
@@ -448,3 +462,43 @@ def test_headers_of_the_source_and_of_the_connection_are_not_arguments() -> None
     assert may_be_header("Authorization")
     assert may_be_header_value("Bearer abc")
     assert not may_be_header_value("abc\n")
+
+
+def large_document(operations: int = 300) -> dict[str, Any]:
+    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
+    schemas = {
+        f"S{number}": {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/components/schemas/T{number}"}, "text": {"description": "x" * 9000}},
+        }
+        for number in range(operations)
+    } | {f"T{number}": {"type": "string", "maxLength": number + 1} for number in range(operations)}
+
+    def operation(number: int) -> dict[str, Any]:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/S{number}"}}}
+        return {
+            "operationId": f"op{number}",
+            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
+            "requestBody": {"content": content},
+            "responses": {"200": {"description": "y" * 2000}},
+        }
+
+    paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
+    paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
+    return {
+        "openapi": "3.0.0",
+        "servers": [{"url": "https://a.example"}],
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def test_of_a_large_document_what_was_chosen_is_kept() -> None:
+    whole = json.dumps(large_document()).encode()
+    kept = extract(whole, ("op0", "op250"))
+    assert list(json.loads(kept)["paths"]) == ["/0", "/250", "/7"]
+    assert set(json.loads(kept)["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
+    tools, _ = read(kept, "op0", "op250")
+    assert tools["pets.op250"].definition.arguments_schema["$defs"]["T250"] == {"type": "string", "maxLength": 251}
+    with pytest.raises(UnusableDocument, match="the limit is 200: choose some"):
+        read(whole)

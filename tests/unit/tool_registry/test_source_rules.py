@@ -1,16 +1,23 @@
-"""What is believed of sources, what their tools are called, and what counts as a change (TOOL-3)."""
+"""Sources: trust in them, the names of their tools, changes, and the programs that they may start (TOOL-3)."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.errors import InvalidField
+from pawl.chassis.auth import Principal, local_principal, set_principal, user_principal
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.start import StartError
+from pawl.errors import InvalidField, PermissionDenied
+from pawl.tool.v1 import source_pb2 as pb
+from pawl.tool_registry.adapters.mcp.permission import read_programs_file
 from pawl.tool_registry.domain.definition import ToolDefinition, can_exist
+from pawl.tool_registry.domain.programs import ProgramRule, objection
 from pawl.tool_registry.domain.source import (
     DiscoveredTool,
     ToolPolicy,
@@ -22,6 +29,7 @@ from pawl.tool_registry.domain.source import (
     registered_names,
     under_policies,
 )
+from pawl.tool_registry.rpc.source_servicer import SourceServicer
 from pawl.values import Category, EffectClass
 from tests.tables import for_each
 
@@ -117,3 +125,109 @@ def test_a_schema_in_an_older_dialect_is_taken_for_what_all_dialects_have_in_com
     old = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"type": "string"}}}
     assert plain_schema(old) == {"type": "object", "properties": {"a": {"type": "string"}}}
     assert plain_schema(None) == {"type": "object"}
+
+
+OPERATOR = user_principal(
+    StoreId("local"), UserId("olga"), frozenset({"operator", "admin"}), credential_id=CredentialId("key_1")
+)
+PROGRAM = pb.SourceConfig(name="mine", mcp_stdio=pb.McpStdioConfig(command=["id"]))
+WEB = pb.SourceConfig(name="web", mcp_http=pb.McpHttpConfig(url="https://example.com/"))
+
+
+class Asked(Exception):
+    """The use case was reached."""
+
+
+class Sources:
+    async def add(self, *_: Any, **__: Any) -> None:
+        raise Asked
+
+
+async def add(who: Principal, config: pb.SourceConfig, *, is_ones_own: bool = True) -> None:
+    set_principal(who)
+    sources: Any = Sources()
+    nothing: Any = None
+    await SourceServicer(sources, is_ones_own=is_ones_own).AddSource(pb.AddSourceRequest(config=config), nothing)
+
+
+async def test_where_any_program_may_be_started_the_key_of_another_adds_none() -> None:
+    with pytest.raises(PermissionDenied, match="PAWL_MCP_PROGRAMS_FILE"):
+        await add(OPERATOR, PROGRAM)
+
+
+async def test_the_local_key_adds_any_program_and_others_what_is_no_program_or_is_listed() -> None:
+    owner = local_principal({})
+    for who, config, is_ones_own in ((owner, PROGRAM, True), (OPERATOR, WEB, True), (OPERATOR, PROGRAM, False)):
+        with pytest.raises(Asked):
+            await add(who, config, is_ones_own=is_ones_own)
+
+
+ACME = StoreId("acme")
+
+TIME = ProgramRule(command=("/opt/time", "--utc"), variables=("TZ",), paths=("/srv/data",))
+ANY = ProgramRule(command=("/opt/any", "*"))
+
+
+def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...] = ()) -> ProgramRule:
+    return ProgramRule(command=command, variables=variables, paths=paths)
+
+
+@for_each(
+    "fine",
+    [
+        wanted("/opt/time", "--utc"),
+        wanted("/opt/time", "--utc", variables=("TZ",), paths=("/srv/data", "/srv/data/deep")),
+        wanted("/opt/any"),
+        wanted("/opt/any", "a", "b"),
+    ],
+)
+def test_what_is_listed_is_allowed(fine: ProgramRule) -> None:
+    assert objection({"acme": [TIME, ANY]}, ACME, fine) == ""
+
+
+@for_each(
+    ("refused", "says"),
+    [
+        (wanted("/opt/time"), "command"),
+        (wanted("/opt/time", "--utc", "--more"), "command"),
+        (wanted("time", "--utc"), "command"),
+        (wanted("/opt/time", "--utc", variables=("LD_PRELOAD",)), "LD_PRELOAD"),
+        (wanted("/opt/time", "--utc", paths=("/srv",)), "/srv"),
+        (wanted("/opt/time", "--utc", paths=("/srv/database",)), "/srv/database"),
+        (wanted("/opt/any", paths=("/",)), "/"),
+    ],
+)
+def test_what_is_not_listed_is_refused(refused: ProgramRule, says: str) -> None:
+    assert says in objection({"acme": [TIME, ANY]}, ACME, refused)
+
+
+def test_stores_without_rules_have_those_of_all_and_nothing_else() -> None:
+    rules = {"acme": [TIME], "*": [ANY]}
+    assert objection(rules, StoreId("other"), wanted("/opt/any")) == ""
+    assert objection(rules, ACME, wanted("/opt/any"))
+    assert objection({}, ACME, wanted("/opt/any"))
+
+
+def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
+    assert read_programs_file(None) == {}
+    path = tmp_path / "programs.json"
+    path.write_text('{"acme": [{"command": ["/opt/time", "*"], "paths": ["/srv"]}]}')
+    assert read_programs_file(path) == {"acme": [ProgramRule(command=["/opt/time", "*"], variables=[], paths=["/srv"])]}
+
+
+@for_each(
+    ("text", "says"),
+    [
+        ("[]", "must be JSON like"),
+        ('{"*": [{"command": ["time"]}]}', "absolute path of a program"),
+        ('{"*": [{"command": []}]}', "absolute path of a program"),
+        ('{"*": [{"command": ["/a"], "paths": ["srv"]}]}', "paths are absolute"),
+        ('{"*": [{"command": ["/a"], "paths": ["/srv/../etc"]}]}', "paths are absolute"),
+        ('{"*": [{"command": ["/a"], "folders": []}]}', "unknown field"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "programs.json"
+    path.write_text(text)
+    with pytest.raises(StartError, match=says):
+        read_programs_file(path)

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 
-// The same files are read by tests/unit/agent_loop/test_golden.py and by tests/unit/gateway/test_golden.py.
+// The same files are read by tests/unit/agent_loop/test_golden.py and by tests/unit/gateway/test_agui.py.
 import log from "../../../tests/golden/run.json";
 import told from "../../../tests/golden/told.json";
 import { emptyView, fold, type RunEventJson, type RunView } from "../src/index";

@@ -1,0 +1,243 @@
+"""Executions: the journal, leases of processes, the result cache, and threads. I5, decision 14."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.tool_registry.adapters.python.runner import PythonRunner
+from pawl.tool_registry.app.policy.call import Job
+from pawl.tool_registry.app.policy.result_cache import ResultCache
+from pawl.tool_registry.domain.execution import ExecutionResult, ended_badly, succeeded
+from pawl.tool_registry.domain.journal import Entry, Step, next_step
+from pawl.tool_registry.domain.leases import LeaseWatch
+from pawl.tool_registry.domain.verdict import CallContext
+from pawl.tools import tool
+from pawl.values import EffectClass, Outcome
+from tests.fakes.manual_clock import ManualClock
+from tests.poll import PATIENCE_SECONDS
+from tests.tables import for_each
+
+JOURNALED = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
+BOTH = (False, True)
+
+
+def result(outcome: Outcome) -> ExecutionResult:
+    return ExecutionResult(outcome=outcome, content=b"null")
+
+
+def step(
+    *,
+    fingerprint: str = "f",
+    effect: EffectClass = EffectClass.AT_MOST_ONCE,
+    outcome: Outcome | None = None,
+    unknowns: int = 0,
+    is_own: bool = False,
+    alive: bool = False,
+    resolved: int = 0,
+    unacted: bool = False,
+) -> Step:
+    entry = Entry(
+        fingerprint=fingerprint,
+        effect=effect,
+        unknowns=unknowns,
+        is_own=is_own,
+        is_unacted=unacted,
+        is_holder_alive=alive,
+        result=None if outcome is None else result(outcome),
+    )
+    return next_step(entry, fingerprint="f", unknowns_resolved=resolved)
+
+
+def test_an_ended_call_is_never_run_again() -> None:
+    """Whoever asks, alive or dead, of whatever effect: the one result stands."""
+    ended = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED)
+    for effect, outcome, own, alive, never in itertools.product(JOURNALED, ended, BOTH, BOTH, BOTH):
+        found = step(effect=effect, outcome=outcome, is_own=own, alive=alive, unacted=never, resolved=9)
+        assert found is Step.STORED
+
+
+def test_another_call_under_the_same_id_is_refused() -> None:
+    for outcome, own, alive in itertools.product((None, *Outcome), (False, True), (False, True)):
+        found = step(fingerprint="other", outcome=outcome, is_own=own, alive=alive, unacted=True, resolved=9)
+        assert found is Step.MISMATCH
+
+
+def test_a_call_of_a_living_process_is_waited_for() -> None:
+    for effect in JOURNALED:
+        assert step(effect=effect, alive=True) is Step.ELSEWHERE
+
+
+@for_each("is_own", [False, True])
+def test_a_call_that_was_interrupted_is_asked_about_or_said_to_be_unknown(is_own: bool) -> None:
+    assert step(effect=EffectClass.RECONCILABLE, is_own=is_own, alive=is_own) is Step.RECONCILE
+    assert step(effect=EffectClass.AT_MOST_ONCE, is_own=is_own, alive=is_own) is Step.CONCLUDE_UNKNOWN
+
+
+def test_a_call_runs_if_the_process_knows_that_it_unacted_it() -> None:
+    for effect in JOURNALED:
+        assert step(effect=effect, is_own=True, alive=True, unacted=True) is Step.RUN
+
+
+def test_an_unknown_outcome_runs_again_only_if_each_of_them_was_resolved() -> None:
+    """D9: one finding of an operator does not excuse a second interruption."""
+    assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=0) is Step.STORED
+    assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=1) is Step.RUN
+    assert step(outcome=Outcome.UNKNOWN, unknowns=2, resolved=1) is Step.STORED
+
+
+def test_a_call_cancelled_before_it_began_does_not_begin() -> None:
+    assert step(fingerprint="", outcome=Outcome.CANCELLED) is Step.STORED
+
+
+END = datetime(2026, 1, 1, tzinfo=UTC)
+JUMP = timedelta(seconds=130)
+
+
+def see(watch: LeaseWatch, seconds: float, **ends: datetime) -> list[str]:
+    """Show the leases at that time; gives who is said to have none any more."""
+    watch.see(ends, asked_at=seconds, now=seconds)
+    return watch.unrenewed()[0]
+
+
+def test_a_lease_ends_when_nobody_has_renewed_it_for_a_whole_one() -> None:
+    watch = LeaseWatch(6)
+    assert [see(watch, second, a=END, b=END) for second in range(6)] == [[]] * 6
+    assert see(watch, 6, a=END, b=END + JUMP) == ["a"]
+    assert watch.unrenewed() == (["a"], [END])
+    assert see(watch, 7, b=END + JUMP) == []
+
+
+def test_a_renewal_counts_whichever_way_the_clock_has_jumped() -> None:
+    watch = LeaseWatch(6)
+    for second in range(6):
+        assert see(watch, second, a=END) == []
+    assert see(watch, 6, a=END - JUMP) == []
+    assert [see(watch, second, a=END - JUMP) for second in range(7, 12)] == [[]] * 5
+    assert see(watch, 12, a=END - JUMP) == ["a"]
+
+
+def test_time_in_which_the_record_was_away_does_not_count() -> None:
+    """Who holds a lease could not renew it then."""
+    watch = LeaseWatch(6)
+    for second in range(6):
+        see(watch, second, a=END)
+    assert see(watch, 60, a=END) == []
+    assert [see(watch, 60 + second, a=END) for second in (2, 4, 6)] == [[], [], ["a"]]
+
+
+def test_an_answer_that_took_long_may_be_from_its_beginning() -> None:
+    watch = LeaseWatch(6)
+    watch.see({"a": END}, asked_at=0, now=2)
+    watch.see({"a": END}, asked_at=3, now=9)
+    assert watch.unrenewed() == ([], [])
+    assert [see(watch, second, a=END) for second in (6, 7.9, 8)] == [[], [], ["a"]]
+
+
+@tool
+def look() -> None:
+    """Look."""
+
+
+def job(arguments: str = "a", **changes: Any) -> Job:
+    context = CallContext(
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        call_id=CallId("call"),
+        agent_name="default",
+    )
+    fields: dict[str, Any] = {
+        "context": context,
+        "tool": look,
+        "definition": look.definition,
+        "version": 1,
+        "effect": EffectClass.READ_ONLY,
+        "arguments": {},
+        "resource_keys": (),
+        "timeout_seconds": 1.0,
+        "attempt": 1,
+        "fingerprint": "",
+        "unknowns_resolved": 0,
+        "source": "builtin",
+        "is_of_store": False,
+        "running_version": 1,
+        "arguments_sha256": arguments,
+        "ruled": None,
+        "answers": (),
+        "allowing_rule_id": "",
+        "is_approved": False,
+        "rate_per_minute": 0,
+        "cache_seconds": 10.0,
+    }
+    return Job(**fields | changes)
+
+
+async def test_a_result_is_kept_for_its_time_counted_from_when_the_call_began(clock: ManualClock) -> None:
+    cache = ResultCache(clock.monotonic)
+    cache.put(job(), succeeded(b"1", 4.0))
+    await clock.advance(4.0)
+    found = cache.find(job())
+    assert found is not None
+    assert (found.content, found.note, found.duration_seconds) == (
+        b"1",
+        "From the cache: this result is 8 s old.",
+        0.0,
+    )
+    await clock.advance(2.0)
+    assert cache.find(job()) is None
+    await clock.advance(61)
+    cache.put(job("b"), succeeded(b"1", 0))
+    assert (len(cache._kept), cache._bytes) == (1, 1), "what has expired is swept"
+
+
+def test_another_version_source_or_function_has_its_own_results(clock: ManualClock) -> None:
+    cache = ResultCache(clock.monotonic)
+    cache.put(job(), succeeded(b"1", 0))
+    for changes in ({"version": 2}, {"running_version": 2}, {"source": "mcp:x"}, {"arguments_sha256": "b"}):
+        assert cache.find(job(**changes)) is None
+    assert cache.find(job(cache_seconds=0.0)) is None
+    cache.put(job("error"), ended_badly(Outcome.FAILED, "TOOL_ERROR", "no"))
+    cache.put(job("short", cache_seconds=0.0), succeeded(b"1", 0))
+    assert len(cache._kept) == 1, "nor are errors kept"
+
+
+def test_it_has_a_limit_and_forgets_the_longest_unused(clock: ManualClock) -> None:
+    cache = ResultCache(clock.monotonic, entries_max=3, bytes_max=10)
+    for name in "abc":
+        cache.put(job(name), succeeded(b"1", 0))
+    cache.find(job("a"))
+    cache.put(job("d"), succeeded(b"1", 0))
+    assert cache.find(job("b")) is None
+    assert cache.find(job("a")) is not None
+    cache.put(job("e"), succeeded(b"x" * 9, 0))
+    assert (len(cache._kept), cache._bytes) == (2, 10)
+    cache.put(job("f"), succeeded(b"x" * 11, 0))
+    assert (len(cache._kept), cache._bytes) == (2, 10)
+
+
+async def test_a_timeout_error_of_a_preview_is_not_that_it_takes_too_long() -> None:
+    def preview() -> None:
+        raise TimeoutError("of its own")
+
+    async with PythonRunner(threads_max=1) as runner:
+        with pytest.raises(TimeoutError, match="of its own"):
+            await runner.answer("tool", preview)
+
+
+async def test_a_function_that_raises_stop_iteration_fails_and_leaves_its_place() -> None:
+    tool: Any = SimpleNamespace(bind=lambda *_: lambda: next(iter(())), is_async=False, marks_begun=True)
+    context: Any = None
+    async with PythonRunner(threads_max=1) as runner:
+        for _ in range(2):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                with pytest.raises(RuntimeError, match="StopIteration"):
+                    await runner.start(tool, {}, context).result()
+        assert runner.threads_busy == 0
