@@ -25,6 +25,7 @@ from tests.rpc.tool_registry.registry import (
     all_pages,
     context,
     outcome,
+    proposed,
     refusal,
     running,
 )
@@ -377,8 +378,7 @@ async def test_replicas_write_one_chain_without_gaps_and_each_decision_once(
 async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry: Registry) -> None:
     run = context()
     run.credential_id, run.delegate_user_id = "key_1", "shop"
-    proposed = execution_pb2.ProposedCall(call_id="c1", tool_name="look", tool_version=1, arguments_json=b"{}")
-    await registry.execution.CheckCalls(execution_pb2.CheckCallsRequest(context=run, calls=[proposed]))
+    await registry.verdicts(proposed("c1", "look"), who=run)
     await registry.run("look", {}, call="c1", who=run)
     decision = execution_pb2.RecordedDecision(
         call_id="c1", tool_name="look", tool_version=1, kind=call_pb2.DECISION_KIND_APPROVE, user_id="bob"
