@@ -235,7 +235,13 @@ async def test_entries_are_found_by_operators_of_their_store_by_run_tool_user_ki
     ]
     for fields, found in wanted:
         assert [entry.seq for entry in await listed(registry, **fields)] == found, fields
-    bad: list[dict[str, Any]] = [{"page_size": 1001}, {"page_token": "YXVkaXQ6MV8w"}, {"kind": 9}, {"run_id": "\0"}]
+    bad: list[dict[str, Any]] = [
+        {"page_size": 1001},
+        {"page_token": "YXVkaXQ6MV8w"},
+        {"page_token": "!"},
+        {"kind": 9},
+        {"run_id": "\0"},
+    ]
     bad.append({"since_time": {"seconds": 1 << 60}})
     for fields in bad:
         request = audit_pb2.ListAuditRequest(**fields)
