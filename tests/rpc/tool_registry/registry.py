@@ -188,13 +188,17 @@ class Registry:
         self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, **who: Any
     ) -> execution_pb2.Verdict:
         """Check one call; `arguments` are bytes as written, or a value."""
-        proposed = execution_pb2.ProposedCall(
-            call_id=call, tool_name=tool, tool_version=version, arguments_json=as_json(arguments)
-        )
         names = [entry.definition.name for entry in await self.catalog.visible(ANN)]
-        request = execution_pb2.CheckCallsRequest(context=context(**who), calls=[proposed], known_tool_names=names)
-        (verdict,) = (await self.execution.CheckCalls(request)).verdicts
+        one = proposed(call, tool, arguments, tool_version=version)
+        (verdict,) = await self.verdicts(one, who=context(**who), known_tool_names=names)
         return verdict
+
+    async def verdicts(
+        self, *calls: execution_pb2.ProposedCall, who: Any = None, **more: Any
+    ) -> list[execution_pb2.Verdict]:
+        """Check the calls of one answer of a model."""
+        request = execution_pb2.CheckCallsRequest(context=who or context(), calls=calls, **more)
+        return list((await self.execution.CheckCalls(request)).verdicts)
 
     def stream(
         self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, who: Any = None, **more: Any
@@ -244,6 +248,15 @@ class Registry:
         """Cancel a call."""
         request = execution_pb2.CancelExecutionRequest(context=context(**who), call_id=call, wait_seconds=wait)
         return await self.execution.CancelExecution(request)
+
+
+def proposed(
+    call: str, tool: str, arguments: Any = None, *, tool_version: int = 1, **more: Any
+) -> execution_pb2.ProposedCall:
+    """A call as a model writes it; `arguments` are bytes as written, or a value."""
+    return execution_pb2.ProposedCall(
+        call_id=call, tool_name=tool, tool_version=tool_version, arguments_json=as_json(arguments), **more
+    )
 
 
 def as_json(arguments: Any) -> bytes:

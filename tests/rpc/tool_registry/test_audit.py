@@ -25,6 +25,7 @@ from tests.rpc.tool_registry.registry import (
     all_pages,
     context,
     outcome,
+    proposed,
     refusal,
     running,
 )
@@ -234,7 +235,13 @@ async def test_entries_are_found_by_operators_of_their_store_by_run_tool_user_ki
     ]
     for fields, found in wanted:
         assert [entry.seq for entry in await listed(registry, **fields)] == found, fields
-    bad: list[dict[str, Any]] = [{"page_size": 1001}, {"page_token": "YXVkaXQ6MV8w"}, {"kind": 9}, {"run_id": "\0"}]
+    bad: list[dict[str, Any]] = [
+        {"page_size": 1001},
+        {"page_token": "YXVkaXQ6MV8w"},
+        {"page_token": "!"},
+        {"kind": 9},
+        {"run_id": "\0"},
+    ]
     bad.append({"since_time": {"seconds": 1 << 60}})
     for fields in bad:
         request = audit_pb2.ListAuditRequest(**fields)
@@ -377,8 +384,7 @@ async def test_replicas_write_one_chain_without_gaps_and_each_decision_once(
 async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry: Registry) -> None:
     run = context()
     run.credential_id, run.delegate_user_id = "key_1", "shop"
-    proposed = execution_pb2.ProposedCall(call_id="c1", tool_name="look", tool_version=1, arguments_json=b"{}")
-    await registry.execution.CheckCalls(execution_pb2.CheckCallsRequest(context=run, calls=[proposed]))
+    await registry.verdicts(proposed("c1", "look"), who=run)
     await registry.run("look", {}, call="c1", who=run)
     decision = execution_pb2.RecordedDecision(
         call_id="c1", tool_name="look", tool_version=1, kind=call_pb2.DECISION_KIND_APPROVE, user_id="bob"

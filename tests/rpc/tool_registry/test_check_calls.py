@@ -14,7 +14,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.question import question_tools
 from pawl.tools import Category, EffectClass, Tool, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, refusal, running
+from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, proposed, refusal, running
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (
     execution_pb2.DISPOSITION_RUN,
@@ -146,12 +146,8 @@ async def test_a_call_that_may_not_run_says_why_to_program_and_model(registry: R
         verdict = await registry.check(name, arguments, version=version)
         assert (verdict.disposition, verdict.error_reason, verdict.arguments_json) == (REFUSE, why, b""), name
         assert said in verdict.error_message
-    calls = [
-        execution_pb2.ProposedCall(call_id=f"c{number}", tool_name="write", tool_version=1, arguments_json=raw)
-        for number, raw in enumerate([b'{"path":"a"}', b"{", b"", b'{"path":"b"}'])
-    ]
-    request = execution_pb2.CheckCallsRequest(context=context(), calls=calls)
-    verdicts = (await registry.execution.CheckCalls(request)).verdicts
+    written = enumerate([b'{"path":"a"}', b"{", b"", b'{"path":"b"}'])
+    verdicts = await registry.verdicts(*(proposed(f"c{number}", "write", raw) for number, raw in written))
     found = [(verdict.call_id, verdict.disposition) for verdict in verdicts]
     assert found == [("c0", RUN), ("c1", REFUSE), ("c2", REFUSE), ("c3", RUN)]
 

@@ -15,10 +15,10 @@ from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import (
     Registry,
-    as_json,
     content,
     context,
     outcome,
+    proposed,
     refusal,
     running,
 )
@@ -214,14 +214,9 @@ async def test_a_write_that_is_in_the_batch_already_is_refused(registry: Registr
         ("rare", {"n": "x"}),
         ("rare", {"n": "x"}),
     ]
-    proposed = [
-        execution_pb2.ProposedCall(call_id=f"c{n}", tool_name=name, tool_version=1, arguments_json=as_json(arguments))
-        for n, (name, arguments) in enumerate(calls, 1)
-    ]
-    request = execution_pb2.CheckCallsRequest(context=context(), calls=proposed)
     duplicate, invalid = "DUPLICATE_CALL", "INVALID_ARGUMENTS"
     for _ in range(2):
-        verdicts = (await registry.execution.CheckCalls(request)).verdicts
+        verdicts = await registry.verdicts(*(proposed(f"c{n}", *call) for n, call in enumerate(calls, 1)))
         reasons = [verdict.error_reason for verdict in verdicts]
         assert reasons == ["", "", "", "", duplicate, "", duplicate, invalid, invalid]
     assert (verdicts[4].disposition, verdicts[4].arguments_json) == (execution_pb2.DISPOSITION_REFUSE, b"")

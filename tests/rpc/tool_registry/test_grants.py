@@ -14,7 +14,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tools import Tool, tool
 from pawl.values import Category, EffectClass
-from tests.rpc.tool_registry.registry import Registry, as_json, context, outcome, refusal, running
+from tests.rpc.tool_registry.registry import Registry, context, outcome, proposed, refusal, running
 
 RUN, APPROVE, REFUSE = (
     execution_pb2.DISPOSITION_RUN,
@@ -62,11 +62,7 @@ async def check(
     registry: Registry, call: str, of: call_pb2.Series | None, name: str = "pay", amount: int = 1, **who: Any
 ) -> execution_pb2.Verdict:
     arguments = {"amount": amount} if name == "pay" else {}
-    proposed = execution_pb2.ProposedCall(
-        call_id=call, tool_name=name, tool_version=1, arguments_json=as_json(arguments), series=of
-    )
-    request = execution_pb2.CheckCallsRequest(context=context(**who), calls=[proposed])
-    (verdict,) = (await registry.execution.CheckCalls(request)).verdicts
+    (verdict,) = await registry.verdicts(proposed(call, name, arguments, series=of), who=context(**who))
     return verdict
 
 

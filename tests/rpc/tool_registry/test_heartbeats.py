@@ -25,7 +25,7 @@ from pawl.tools import (
 from pawl.worker import CallContext, Worker
 from tests.rpc.tool_registry import process_tools
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, mcp_registry, policy
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, refusal, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, proposed, reason, refusal, running
 from tests.rpc.tool_registry.test_worker_library import KEY, OPTIONS, working
 
 
@@ -220,13 +220,8 @@ async def test_a_verdict_says_what_a_tool_says_of_the_background(database_url: s
             for name, verdict in verdicts.items()
         }
         assert said == {"look": (60, 2 * HOUR, False), "look_again": (60, 0, False), "stay": (0, 0, True)}
-        proposed = execution_pb2.ProposedCall(call_id="c", tool_name="look", tool_version=1)
-        request = execution_pb2.CheckCallsRequest(
-            context=of_job(),
-            calls=[proposed],
-            execute_reads=execution_pb2.ExecuteReads(timeout_seconds=7000, timeout_seconds_max=7000),
-        )
-        (verdict,) = (await registry.execution.CheckCalls(request)).verdicts
+        reads = execution_pb2.ExecuteReads(timeout_seconds=7000, timeout_seconds_max=7000)
+        (verdict,) = await registry.verdicts(proposed("c", "look"), who=of_job(), execute_reads=reads)
         assert verdict.timeout_seconds == 2 * HOUR
         assert HOUR < float(content(verdict.result)) <= 7000, "a read that runs with its check has that time, too"
 

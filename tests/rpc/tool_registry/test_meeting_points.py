@@ -14,7 +14,7 @@ from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tools import Tool, ToolContext, tool
 from pawl.values import Category, EffectClass
-from tests.rpc.tool_registry.registry import Registry, as_json, content, context, outcome, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, proposed, running
 
 RUN, APPROVE = execution_pb2.DISPOSITION_RUN, execution_pb2.DISPOSITION_APPROVE
 TOWN = [execution_pb2.Answer(question="In which town?", answer="Delft")]
@@ -76,14 +76,7 @@ async def check(
     **fields: Any,
 ) -> list[execution_pb2.Verdict]:
     """Check a batch of calls of one tool."""
-    proposed = [
-        execution_pb2.ProposedCall(
-            call_id=call, tool_name=tool, tool_version=1, arguments_json=as_json(arguments), **fields
-        )
-        for call in calls
-    ]
-    request = execution_pb2.CheckCallsRequest(context=who or context(), calls=proposed)
-    return list((await registry.execution.CheckCalls(request)).verdicts)
+    return await registry.verdicts(*(proposed(call, tool, arguments, **fields) for call in calls), who=who)
 
 
 async def test_a_question_is_no_result_and_its_answer_is_for_one_call(registry: Registry) -> None:

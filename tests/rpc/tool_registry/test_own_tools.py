@@ -11,7 +11,7 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tools import Category, EffectClass, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, running
+from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, proposed, reason, running
 
 OFFER, APPROVE, REFUSE = (
     execution_pb2.DISPOSITION_OFFER,
@@ -52,15 +52,7 @@ async def refused(registry: Registry, *definitions: tool_pb2.ToolDefinition) -> 
 async def judge(
     registry: Registry, own: tool_pb2.OwnTool, arguments: bytes = b"{}", *, call: str = "call", name: str = ""
 ) -> execution_pb2.Verdict:
-    proposed = execution_pb2.ProposedCall(
-        call_id=call,
-        tool_name=name or own.definition.name,
-        tool_version=1,
-        arguments_json=arguments,
-        own_tool=own,
-    )
-    request = execution_pb2.CheckCallsRequest(context=context(), calls=[proposed])
-    (verdict,) = (await registry.execution.CheckCalls(request)).verdicts
+    (verdict,) = await registry.verdicts(proposed(call, name or own.definition.name, arguments, own_tool=own))
     return verdict
 
 

@@ -15,7 +15,15 @@ from pawl.tool_registry.app.execution import executor
 from pawl.tools import Category, Tool, ToolContext, ToolError, tool
 from pawl.values import EffectClass
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, as_json, content, context, eventually, outcome, refusal, running
+from tests.rpc.tool_registry.registry import (
+    Registry,
+    content,
+    eventually,
+    outcome,
+    proposed,
+    refusal,
+    running,
+)
 from tests.rpc.tool_registry.test_audit import listed, said
 from tests.rpc.tool_registry.test_rules import ALLOW, make
 
@@ -74,15 +82,8 @@ class Tools:
 
 async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool = True) -> list[execution_pb2.Verdict]:
     """Check calls, each given as id, tool and arguments, and have them run if they only read."""
-    request = execution_pb2.CheckCallsRequest(
-        context=context(),
-        calls=[
-            execution_pb2.ProposedCall(call_id=call, tool_name=name, tool_version=1, arguments_json=as_json(arguments))
-            for call, name, arguments in calls
-        ],
-        execute_reads=execution_pb2.ExecuteReads(timeout_seconds=10, timeout_seconds_max=100) if reads else None,
-    )
-    return list((await registry.execution.CheckCalls(request)).verdicts)
+    timeouts = execution_pb2.ExecuteReads(timeout_seconds=10, timeout_seconds_max=100) if reads else None
+    return await registry.verdicts(*(proposed(*call) for call in calls), execute_reads=timeouts)
 
 
 async def until_read(registry: Registry, call: str, name: str) -> execution_pb2.Verdict:
@@ -174,8 +175,7 @@ async def test_what_takes_longer_runs_once_and_its_result_is_for_who_executes_it
 
 async def test_a_timeout_below_zero_is_refused(registry: Registry) -> None:
     reads = execution_pb2.ExecuteReads(timeout_seconds=-1, timeout_seconds_max=10)
-    request = execution_pb2.CheckCallsRequest(context=context(), execute_reads=reads)
-    assert await refusal(registry.execution.CheckCalls(request)) == "INVALID_FIELD"
+    assert await refusal(registry.verdicts(execute_reads=reads)) == "INVALID_FIELD"
 
 
 async def test_what_asks_somebody_is_asked_for_again(registry: Registry) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import StoreId
+from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
+from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, running
@@ -107,6 +113,69 @@ async def test_a_thread_that_runs_on_after_its_time_keeps_its_key(replicas: list
     files.thread_release.set()
     assert outcome(await asked) == "SUCCEEDED"
     assert files.edits == ["held", "written late", "acme/x"]
+
+
+async def test_a_taking_that_the_database_gives_up_for_a_deadlock_is_tried_again(
+    replicas: list[Registry], database_url: str
+) -> None:
+    admin, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    row = "INSERT INTO tool_registry.resource_locks VALUES ('acme', $1, 'other', 'dead')"
+
+    async def waits() -> bool:
+        return bool(
+            await admin.fetchval("SELECT true FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid)
+        )
+
+    async with Database(database_url, application_name="test") as database:
+        locks = PostgresResourceLocks(database, instance_id=replicas[0].instance_id, watch=LeaseWatch(30))
+        pid = other.get_server_pid()
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(row, "path:b")
+        async with AsyncExitStack() as stack:
+            holding = asyncio.ensure_future(
+                stack.enter_async_context(locks.hold(StoreId("acme"), ["path:a", "path:b"], "call"))
+            )
+            await until(waits)
+            # Now each waits for the other, until the database gives up one of them.
+            with suppress(asyncpg.DeadlockDetectedError):
+                await other.execute(row, "path:a")
+            await transaction.rollback()
+            await holding
+    await none_held(database_url)
+    await other.close()
+    await admin.close()
+
+
+async def test_a_lock_acquisition_whose_commit_outlives_its_connection_is_released(
+    replicas: list[Registry], database_url: str
+) -> None:
+    async def commits() -> bool:
+        return bool(await admin.fetchval("SELECT true FROM pg_locks WHERE objid = 7 AND NOT granted"))
+
+    async def hold(locks: PostgresResourceLocks) -> None:
+        async with locks.hold(StoreId("acme"), ["path:x"], "slow"):
+            raise AssertionError("a call runs without its key")
+
+    admin = await asyncpg.connect(database_url)
+    await admin.execute(
+        "CREATE FUNCTION pg_temp.wait() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;"
+        " CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON tool_registry.resource_locks DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW WHEN (new.holder LIKE 'slow%') EXECUTE FUNCTION pg_temp.wait()"
+    )
+    async with Database(database_url, application_name="test") as database:
+        locks = PostgresResourceLocks(database, instance_id=replicas[0].instance_id, watch=LeaseWatch(30))
+        await admin.execute("SELECT pg_advisory_lock(7)")
+        holding = asyncio.ensure_future(hold(locks))
+        await until(commits)
+        database._cut()
+        await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; a mistake would show in this time.
+        await admin.execute("SELECT pg_advisory_unlock(7)")
+        with pytest.raises(DependencyUnavailable):
+            await holding
+    await none_held(database_url)
+    await admin.close()
 
 
 async def test_calls_with_common_keys_never_overlap_nor_block_each_other_for_ever(

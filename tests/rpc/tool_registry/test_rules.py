@@ -18,9 +18,9 @@ from tests.rpc.tool_registry.registry import (
     FOR_ANN,
     Registry,
     all_pages,
-    as_json,
     context,
     outcome,
+    proposed,
     refusal,
     running,
 )
@@ -78,11 +78,7 @@ async def test_an_allowed_call_runs_without_approval_until_its_rule_is_revoked(r
     verdict = await registry.check("pay")
     assert (verdict.disposition, verdict.rule_id, verdict.digest) == (RUN, rule_id, "")
     await registry.check("pay", call="two")
-    edited = execution_pb2.ProposedCall(
-        call_id="edited", tool_name="pay", tool_version=1, arguments_json=as_json({}), edited=True
-    )
-    request = execution_pb2.CheckCallsRequest(context=context(), calls=[edited])
-    (edit,) = (await registry.execution.CheckCalls(request)).verdicts
+    (edit,) = await registry.verdicts(proposed("edited", "pay", edited=True))
     assert (edit.disposition, bool(edit.digest)) == (APPROVE, True), "no rule allows what a reviewer edited"
     assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
     await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))

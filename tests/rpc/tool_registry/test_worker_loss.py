@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 import grpc
 import pytest
+from tests.rpc.tool_registry.digests import digest_of
 
 from pawl.chassis.database import Database
 from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2, worker_pb2
@@ -17,7 +18,6 @@ from pawl.tool_registry.app.workers.workers import WorkerOptions
 from tests.poll import until
 from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpose, Status, attached, definition
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
-from tests.rpc.tool_registry.world import digest_of
 
 # Long enough for a test's steps, short enough to wait for its end.
 BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
@@ -83,6 +83,19 @@ async def answer(worker: AttachedWorker, call: worker_pb2.Invocation, **outcome:
     while not isinstance(frame := await worker.next(), worker_pb2.ResultReceipt):
         assert isinstance(frame, worker_pb2.WorkerHeartbeatAnswer | worker_pb2.InvocationCancel)
     return frame.status
+
+
+async def test_what_may_happen_once_is_of_unknown_outcome(registry: Registry) -> None:
+    async with attached(registry, AT_MOST_ONCE) as first, attached(registry, AT_MOST_ONCE, worker="w2") as second:
+        asked, _ = await begun(registry, first)
+        first.vanish()
+        while not asked.done():
+            await second.beat()
+            await asyncio.wait({asked}, timeout=BRIEF.lease_seconds / 5)
+        assert outcome(await asked) == UNKNOWN
+        await second.send(drain=worker_pb2.WorkerDrain())
+        assert await second.ended() is grpc.StatusCode.OK  # It was asked nothing.
+    assert outcome(await registry.run("charge")) == UNKNOWN
 
 
 async def test_a_worker_that_comes_back_keeps_its_call(lasting: Registry) -> None:
@@ -290,6 +303,30 @@ async def test_nothing_of_a_call_is_kept_when_it_is_over(database_url: str, last
             return tuple(row or ()) == ("DONE", b"", None)
 
         await until(is_empty)
+
+
+async def test_a_call_is_not_lost_with_the_answer_to_a_claim(
+    lasting: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker lives, and holds a call by the record that it was never sent."""
+    async with (
+        Database(database_url, application_name="test") as database,
+        attached(lasting, AT_MOST_ONCE) as worker,
+    ):
+
+        async def is_waiting() -> bool:
+            return bool(await database.fetchval("SELECT 1 FROM tool_registry.worker_calls WHERE state = 'WAITING'"))
+
+        asked, call = await begun(lasting, worker)
+        following = asyncio.ensure_future(lasting.run("charge", call="call_2"))
+        await until(is_waiting)
+        faults = break_statement(monkeypatch, "claim", is_done=True, times=1)
+        assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await asked) == "SUCCEEDED"
+        later = await invocation(worker)
+        assert (later.call_id, faults) == ("call_2", [])
+        assert await answer(worker, later) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await following) == "SUCCEEDED"
 
 
 async def test_a_call_whose_record_stays_broken_is_of_unknown_outcome(

@@ -13,6 +13,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2, worker_pb2
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tools import Category, tool
+from tests.poll import until
 from tests.rpc.tool_registry.attached import Purpose, Status, attached, definition, hello, stream
 from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
 
@@ -256,3 +257,31 @@ async def test_a_worker_of_an_older_version_does_not_bring_it_back(registry: Reg
         async with attached(registry, old, worker="old3"):
             found = (await registry.ann.GetTool(request)).tool
             assert (found.version, found.definition.description) == (3, old.description)
+
+
+async def test_a_worker_that_was_rolled_back_and_forward_gets_its_calls(database_url: str, tmp_path: Path) -> None:
+    """Its definition is not older because it was there before; it counts when the other one has no worker left."""
+    old, new = definition(), definition(description="Charge an amount, better.")
+    options = WorkerOptions(lease_seconds=1.0, poll_seconds=0.05)
+    async with running(database_url, tmp_path, worker_options=options) as registry:
+
+        async def version() -> int:
+            return int((await registry.ann.GetTool(tool_pb2.GetToolRequest(name="charge"))).tool.version)
+
+        async def is_in_force() -> bool:
+            await forward.beat()
+            return await version() == 4
+
+        for each, last in ((old, 1), (new, 2)):
+            async with attached(registry, each, worker="first") as worker:
+                await worker.send(drain=worker_pb2.WorkerDrain())
+                await worker.ended()
+            assert await version() == last
+        async with attached(registry, old, worker="back") as back, attached(registry, new, worker="forward") as forward:
+            assert await version() == 3
+            await back.send(drain=worker_pb2.WorkerDrain())
+            await back.ended()
+            await until(is_in_force)
+            asked = asyncio.ensure_future(registry.run("charge", version=4))
+            await forward.answer(await forward.invocation(), "new")
+            assert content(await asked) == "new"

@@ -365,12 +365,9 @@ def test_a_document_that_cannot_be_used_is_refused(text: str, says: str) -> None
 
 @for_each("target", ["https://evil.example/x", "other.yaml#/a", "#/nowhere", "#/components/schemas/A"])
 def test_references_to_elsewhere_nowhere_and_in_a_circle_are_not_followed(target: str) -> None:
-    document = {
-        "openapi": "3.1.0",
-        "servers": [{"url": "https://a.example"}],
-        "paths": {"/a": {"get": {"operationId": "a", "parameters": [{"$ref": target}]}}},
-        "components": {"schemas": {"A": {"$ref": "#/components/schemas/A"}}},
-    }
+    paths = {"/a": {"get": {"operationId": "a", "parameters": [{"$ref": target}]}}}
+    components = {"schemas": {"A": {"$ref": "#/components/schemas/A"}}}
+    document = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths, "components": components}
     tools, (left,) = read(json.dumps(document))
     assert (tools, left.name) == ({}, "a")
 
@@ -485,12 +482,8 @@ def large_document(operations: int = 300) -> dict[str, Any]:
 
     paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
     paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
-    return {
-        "openapi": "3.0.0",
-        "servers": [{"url": "https://a.example"}],
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
+    servers = [{"url": "https://a.example"}]
+    return {"openapi": "3.0.0", "servers": servers, "paths": paths, "components": {"schemas": schemas}}
 
 
 def test_of_a_large_document_what_was_chosen_is_kept() -> None:
