@@ -25,7 +25,7 @@ from bench.figures import Figure, NotMeasured
 from bench.processes import cpu_seconds, resident_mib
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc.client import open_channel
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite

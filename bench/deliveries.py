@@ -22,8 +22,8 @@ from bench.options import Options
 from bench.percentiles import percentile
 from bench.subjects import Pawl
 from bench.world import pawl, scratch
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.tasks import within
+from pawl.chassis.process.tasks import within
+from pawl.chassis.rpc.client import open_channel
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub

@@ -33,7 +33,7 @@ from bench.differences import difference
 from bench.world import scratch
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.chassis.key_rows import SECRET_BYTES, secret_of
+from pawl.chassis.identity.key_rows import SECRET_BYTES, secret_of
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.launcher import Suite, SuiteOptions

@@ -26,7 +26,7 @@ from bench.database import connect, slow_disk
 from bench.figures import Figure, NotMeasured
 from bench.percentiles import percentile
 from bench.processes import cpu_seconds, machine_cpu_seconds
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc.client import open_channel
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub

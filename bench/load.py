@@ -15,7 +15,7 @@ import grpc
 
 from bench.subjects import START
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
-from pawl.chassis.status import from_rpc_error
+from pawl.chassis.rpc.status import from_rpc_error
 from pawl.event.v1 import run_pb2
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"

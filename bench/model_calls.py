@@ -19,9 +19,9 @@ import msgspec
 import openai
 import uvloop
 
-from pawl.agent_loop.adapters.model.answer import Answer
-from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.domain.model import ModelRequest
+from pawl.agent_loop.model.answer import Answer
+from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.request import ModelRequest
 
 _USER: Final = {"role": "user", "content": "What is under item-1?"}
 _TOOL: Final = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}

@@ -17,7 +17,7 @@ from bench import environments
 from bench.database import connect
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc.client import open_channel
 from pawl.event.v1 import run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.services import STAGES, ServiceSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.domain.audit import AuditDraft
+from pawl.tool_registry.audit.recorder import AuditTrail
+from pawl.tool_registry.audit.rules import AuditDraft
 
 
 async def _write(self: AuditTrail, drafts: Sequence[AuditDraft]) -> None:

@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pawl.chassis.roles import CALLERS, ROLES, Role
-from pawl.job_store.domain import call_table, run_table
+from pawl.chassis.identity.roles import CALLERS, ROLES, Role
+from pawl.job_store.ledger.rules import call_table, run_table
 from pawl.values import CallState
 
 StateT = TypeVar("StateT", bound=Enum)

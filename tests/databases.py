@@ -17,8 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
-from pawl.chassis.database import Connection, Database
-from pawl.chassis.tasks import end
+from pawl.chassis.db.database import Connection, Database
+from pawl.chassis.process.tasks import end
 
 
 class ServiceDatabase:

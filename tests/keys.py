@@ -9,9 +9,9 @@ from typing import Any, Final, Self
 import grpc
 import msgspec
 
-from pawl.chassis.auth import service_principal
-from pawl.chassis.credentials import ApiKey, KeyAuthenticator, parse_keys
-from pawl.chassis.key_rows import digest_of
+from pawl.chassis.identity.auth import service_principal
+from pawl.chassis.identity.credentials import ApiKey, KeyAuthenticator, parse_keys
+from pawl.chassis.identity.key_rows import digest_of
 
 LOCAL_KEY: Final = "local-key-of-the-tests"
 SERVICE_KEY: Final = "service-key-of-the-tests"

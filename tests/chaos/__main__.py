@@ -10,7 +10,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from pawl.chassis import logs
+from pawl.chassis.process import logs
 from tests.chaos import faults
 from tests.chaos.play import LEAST, Game, play
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from pawl.agent.v1 import agent_pb2_grpc, types_pb2
-from pawl.chassis.status import from_rpc_error
+from pawl.chassis.rpc.status import from_rpc_error
 from tests.chaos.history import History, Kind, Operation, Outcome
 from tests.simulation.record import run_state
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
-from pawl.job_store.domain.jobs import GENERATIONS_MAX, PROGRESS_TURNS_MAX
+from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, PROGRESS_TURNS_MAX
 from pawl.notify.v1 import notify_pb2
 from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from pawl.chassis import logs
+from pawl.chassis.process import logs
 from pawl.event.v1 import event_pb2, run_pb2
 from tests.chaos import faults, unmended
 from tests.chaos.checkers import judge

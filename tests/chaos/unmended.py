@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pawl.chassis
-from pawl.agent_loop.app import drive
-from pawl.chassis import database, database_heartbeat
+from pawl.agent_loop.loop import drive
+from pawl.chassis.db import database
+from pawl.chassis.db import heartbeat as database_heartbeat
 from tests.chaos.world import SERVICES
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.agent_ledger import AgentLedger
+from pawl.agent_loop.agents.ledger import AgentLedger
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.job_store.adapters.agents import PostgresAgents
-from pawl.job_store.adapters.usage import PostgresUsage
-from pawl.job_store.app.agents import Agents
-from pawl.job_store.app.reading import Page
-from pawl.job_store.domain.agents import AgentRow, AgentVersionRow, Save, SaveDraft
-from pawl.job_store.domain.usage import UsedOnDay
-from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, AgentServicer, daily_tokens_max
+from pawl.job_store.agents.agents import Agents
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, daily_tokens_max
+from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
+from pawl.job_store.agents.store import PostgresAgents
+from pawl.job_store.ledger.reading import Page
+from pawl.job_store.ledger.rules.usage import UsedOnDay
+from pawl.job_store.ledger.store.usage import PostgresUsage
 from tests.simulation.job_store import Channel, answer
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)

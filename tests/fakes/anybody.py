@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from pawl.chassis.auth import Principal, local_principal
-from pawl.chassis.credentials import KeyAuthenticator
-from pawl.chassis.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
+from pawl.chassis.identity.auth import Principal, local_principal
+from pawl.chassis.identity.credentials import KeyAuthenticator
+from pawl.chassis.identity.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
 
 
 class Anybody(KeyAuthenticator):

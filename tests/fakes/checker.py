@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.fact import OutputChecked
-from pawl.agent_loop.domain.parts import FilePart
-from pawl.agent_loop.domain.run import Run
-from pawl.agent_loop.domain.tool import Tool, Verdict
-from pawl.chassis.auth import Principal
+from pawl.agent_loop.agents.rules import OfferedTool
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules.fact import OutputChecked
+from pawl.agent_loop.loop.rules.parts import FilePart
+from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.loop.rules.tool import Tool, Verdict
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId
 from pawl.errors import DependencyUnavailable, DocumentNotFound, InvalidArguments, InvalidSchema, ToolExists
 from pawl.event.v1.call_pb2 import Call

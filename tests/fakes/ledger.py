@@ -8,22 +8,22 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from pawl.agent_loop.adapters import wire, wire_events
-from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.command import CommandKind
-from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, Undo
-from pawl.agent_loop.domain.tool import Tool
-from pawl.chassis.auth import Principal
+from pawl.agent_loop.loop import wire, wire_events
+from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.command import CommandKind
+from pawl.agent_loop.loop.rules.message import Message
+from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunOptions, Undo
+from pawl.agent_loop.loop.rules.tool import Tool
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, IdSource, RunKey
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
-from pawl.job_store.app.ports import Limits
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import ConversationKey, RunRow
-from pawl.job_store.rpc import messages, operations
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rpc import messages, operations
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.values import CommandOutcome
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from pawl.agent_loop.app.public_ports import LiveSubscription
+from pawl.agent_loop.api.ports import LiveSubscription
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import event_pb2
 

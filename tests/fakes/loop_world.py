@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Claim
-from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.app.worker import Worker, WorkerLimits
-from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.command import Decide, ToolResult
-from pawl.agent_loop.domain.run import RunFailure
-from pawl.agent_loop.domain.tool import Verdict
+from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.ports import Claim
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.command import Decide, ToolResult
+from pawl.agent_loop.loop.rules.run import RunFailure
+from pawl.agent_loop.loop.rules.tool import Verdict
+from pawl.agent_loop.loop.run_tasks import WorkerDependencies
+from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import LeaseLost, RunEnded
 from pawl.values import ENDED, CallState, DecisionKind, Usage

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from pawl.agent_loop.domain.model import (
+from pawl.agent_loop.model.request import (
     CallPiece,
     Finished,
     ModelError,

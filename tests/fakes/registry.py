@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.ports import CallContext
-from pawl.agent_loop.domain.call import CallResult
-from pawl.agent_loop.domain.fact import OutputChecked
-from pawl.agent_loop.domain.run import PinnedTool
-from pawl.agent_loop.domain.tool import (
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.ports import CallContext
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import OutputChecked
+from pawl.agent_loop.loop.rules.run import PinnedTool
+from pawl.agent_loop.loop.rules.tool import (
     ExecutionPiece,
     ExecutionResult,
     ProposedCall,
@@ -28,7 +28,7 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.chassis.ids import CallId, StoreId
-from pawl.chassis.tasks import shield
+from pawl.chassis.process.tasks import shield
 from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
 from pawl.tool.v1 import tool_pb2
 from pawl.values import (

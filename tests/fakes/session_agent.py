@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
-from pawl.chassis.status import abort
+from pawl.chassis.rpc.status import abort
 from pawl.client.session import FRAME_BYTES_MAX
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from pawl.chassis import logs
+from pawl.chassis.process import logs
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.leaks.load import people

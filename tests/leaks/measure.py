@@ -14,7 +14,7 @@ from typing import Final
 import asyncpg
 import psutil
 
-from pawl.chassis.database_kept import KeptConnections
+from pawl.chassis.db.kept import KeptConnections
 
 _SETTLE_SECONDS_MAX: Final = 60.0
 # Of tool-registry, which listens for the calls of workers on one that has run nothing else.

@@ -12,11 +12,11 @@ from random import Random
 from typing import Any
 
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.job_store.app.reading import PendingFilter, RunFilter
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import ConversationKey
-from pawl.job_store.domain.states import WaitReason
-from pawl.job_store.domain.waiting import Situation, explain
+from pawl.job_store.ledger.reading import PendingFilter, RunFilter
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.rows import ConversationKey
+from pawl.job_store.ledger.rules.states import WaitReason
+from pawl.job_store.ledger.rules.waiting import Situation, explain
 from pawl.values import CallState
 from tests.ledger.commands import STORES, Chooser, Pick
 from tests.ledger.model import LIMITS, Model, Row

@@ -7,18 +7,28 @@ from typing import Any
 
 from pawl.chassis.ids import CallKey, RequestId, RunKey
 from pawl.event.v1 import run_pb2
-from pawl.job_store.domain import inbox
-from pawl.job_store.domain.attention import ReportCrash
-from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Cancel, Command, Progress, Redrive, Resolve, Send, Steer, ToolResult, TopUp
-from pawl.job_store.domain.commit import Commit, NewMessage
-from pawl.job_store.domain.conversations import UpdateConversation
-from pawl.job_store.domain.decisions import Decide
-from pawl.job_store.domain.delegation import Delegation
-from pawl.job_store.domain.events import OwnerEvent
-from pawl.job_store.domain.offers import LeaseOffer
-from pawl.job_store.domain.states import Sharing
-from pawl.job_store.domain.submit import Submit
+from pawl.job_store.ledger.rules import inbox
+from pawl.job_store.ledger.rules.attention import ReportCrash
+from pawl.job_store.ledger.rules.calls import CallChange
+from pawl.job_store.ledger.rules.command import (
+    Cancel,
+    Command,
+    Progress,
+    Redrive,
+    Resolve,
+    Send,
+    Steer,
+    ToolResult,
+    TopUp,
+)
+from pawl.job_store.ledger.rules.commit import Commit, NewMessage
+from pawl.job_store.ledger.rules.conversations import UpdateConversation
+from pawl.job_store.ledger.rules.decisions import Decide
+from pawl.job_store.ledger.rules.delegation import Delegation
+from pawl.job_store.ledger.rules.events import OwnerEvent
+from pawl.job_store.ledger.rules.offers import LeaseOffer
+from pawl.job_store.ledger.rules.states import Sharing
+from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import CallState, DecisionKind, DecisionRight, LeaseAction, MessagePolicy, RunState, StopCause
 from tests.ledger.commands import CALLS
 from tests.ledger.model import Row

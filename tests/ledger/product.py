@@ -14,16 +14,16 @@ from msgspec.structs import astuple
 from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import PawlError
 from pawl.event.v1 import event_pb2, run_pb2
-from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ports import Operation
-from pawl.job_store.app.reading import Claimed
-from pawl.job_store.domain.approval import Decision
-from pawl.job_store.domain.attention import Quarantine
-from pawl.job_store.domain.command import Receipt
-from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow, ConversationRow, LastCommit, RunRow
-from pawl.job_store.domain.submit import Submitted
-from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.ports import Operation
+from pawl.job_store.ledger.reading import Claimed
+from pawl.job_store.ledger.rules.approval import Decision
+from pawl.job_store.ledger.rules.attention import Quarantine
+from pawl.job_store.ledger.rules.command import Receipt
+from pawl.job_store.ledger.rules.offers import Leased, ReleaseOffers, RenewOffers
+from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow, LastCommit, RunRow
+from pawl.job_store.ledger.rules.submit import Submitted
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row
 from tests.ledger.operations import operation
 from tests.ledger.stores import Store

@@ -15,22 +15,22 @@ from typing import Any
 import asyncpg
 from msgspec.structs import replace
 
-from pawl.chassis import database as postgres
+from pawl.chassis.db import database as postgres
 from pawl.chassis.ids import IdSource, RunKey
-from pawl.job_store.adapters import tables as columns
-from pawl.job_store.adapters.attention import PostgresAttentionRepository
-from pawl.job_store.adapters.columns import Columns
-from pawl.job_store.adapters.journal import PostgresJournal
-from pawl.job_store.adapters.leases import PostgresLeases
-from pawl.job_store.adapters.reads import PostgresReads
-from pawl.job_store.adapters.upkeep import PostgresOfferRepository
-from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ports import AttentionRepository, Journal, OfferRepository
-from pawl.job_store.app.reading import Leases, Reads
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import ConversationKey
-from pawl.job_store.rpc.events import encode_event
-from pawl.job_store.rpc.messages import usage_of
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.ports import AttentionRepository, Journal, OfferRepository
+from pawl.job_store.ledger.reading import Leases, Reads
+from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rpc.messages import usage_of
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.rows import ConversationKey
+from pawl.job_store.ledger.store import tables as columns
+from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
+from pawl.job_store.ledger.store.columns import Columns
+from pawl.job_store.ledger.store.journal import PostgresJournal
+from pawl.job_store.ledger.store.leases import PostgresLeases
+from pawl.job_store.ledger.store.reads import PostgresReads
+from pawl.job_store.ledger.store.upkeep import PostgresOfferRepository
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
 from tests.simulation.job_store import Unmetered

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
-from pawl.job_store.adapters.loading import load
-from pawl.job_store.domain.unit_of_work import RowKeys
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys
+from pawl.job_store.ledger.store.loading import load
 from tests.fakes.manual_clock import ManualClock
 from tests.ledger.commands import Chooser
 from tests.ledger.game import MOVES, game, walk

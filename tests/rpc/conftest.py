@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.rpc_interceptor import Method
+from pawl.chassis.rpc.interceptor import Method
 from pawl.errors import PawlError
 from tests import contract
 

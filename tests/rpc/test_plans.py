@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pawl.tool_registry.adapters import postgres as tool_registry
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.job_store import adapters as job_store
 from pawl.notifier import adapters as notifier
-from pawl.tool_registry.adapters import postgres as tool_registry
 from tests.databases import ServiceDatabase, planned
 
 

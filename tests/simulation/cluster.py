@@ -6,33 +6,33 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
-from pawl.agent_loop.adapters.trigger_ledger import TriggerLedger
-from pawl.agent_loop.adapters.wakeups import BusWakeups
-from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.app.schedules import Schedules as AgentLoopSchedules
-from pawl.agent_loop.app.session_stream import SessionTimes
-from pawl.agent_loop.app.starting import Starting
-from pawl.agent_loop.app.triggers import Triggers as AgentLoopTriggers
-from pawl.agent_loop.app.worker import Worker, WorkerLimits
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.live import BusEvents
+from pawl.agent_loop.api.session_stream import SessionTimes
+from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.options import RunDefaults
+from pawl.agent_loop.loop.run_tasks import WorkerDependencies
+from pawl.agent_loop.loop.wakeups import BusWakeups
+from pawl.agent_loop.loop.worker import Worker, WorkerLimits
+from pawl.agent_loop.schedules.ledger import ScheduleLedger
+from pawl.agent_loop.schedules.schedules import Schedules as AgentLoopSchedules
+from pawl.agent_loop.schedules.starting import Starting
+from pawl.agent_loop.triggers.ledger import TriggerLedger
+from pawl.agent_loop.triggers.triggers import Triggers as AgentLoopTriggers
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
-from pawl.chassis.lifecycle import Background
+from pawl.chassis.process.lifecycle import Background
 from pawl.errors import TooLarge
-from pawl.job_store.adapters.announcer import NatsAnnouncer
-from pawl.job_store.app.ports import Limits as JobStoreLimits
-from pawl.job_store.app.schedules import Schedules
-from pawl.job_store.app.triggers import Triggers
-from pawl.job_store.domain import inbox
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
-from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer, TriggerServicer
+from pawl.job_store.ledger.announcer import NatsAnnouncer
+from pawl.job_store.ledger.ports import Limits as JobStoreLimits
+from pawl.job_store.ledger.rules import inbox
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
+from pawl.job_store.schedules.schedules import Schedules
+from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
+from pawl.job_store.triggers.triggers import Triggers
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.checker import FakeChecker

@@ -7,10 +7,17 @@ from datetime import datetime
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.labels import has_all
 from pawl.errors import ConversationNotFound
-from pawl.job_store.app.reading import ConversationFilter, Page
-from pawl.job_store.domain.rows import ClientKey, ConversationKey, ConversationRow, RequestKey, RequestRow, Segment
-from pawl.job_store.domain.search import words
-from pawl.job_store.rpc.messages import text_of
+from pawl.job_store.ledger.reading import ConversationFilter, Page
+from pawl.job_store.ledger.rpc.messages import text_of
+from pawl.job_store.ledger.rules.rows import (
+    ClientKey,
+    ConversationKey,
+    ConversationRow,
+    RequestKey,
+    RequestRow,
+    Segment,
+)
+from pawl.job_store.ledger.rules.search import words
 from tests.simulation.store import Database
 
 

@@ -8,12 +8,12 @@ from typing import Any
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message_factory import GetMessageClass
 
-from pawl.chassis import auth
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity import auth
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.job_store.adapters.metrics import PrometheusMeter
-from pawl.job_store.app.ports import Announcer, Limits, Ports
+from pawl.chassis.process.metrics import Metrics
+from pawl.job_store.ledger.metrics import PrometheusMeter
+from pawl.job_store.ledger.ports import Announcer, Limits, Ports
 from pawl.values import Usage
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations

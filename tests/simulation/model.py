@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pawl.agent_loop.domain.model import (
+from pawl.agent_loop.model.request import (
     CallPiece,
     Finished,
     ModelError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from pawl.agent_loop.app.messages import NO_SESSION, SessionTools
+from pawl.agent_loop.api.messages import NO_SESSION, SessionTools
 from pawl.chassis.ids import ClientId
 from pawl.event.v1 import event_pb2
 from pawl.tool.v1 import tool_pb2

@@ -11,13 +11,13 @@ import msgspec
 
 from pawl.agent.v1.agent_pb2 import SendMessageRequest, StartRunRequest
 from pawl.agent.v1.types_pb2 import CallDecision, ToolResult
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.messages import SessionTools
-from pawl.agent_loop.app.public_values import PageAsked
-from pawl.agent_loop.app.replies import Reply, is_taken
-from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, BatchOrder, TokenBudgetPolicy, UnknownOutcomePolicy
-from pawl.chassis.auth import Principal
+from pawl.agent_loop.api.messages import SessionTools
+from pawl.agent_loop.api.replies import Reply, is_taken
+from pawl.agent_loop.api.values import PageAsked
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules.options import AskedOptions
+from pawl.agent_loop.loop.rules.run import ApprovalExpiryPolicy, BatchOrder, TokenBudgetPolicy, UnknownOutcomePolicy
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull, RunOfAnotherUser
 from pawl.event.v1 import call_pb2, run_pb2

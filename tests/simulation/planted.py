@@ -29,12 +29,12 @@ class Mutant:
 REFERENCE_MODEL = "the reference model"
 """It is asked by games of tests/ledger, not by the simulation; `seeds` are theirs."""
 
-_COMMIT = "pawl.job_store.domain.commit"
+_COMMIT = "pawl.job_store.ledger.rules.commit"
 
 OF_THE_LEDGER = (
     Mutant(
         name="effects_come_before_their_record",
-        module="pawl.job_store.domain.calls",
+        module="pawl.job_store.ledger.rules.calls",
         text="if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):",
         instead="if not (change.attempt > 0 and change.state.is_terminal):",
         checker="only_reads_run_before_their_record",
@@ -49,7 +49,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="inboxes_take_one_message_too_many",
-        module="pawl.job_store.domain.inbox",
+        module="pawl.job_store.ledger.rules.inbox",
         text="if run.steers_waiting >= limits.commands_max or",
         instead="if run.steers_waiting > limits.commands_max or",
         checker=REFERENCE_MODEL,
@@ -66,14 +66,14 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="inboxes_have_no_end",
-        module="pawl.job_store.domain.inbox",
+        module="pawl.job_store.ledger.rules.inbox",
         text="if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:",
         instead="if False:",
         checker="no_crash",
     ),
     Mutant(
         name="refusals_have_no_end",
-        module="pawl.job_store.domain.inbox",
+        module="pawl.job_store.ledger.rules.inbox",
         text="    if run.idle_receipts >= limits.idle_receipts_max:",
         instead="    if False:",
         checker=REFERENCE_MODEL,
@@ -81,7 +81,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="inboxes_are_taken_at_once",
-        module="pawl.agent_loop.domain.planning",
+        module="pawl.agent_loop.loop.rules.planning",
         text="    if count == len(commands):",
         instead="    if True:",
         checker="no_crash",
@@ -90,7 +90,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="a_credential_approves_twice",
-        module="pawl.job_store.domain.decisions",
+        module="pawl.job_store.ledger.rules.decisions",
         text="if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):",
         instead="if False:",
         checker=REFERENCE_MODEL,
@@ -98,7 +98,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="who_made_the_key_approves_too",
-        module="pawl.job_store.domain.decisions",
+        module="pawl.job_store.ledger.rules.decisions",
         text="people = {self.user_id, self.delegate_user_id, *self.people} - ",
         instead="people = {self.user_id, self.delegate_user_id} - ",
         checker=REFERENCE_MODEL,
@@ -106,7 +106,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="who_steered_it_approves_it",
-        module="pawl.job_store.domain.decisions",
+        module="pawl.job_store.ledger.rules.decisions",
         text="people_of(run).union(run.steered_by)",
         instead="people_of(run)",
         checker=REFERENCE_MODEL,
@@ -114,7 +114,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="who_steered_what_did_a_call_is_forgotten",
-        module="pawl.job_store.domain.stop",
+        module="pawl.job_store.ledger.rules.stop",
         text="{*parent.steered_by, *run.steered_by}",
         instead="parent.steered_by",
         checker=REFERENCE_MODEL,
@@ -122,7 +122,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="the_credential_that_started_it_approves_it",
-        module="pawl.job_store.domain.decisions",
+        module="pawl.job_store.ledger.rules.decisions",
         text="if several > 1 and is_same_credential(self.credential_id, run.credential_id):",
         instead="if False:",
         checker=REFERENCE_MODEL,
@@ -130,7 +130,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="calls_of_own_tools_are_looked_up_in_the_register",
-        module="pawl.agent_loop.app.tool_calls",
+        module="pawl.agent_loop.loop.tool_calls",
         text="return call if own is None else replace(call, own_tool=own)",
         instead="return call",
         checker="own_tools_stay_with_their_run",
@@ -138,16 +138,16 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="calls_of_own_tools_go_to_anybody",
-        module="pawl.job_store.domain.offers",
+        module="pawl.job_store.ledger.rules.offers",
         text="own.client_id == client_id",
         instead="True",
         checker="own_calls_stay_with_their_client",
         seed=37,
-        also=(("pawl.agent_loop.app.offers", "return own.client_id == self._client.client_id", "return True"),),
+        also=(("pawl.agent_loop.api.offers", "return own.client_id == self._client.client_id", "return True"),),
     ),
     Mutant(
         name="fires_do_not_look_at_their_schedule",
-        module="pawl.job_store.domain.fire",
+        module="pawl.job_store.ledger.rules.fire",
         text="if row.generation != self.generation or not is_due:",
         instead="if False:",
         checker="each_due_time_fires_once",
@@ -155,16 +155,16 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="triggers_are_forgotten",
-        module="pawl.job_store.domain.fire",
+        module="pawl.job_store.ledger.rules.fire",
         text="for fire in row.fires if self.request_id else ():",
         instead="for fire in ():",
         checker="each_due_time_fires_once",
         seed=35,
-        also=(("pawl.job_store.domain.submit", "if earlier is not None:", "if False:"),),
+        also=(("pawl.job_store.ledger.rules.submit", "if earlier is not None:", "if False:"),),
     ),
     Mutant(
         name="fires_do_not_name_their_runs",
-        module="pawl.job_store.domain.fire",
+        module="pawl.job_store.ledger.rules.fire",
         text='    return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)',
         instead="    return Start(FireOutcome.STARTED)",
         checker="each_fire_has_its_run",
@@ -172,7 +172,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="fires_overtake_the_run_before",
-        module="pawl.job_store.domain.schedules",
+        module="pawl.job_store.schedules.rules",
         text="if not is_busy or overlap is Overlap.ALLOW:",
         instead="if True:",
         checker="fires_keep_apart",
@@ -180,7 +180,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="changes_lose_what_is_due",
-        module="pawl.job_store.domain.schedules",
+        module="pawl.job_store.schedules.rules",
         text="    if timing.same_times(asked, row.definition):",
         instead="    if False:",
         checker="no_due_time_is_lost",
@@ -188,7 +188,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="nothing_is_made_up_for",
-        module="pawl.job_store.domain.timing",
+        module="pawl.job_store.schedules.timing",
         text="    first = max(due, caught_up_from(timing, now))",
         instead="    first = max(due, now)",
         checker="no_due_time_is_lost",
@@ -196,7 +196,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="one_fire_a_second_is_enough",
-        module="pawl.agent_loop.app.schedules",
+        module="pawl.agent_loop.schedules.schedules",
         text="            await self._fire_all(due, begin)",
         instead="            await self._fire_all(due, begin)\n"
         "            await self._clock.sleep(wait_seconds if due else 0)",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.simulation.planted import Mutant
 
-_LEDGER = "pawl.job_store.domain.jobs"
-_LOOP = "pawl.agent_loop.domain.jobs"
+_LEDGER = "pawl.job_store.ledger.rules.jobs"
+_LOOP = "pawl.agent_loop.loop.rules.jobs"
 
 OF_JOBS = (
     Mutant(
@@ -18,7 +18,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="agents_are_limited_by_nothing",
-        module="pawl.agent_loop.domain.delegation",
+        module="pawl.agent_loop.loop.rules.delegation",
         text="return run.depth < run.options.limits.agent_depth_max",
         instead="return True",
         checker="each_call_has_its_run",
@@ -26,19 +26,23 @@ OF_JOBS = (
     ),
     Mutant(
         name="series_go_on_beyond_their_grant",
-        module="pawl.job_store.domain.grants",
+        module="pawl.job_store.ledger.rules.grants",
         text="and grant.uses < grant.series.iterations_max",
         instead="",
         checker="grants_cover_what_was_shown",
         seed=23,
         also=(
-            ("pawl.agent_loop.domain.job_program", "run.round >= job.iterations_max", "run.round > job.iterations_max"),
+            (
+                "pawl.agent_loop.loop.rules.job_program",
+                "run.round >= job.iterations_max",
+                "run.round > job.iterations_max",
+            ),
             ("tests.simulation.registry", "if len(used | {call.call_id}) <= series.iterations_max:", "if True:"),
         ),
     ),
     Mutant(
         name="grants_outlive_a_higher_number_of_approvals",
-        module="pawl.agent_loop.app.drive",
+        module="pawl.agent_loop.loop.drive",
         text="as_deployed(loaded.run.options, self._dependencies.approvals_required)",
         instead="as_deployed(loaded.run.options, 1)",
         checker="grants_are_of_as_many_people_as_are_wanted",
@@ -46,16 +50,16 @@ OF_JOBS = (
     ),
     Mutant(
         name="grants_count_for_any_number_of_people",
-        module="pawl.agent_loop.domain.run",
+        module="pawl.agent_loop.loop.rules.run",
         text="not self.ended and len({each.user_id for each in self.approvals}) >= max(1, approvals_required)",
         instead="not self.ended",
         checker="grants_are_of_as_many_people_as_are_wanted",
         seed=23,
-        also=(("pawl.job_store.domain.grants", "(change.approvals_required <= 1 or", "(True or"),),
+        also=(("pawl.job_store.ledger.rules.grants", "(change.approvals_required <= 1 or", "(True or"),),
     ),
     Mutant(
         name="agents_end_twice",
-        module="pawl.job_store.domain.stop",
+        module="pawl.job_store.ledger.rules.stop",
         text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",
         instead="    parent = inbox.accept(unit, parent, incoming)\n"
         "    again = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)\n"
@@ -81,7 +85,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="notices_enter_runs_of_others",
-        module="pawl.job_store.domain.background",
+        module="pawl.job_store.ledger.rules.background",
         text="if each.user_id == user_id and not each.entered_by",
         instead="if not each.entered_by",
         checker="notices_stay_with_their_user",
@@ -121,7 +125,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="messages_wait_for_turns",
-        module="pawl.job_store.domain.submit",
+        module="pawl.job_store.ledger.rules.submit",
         text="(is_to_end or not jobs.has_begun(active))",
         instead="is_to_end",
         checker="messages_pass_turns",
@@ -153,16 +157,16 @@ OF_JOBS = (
     ),
     Mutant(
         name="iterations_come_at_once",
-        module="pawl.agent_loop.domain.job_program",
+        module="pawl.agent_loop.loop.rules.job_program",
         text="math.floor(began + _TINY) + 1",
         instead="math.floor(began + _TINY)",
         checker="series_keep_their_beat",
         seed=11,
-        also=(("pawl.agent_loop.domain.job_program", "math.ceil(ended - _TINY)", "math.floor(ended)"),),
+        also=(("pawl.agent_loop.loop.rules.job_program", "math.ceil(ended - _TINY)", "math.floor(ended)"),),
     ),
     Mutant(
         name="series_that_are_to_wait_begin_at_once",
-        module="pawl.agent_loop.domain.job_program",
+        module="pawl.agent_loop.loop.rules.job_program",
         text="first = job.delay_first if last is None",
         instead="first = 0 if last is None",
         checker="series_keep_their_beat",
@@ -170,7 +174,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="series_go_on_after_their_end",
-        module="pawl.agent_loop.domain.job_program",
+        module="pawl.agent_loop.loop.rules.job_program",
         text="(due > job.end_time or (paused and now >= job.end_time))",
         instead="(paused and now >= job.end_time)",
         checker="series_keep_their_beat",
@@ -186,7 +190,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="monitors_fire_while_it_stays_so",
-        module="pawl.agent_loop.domain.monitor",
+        module="pawl.agent_loop.loop.rules.monitor",
         text="fired_time=now, is_armed=False",
         instead="fired_time=now, is_armed=True",
         checker="monitors_fire_on_edges",
@@ -194,7 +198,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="monitors_forget_their_pause",
-        module="pawl.agent_loop.domain.monitor",
+        module="pawl.agent_loop.loop.rules.monitor",
         text="has_passed(cursor.fired_time, now, monitor.pause_seconds)",
         instead="True",
         checker="monitors_fire_on_edges",
@@ -202,7 +206,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="paused_jobs_go_on",
-        module="pawl.agent_loop.domain.job_program",
+        module="pawl.agent_loop.loop.rules.job_program",
         text="(WaitKind.PAUSED,) if cursor.is_paused else ()",
         instead="()",
         checker="paused_jobs_begin_nothing",
@@ -218,7 +222,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="trimming_takes_the_last_iterations",
-        module="pawl.job_store.domain.trimming",
+        module="pawl.job_store.ledger.rules.trimming",
         text="round=run.mark_round, seq=run.mark_seq",
         instead="round=before.round, seq=before.last_seq",
         checker="series_keep_their_last_iterations",
@@ -226,7 +230,7 @@ OF_JOBS = (
     ),
     Mutant(
         name="trimming_takes_events_of_calls_that_stay",
-        module="pawl.job_store.domain.trimming",
+        module="pawl.job_store.ledger.rules.trimming",
         text="mark_seq=before.last_seq",
         instead="mark_seq=before.last_seq + 40",
         checker="series_keep_their_last_iterations",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.simulation.planted import REFERENCE_MODEL, Mutant
 
-_WORKER = "pawl.agent_loop.app.worker"
-_DRIVE = "pawl.agent_loop.app.drive"
-_RETRY = "pawl.chassis.retry"
+_WORKER = "pawl.agent_loop.loop.worker"
+_DRIVE = "pawl.agent_loop.loop.drive"
+_RETRY = "pawl.chassis.rpc.retry"
 
 _TRANSIENT = (
     _RETRY,
@@ -70,7 +70,7 @@ OF_OUTAGES = (
     ),
     Mutant(
         name="what_is_due_waits_for_a_clock_that_went_back",
-        module="pawl.job_store.app.sweeps",
+        module="pawl.job_store.sweeps",
         text="if back_seconds > _BACK_SECONDS_MIN:",
         instead="if False:",
         checker="runs_end",
@@ -78,7 +78,7 @@ OF_OUTAGES = (
     ),
     Mutant(
         name="interrupts_take_their_turns_backwards",
-        module="pawl.job_store.domain.submit",
+        module="pawl.job_store.ledger.rules.submit",
         text="place = sum(waiting in interrupting for waiting in queue) if first else len(queue)",
         instead="place = 0 if first else len(queue)",
         checker=REFERENCE_MODEL,
@@ -86,7 +86,7 @@ OF_OUTAGES = (
     ),
     Mutant(
         name="failed_models_come_back",
-        module="pawl.agent_loop.domain.state",
+        module="pawl.agent_loop.loop.rules.state",
         text="self.loop.fallbacks_used, len(models) - 1",
         instead="self.loop.fallbacks_used * (self.loop.model_call is not None), len(models) - 1",
         checker="failed_models_are_left",

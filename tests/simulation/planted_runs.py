@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from tests.simulation.planted import REFERENCE_MODEL, Mutant
 
-_COMMIT = "pawl.job_store.domain.commit"
-_COMMAND = "pawl.job_store.domain.command"
+_COMMIT = "pawl.job_store.ledger.rules.commit"
+_COMMAND = "pawl.job_store.ledger.rules.command"
 
 OF_RUNS = (
     Mutant(
         name="steers_are_dropped",
-        module="pawl.agent_loop.domain.planning",
+        module="pawl.agent_loop.loop.rules.planning",
         text="messages = [Message(role=Role.USER, run_id=state.run.run_id, text=text) for text in state.loop.steers]",
         instead="messages = []",
         checker="accepted_messages_are_kept",
     ),
     Mutant(
         name="messages_withdraw_what_was_taken",
-        module="pawl.agent_loop.domain.planning",
+        module="pawl.agent_loop.loop.rules.planning",
         text="else 2 if isinstance(command.kind, Steer) else 1",
         instead="else 1",
         checker="accepted_commands_have_their_effect",
@@ -25,14 +25,14 @@ OF_RUNS = (
     ),
     Mutant(
         name="requests_are_forgotten",
-        module="pawl.job_store.domain.submit",
+        module="pawl.job_store.ledger.rules.submit",
         text="if earlier is not None:",
         instead="if earlier is not None and False:",
         checker="accepted_messages_are_kept",
     ),
     Mutant(
         name="callers_sleep_on",
-        module="pawl.job_store.domain.stop",
+        module="pawl.job_store.ledger.rules.stop",
         text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",
         instead="    inbox.accept(unit, parent, incoming)",
         checker="runs_end",
@@ -40,7 +40,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="agents_outlive_their_callers",
-        module="pawl.job_store.domain.delegation",
+        module="pawl.job_store.ledger.rules.delegation",
         text="        stop.command(unit, run, StopCause.PARENT, cancel)",
         instead="        pass",
         checker="callers_wait_for_their_agents",
@@ -48,7 +48,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="agents_are_free",
-        module="pawl.agent_loop.domain.delegation",
+        module="pawl.agent_loop.loop.rules.delegation",
         text="usage=state.run.usage + command.usage",
         instead="usage=state.run.usage",
         checker="callers_pay_for_their_agents",
@@ -56,7 +56,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="approvals_among_several_are_not_audited",
-        module="pawl.agent_loop.domain.command_rules",
+        module="pawl.agent_loop.loop.rules.command_rules",
         text="for given in (*call.approval.earlier_approvals, *call.approval.approvals)",
         instead="for given in ()",
         checker="decisions_are_audited",
@@ -64,7 +64,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="held_calls_are_not_audited",
-        module="pawl.agent_loop.domain.command_rules",
+        module="pawl.agent_loop.loop.rules.command_rules",
         text="and call.state in {CallState.EXPIRED, CallState.CANCELLED}",
         instead="and call.state is CallState.EXPIRED",
         checker="held_calls_are_audited",
@@ -104,7 +104,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="the_next_run_gets_no_turn",
-        module="pawl.job_store.domain.turn",
+        module="pawl.job_store.ledger.rules.turn",
         text="run = replace(run, queued_message=None, claim_at=claim_at or unit.now)\n    return",
         instead="run = replace(run, queued_message=None, claim_at=None if before == () else unit.now)\n    return",
         checker="runs_end",
@@ -112,7 +112,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="the_journal_runs_the_unknown_again",
-        module="pawl.tool_registry.domain.journal",
+        module="pawl.tool_registry.rules.journal",
         text="Step.RECONCILE if entry.effect is EffectClass.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
         instead="Step.RUN",
         checker="effects_happen_once",
@@ -121,7 +121,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="calls_run_before_the_commit",
-        module="pawl.agent_loop.app.drive",
+        module="pawl.agent_loop.loop.drive",
         text="        planned = self._step(plan)\n",
         instead="        planned = self._step(plan)\n"
         "        for work in plan.work:\n"
@@ -132,14 +132,14 @@ OF_RUNS = (
     ),
     Mutant(
         name="rounds_do_not_wait_for_calls",
-        module="pawl.agent_loop.domain.agent_program",
+        module="pawl.agent_loop.loop.rules.agent_program",
         text="if state.loop.model_call is not None or state.open_calls:",
         instead="if state.loop.model_call is not None or len(state.open_calls) > 1:",
         checker="one_result_per_call",
     ),
     Mutant(
         name="feeds_give_what_they_did_not_see_in_order",
-        module="pawl.agent_loop.app.feed",
+        module="pawl.agent_loop.api.feed",
         text="        self._tail.append(event)\n",
         instead="        self._tail.extend([event] * (2 if event.seq % 7 == 0 else 1))\n",
         checker="seqs_without_gaps",
@@ -156,7 +156,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="edited_calls_run_unedited",
-        module="pawl.agent_loop.app.tool_calls",
+        module="pawl.agent_loop.loop.tool_calls",
         text="arguments_json=call.arguments_json,",
         instead="arguments_json=call.proposed_arguments.encode(),",
         checker="gated_calls_run_as_approved",
@@ -165,7 +165,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="results_come_twice",
-        module="pawl.job_store.domain.refusals",
+        module="pawl.job_store.ledger.rules.refusals",
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker="one_front_end_result",
@@ -189,7 +189,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="runs_that_are_stopped_come_from_nowhere",
-        module="pawl.job_store.domain.stop",
+        module="pawl.job_store.ledger.rules.stop",
         text="RunChanged(from_state=run.state, run=stopping)",
         instead="RunChanged(from_state=None, run=stopping)",
         checker="states_move_along_the_tables",
@@ -203,7 +203,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="messages_guess_their_seqs",
-        module="pawl.agent_loop.domain.step",
+        module="pawl.agent_loop.loop.rules.step",
         text="after_seq=old.last_seq if names_own_seqs else None",
         instead="after_seq=None",
         checker="what_was_shown_was_said",
@@ -220,14 +220,14 @@ OF_RUNS = (
     ),
     Mutant(
         name="rounds_are_left_out",
-        module="pawl.agent_loop.domain.planning",
+        module="pawl.agent_loop.loop.rules.planning",
         text="run = replace(run, round=decision.round)",
         instead="run = replace(run, round=decision.round + (decision.round > 1))",
         checker="rounds_begin_in_order",
     ),
     Mutant(
         name="one_run_more_is_begun_than_there_are_places",
-        module="pawl.job_store.domain.places",
+        module="pawl.job_store.ledger.rules.places",
         text="if taken >= limits.per_store or",
         instead="if taken > limits.per_store or",
         checker="limits_hold",
@@ -235,13 +235,13 @@ OF_RUNS = (
     ),
     Mutant(
         name="budgets_are_not_looked_at",
-        module="pawl.agent_loop.domain.budget",
+        module="pawl.agent_loop.loop.rules.budget",
         text="return rest is not None and rest < max(1, _needed_by_open_call(state))",
         instead="return False",
         checker="budgets_are_passed_by_one_call_at_most",
         also=(
             (
-                "pawl.agent_loop.domain.budget",
+                "pawl.agent_loop.loop.rules.budget",
                 "return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0",
                 "return 0",
             ),
@@ -280,7 +280,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="calls_are_decided_twice",
-        module="pawl.job_store.domain.refusals",
+        module="pawl.job_store.ledger.rules.refusals",
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker=REFERENCE_MODEL,
@@ -312,7 +312,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="older_streams_take_calls_back",
-        module="pawl.job_store.domain.offers",
+        module="pawl.job_store.ledger.rules.offers",
         text="if offer.is_held(unit.now) and self.session_id < offer.session_id:",
         instead="if False:",
         checker=REFERENCE_MODEL,
@@ -320,16 +320,16 @@ OF_RUNS = (
     ),
     Mutant(
         name="one_approves_for_two",
-        module="pawl.job_store.domain.calls",
+        module="pawl.job_store.ledger.rules.calls",
         text="return approvers(run, of_it) >= call.approvals_required",
         instead="return True",
         checker=REFERENCE_MODEL,
         seed=20,
-        also=(("pawl.job_store.domain.decisions", "len(approvals) >= call.approvals_required", "True"),),
+        also=(("pawl.job_store.ledger.rules.decisions", "len(approvals) >= call.approvals_required", "True"),),
     ),
     Mutant(
         name="a_person_approves_twice",
-        module="pawl.job_store.domain.decisions",
+        module="pawl.job_store.ledger.rules.decisions",
         text="if any(approval.user_id == self.user_id for approval in call.approvals):",
         instead="if False:",
         checker=REFERENCE_MODEL,
@@ -337,7 +337,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="who_started_it_approves_it",
-        module="pawl.job_store.domain.decisions",
+        module="pawl.job_store.ledger.rules.decisions",
         text="if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):",
         instead="if False:",
         checker=REFERENCE_MODEL,
@@ -345,7 +345,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="edits_keep_the_approvals",
-        module="pawl.job_store.domain.decisions",
+        module="pawl.job_store.ledger.rules.decisions",
         text="call = replace(call, approvals=(), earlier_approvals=",
         instead="call = replace(call, earlier_approvals=",
         checker=REFERENCE_MODEL,
@@ -354,7 +354,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="requests_escalate_for_ever",
-        module="pawl.job_store.domain.calls",
+        module="pawl.job_store.ledger.rules.calls",
         text="elif call.reserved_by or call.escalated or not change.escalated:",
         instead="elif call.reserved_by or not change.escalated:",
         checker=REFERENCE_MODEL,
@@ -379,7 +379,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="queues_are_one_too_long",
-        module="pawl.job_store.domain.submit",
+        module="pawl.job_store.ledger.rules.submit",
         text="of_store.waiting < self.store_queue_max:",
         instead="of_store.waiting <= self.store_queue_max:",
         checker=REFERENCE_MODEL,
@@ -387,7 +387,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="users_have_one_run_too_many",
-        module="pawl.job_store.domain.places",
+        module="pawl.job_store.ledger.rules.places",
         text="taken_by_user[run.user_id] >= limits.per_user:",
         instead="taken_by_user[run.user_id] > limits.per_user:",
         checker=REFERENCE_MODEL,
@@ -395,7 +395,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="workers_have_two_last_chances",
-        module="pawl.job_store.domain.places",
+        module="pawl.job_store.ledger.rules.places",
         text="if last_chances == last_chances_max:",
         instead="if last_chances > last_chances_max:",
         checker=REFERENCE_MODEL,
@@ -403,7 +403,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="stopped_runs_are_let_go_on",
-        module="pawl.job_store.domain.attention",
+        module="pawl.job_store.ledger.rules.attention",
         text="RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING",
         instead="RunState.QUEUED",
         checker=REFERENCE_MODEL,
@@ -411,7 +411,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="quarantined_runs_keep_their_epoch",
-        module="pawl.job_store.domain.attention",
+        module="pawl.job_store.ledger.rules.attention",
         text="epoch=run.epoch + 1, claim_at=None",
         instead="epoch=run.epoch, claim_at=None",
         checker=REFERENCE_MODEL,

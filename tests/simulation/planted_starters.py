@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tests.simulation.planted import Mutant
 
-_TIMING = "pawl.job_store.domain.timing"
-_DELIVER = "pawl.job_store.domain.deliver"
+_TIMING = "pawl.job_store.schedules.timing"
+_DELIVER = "pawl.job_store.ledger.rules.deliver"
 # So that no seed is played in vain.
 _SCHEDULES = (
     ("tests.simulation.schedules", "_PLAYED = 0.4", "_PLAYED = 1.0"),
@@ -47,7 +47,7 @@ _OF_TRIGGERS = (
         text="        if earlier is not None and earlier.outcome is not",
         instead="        if waits and earlier is not None and earlier.outcome is not",
         checker="each_event_starts_one_run",
-        also=(("pawl.job_store.domain.submit", "if earlier is not None:", "if False:"),),
+        also=(("pawl.job_store.ledger.rules.submit", "if earlier is not None:", "if False:"),),
     ),
     Mutant(
         name="what_waits_is_forgotten",

@@ -13,7 +13,7 @@ from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, 
 from pawl.chassis.labels import has_all
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.event.v1 import run_pb2
-from pawl.job_store.app.reading import (
+from pawl.job_store.ledger.reading import (
     NOTICES_MAX,
     OPEN_CALLS_MAX,
     Claimed,
@@ -30,10 +30,10 @@ from pawl.job_store.app.reading import (
     Told,
     view_of,
 )
-from pawl.job_store.domain.offers import is_pending
-from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
-from pawl.job_store.domain.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
-from pawl.job_store.domain.waiting import Situation
+from pawl.job_store.ledger.rules.offers import is_pending
+from pawl.job_store.ledger.rules.places import DueRun, Line, PlaceLimits, share_out
+from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
 from tests.simulation.store import Database, with_lease
 

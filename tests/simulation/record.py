@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
-from pawl.job_store.rpc import messages
+from pawl.job_store.ledger.rpc import messages
 from tests.simulation.history import History
 from tests.simulation.store import Tables
 

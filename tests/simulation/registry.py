@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.ports import CallContext
-from pawl.agent_loop.domain.call import CallResult
-from pawl.agent_loop.domain.fact import OutputChecked
-from pawl.agent_loop.domain.jobs import draft
-from pawl.agent_loop.domain.proposals import to_check
-from pawl.agent_loop.domain.run import PinnedTool, Run
-from pawl.agent_loop.domain.tool import (
+from pawl.agent_loop.loop.ports import CallContext
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import OutputChecked
+from pawl.agent_loop.loop.rules.jobs import draft
+from pawl.agent_loop.loop.rules.proposals import to_check
+from pawl.agent_loop.loop.rules.run import PinnedTool, Run
+from pawl.agent_loop.loop.rules.tool import (
     ExecutionPiece,
     ExecutionResult,
     ProposedCall,
@@ -32,15 +32,15 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, RunId, StoreId
-from pawl.chassis.tasks import shield
+from pawl.chassis.process.tasks import shield
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
 from pawl.event.v1.call_pb2 import Call
 from pawl.job.v1.ledger_pb2 import GetRunResponse
-from pawl.tool_registry.domain import execution as recorded
-from pawl.tool_registry.domain.journal import Entry, Step, next_step
-from pawl.tool_registry.domain.verdict import grant_digest
+from pawl.tool_registry.rules import execution as recorded
+from pawl.tool_registry.rules.journal import Entry, Step, next_step
+from pawl.tool_registry.rules.verdict import grant_digest
 from pawl.values import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts, Series
 from pawl.values import EffectClass as EffectOf
 from pawl.values import Series as RegisteredSeries

@@ -8,9 +8,9 @@ from typing import Any
 
 from pawl.chassis.ids import RunKey
 from pawl.errors import ConversationBusy
-from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
-from pawl.job_store.domain.submit import Submit, Submitted
-from pawl.job_store.domain.unit_of_work import UnitOfWork
+from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.submit import Submit, Submitted
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 
 _OPEN_MAX = 10
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
-from pawl.job_store.adapters.schedules import PostgresSchedules
-from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS, Change, ClaimedSchedule, ScheduleRow
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS, Change, ClaimedSchedule, ScheduleRow
+from pawl.job_store.schedules.store import PostgresSchedules
 from pawl.values import RunState
 from tests.simulation.chance import Chance
 from tests.simulation.store import Database, ScheduleChange

@@ -10,11 +10,11 @@ from typing import Any
 from google.protobuf.message import Message
 
 from pawl.agent.v1 import trigger_pb2 as pb
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.event.v1 import schedule_pb2, trigger_pb2
-from pawl.job_store.domain.schedules import FireOutcome
+from pawl.job_store.schedules.rules import FireOutcome
 from pawl.values import Overlap
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Delivered

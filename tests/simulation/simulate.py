@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import structlog
 
-from pawl.agent_loop.domain import job_program
+from pawl.agent_loop.loop.rules import job_program
 from pawl.event.v1 import run_pb2
 from tests.simulation import (
     agents,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pawl.chassis.ids import RunKey
-from pawl.job_store.domain.triggers import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
-from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.triggers.rules import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
 from pawl.values import Overlap
 
 

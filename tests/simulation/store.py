@@ -27,10 +27,11 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import DependencyUnavailable, PawlError
-from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.commit import Commit
-from pawl.job_store.domain.events import Event
-from pawl.job_store.domain.rows import (
+from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rules.commit import Commit
+from pawl.job_store.ledger.rules.events import Event
+from pawl.job_store.ledger.rules.rows import (
     CallRow,
     CommandKey,
     CommandRow,
@@ -45,10 +46,9 @@ from pawl.job_store.domain.rows import (
     Segment,
     SegmentRow,
 )
-from pawl.job_store.domain.schedules import ScheduleKey, ScheduleRow
-from pawl.job_store.domain.trimming import Trim
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
-from pawl.job_store.rpc.events import encode_event
+from pawl.job_store.ledger.rules.trimming import Trim
+from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.values import CallState
 from tests.simulation import rules_of_jobs
 from tests.simulation.chance import Chance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pawl.chassis.ids import ConversationId
-from pawl.job_store.domain.rows import ConversationKey
+from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.values import MessagePolicy
 from tests.simulation.people import STORE, User
 

@@ -16,11 +16,11 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.event.v1 import schedule_pb2
-from pawl.job_store.domain.schedules import Definition, FireOutcome, FireRow, ScheduleKey, ScheduleRow
+from pawl.job_store.schedules.rules import Definition, FireOutcome, FireRow, ScheduleKey, ScheduleRow
 from pawl.values import Overlap
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.network import Network

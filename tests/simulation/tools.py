@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.domain.tool import Verdict
+from pawl.agent_loop.loop.rules.tool import Verdict
 from pawl.values import EffectClass, OfferFallback, Question
 from tests.fakes.registry import tool
 

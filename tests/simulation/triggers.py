@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
-from pawl.job_store.adapters.triggers import PostgresTriggers
-from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS
-from pawl.job_store.domain.triggers import ClaimedEvent, LaneRow, TriggerChange, TriggerKey, TriggerRow
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS
+from pawl.job_store.triggers.rules import ClaimedEvent, LaneRow, TriggerChange, TriggerKey, TriggerRow
+from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.values import RunState
 from tests.simulation.chance import Chance
 from tests.simulation.store import Database

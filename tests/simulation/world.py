@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pawl.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, Unavailable
-from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.ledger.rules.places import PlaceLimits
 from tests.simulation import registry
 from tests.simulation.bus import Broker
 from tests.simulation.chance import Chance

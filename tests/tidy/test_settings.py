@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from pawl.chassis.settings import CONSTANT, ServiceSettings
+from pawl.chassis.process.settings import CONSTANT, ServiceSettings
 from pawl.launcher.services import STAGES
 from tests.tidy import tree
 
@@ -19,7 +19,7 @@ SETTINGS_MAX = 60
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
 SHOWN = re.findall(r"((?:^# .*\n)+)#([A-Z][A-Z0-9_]*)=(.*)$", EXAMPLE, re.MULTILINE)
 """The comment, name and value of each variable of .env.example."""
-OF_CLIENTS = ("launcher/options.py", "cli/__main__.py", "client/target.py", "chassis/local_key.py")
+OF_CLIENTS = ("launcher/options.py", "cli/__main__.py", "client/target.py", "chassis/identity/local_key.py")
 """The modules that read variables without a settings class."""
 
 

@@ -11,7 +11,7 @@ from tests.tidy import tree
 
 STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
 # What opens databases, creates schemas and checks them; and the embedded PostgreSQL.
-BESIDE_ADAPTERS = ("chassis/database", "chassis/durability.py", "chassis/schema.py", "launcher/postgres.py")
+BESIDE_ADAPTERS = ("chassis/database", "chassis/db/durability.py", "chassis/db/schema.py", "launcher/postgres.py")
 
 
 def test_statements_are_written_in_adapters() -> None:

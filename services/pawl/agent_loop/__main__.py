@@ -12,36 +12,36 @@ import grpc
 
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
-from pawl.agent_loop.adapters.agent_ledger import AgentLedger
-from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.meter import PrometheusMeter
-from pawl.agent_loop.adapters.model.breaker import Breaker
-from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.adapters.registry import RegistryClient
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
-from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
-from pawl.agent_loop.adapters.trigger_ledger import TriggerLedger
-from pawl.agent_loop.adapters.wakeups import BusWakeups
-from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.app.schedules import Schedules
-from pawl.agent_loop.app.starting import Starting
-from pawl.agent_loop.app.titles import TitleMaker
-from pawl.agent_loop.app.triggers import Triggers
-from pawl.agent_loop.app.worker import Worker, WorkerLimits
-from pawl.agent_loop.rpc.schedule_servicer import ScheduleServicer
-from pawl.agent_loop.rpc.trigger_servicer import TriggerServicer
+from pawl.agent_loop.agents.ledger import AgentLedger
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.live import BusEvents
+from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from pawl.agent_loop.loop.metrics import PrometheusMeter
+from pawl.agent_loop.loop.registry import RegistryClient
+from pawl.agent_loop.loop.run_tasks import WorkerDependencies
+from pawl.agent_loop.loop.wakeups import BusWakeups
+from pawl.agent_loop.loop.worker import Worker, WorkerLimits
+from pawl.agent_loop.model.breaker import Breaker
+from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.schedules.ledger import ScheduleLedger
+from pawl.agent_loop.schedules.rpc import ScheduleServicer
+from pawl.agent_loop.schedules.schedules import Schedules
+from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.agent_loop.titles.ledger import TitleLedgerClient
+from pawl.agent_loop.titles.titles import TitleMaker
+from pawl.agent_loop.triggers.ledger import TriggerLedger
+from pawl.agent_loop.triggers.rpc import TriggerServicer
+from pawl.agent_loop.triggers.triggers import Triggers
 from pawl.agent_loop.wiring import ClientSide
-from pawl.chassis.auth import Principal
-from pawl.chassis.bus import Bus
-from pawl.chassis.credentials import gone
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.identity.credentials import gone
+from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import WorkerId
-from pawl.chassis.key_sync import KeySyncClient
-from pawl.chassis.lifecycle import run_service
-from pawl.chassis.service import Service
-from pawl.chassis.settings import load
+from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import Service
+from pawl.chassis.process.settings import load
 
 
 async def main(stop: asyncio.Event) -> None:

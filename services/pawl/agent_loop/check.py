@@ -17,13 +17,13 @@ import msgspec
 import openai
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.model.client import OpenAiModel, OutputTokensField
-from pawl.agent_loop.domain import output, parts
-from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer, is_json
-from pawl.agent_loop.domain.history import ReasoningEcho
-from pawl.agent_loop.domain.model import ModelError, ModelRequest
-from pawl.agent_loop.domain.parts import ImagePart, Part
-from pawl.agent_loop.domain.run import ResponseFormat
+from pawl.agent_loop.loop.rules import output, parts
+from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer, is_json
+from pawl.agent_loop.loop.rules.history import ReasoningEcho
+from pawl.agent_loop.loop.rules.parts import ImagePart, Part
+from pawl.agent_loop.loop.rules.run import ResponseFormat
+from pawl.agent_loop.model.client import OpenAiModel, OutputTokensField
+from pawl.agent_loop.model.request import ModelError, ModelRequest
 
 _FEW_TOKENS: Final = 16
 _SECONDS: Final = 120.0

@@ -7,15 +7,12 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, SecretStr
 
-from pawl.agent_loop.domain.guidelines import GUIDELINES
-from pawl.agent_loop.domain.history import ReasoningEcho
-from pawl.agent_loop.domain.limits import (
-    DeploymentLimits,
-    read_limits,
-)
-from pawl.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX, RunDefaults
+from pawl.agent_loop.loop.rules.guidelines import GUIDELINES
+from pawl.agent_loop.loop.rules.history import ReasoningEcho
+from pawl.agent_loop.loop.rules.limits import DeploymentLimits, read_limits
+from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX, RunDefaults
 from pawl.chassis import strict_json
-from pawl.chassis.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings
+from pawl.chassis.process.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings
 from pawl.errors import PawlError
 
 _LIMITS_BYTES_MAX: Final = 64 * 1024

@@ -11,33 +11,33 @@ from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_se
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
-from pawl.agent_loop.adapters.agent_ledger import AgentLedger
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app import watch
-from pawl.agent_loop.app.agents import Agents
-from pawl.agent_loop.app.conversations import Conversations
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.jobs import Jobs
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.public_ports import CallChecker, DocumentReader, LiveEvents, ToolFinder
-from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.session import Sessions
-from pawl.agent_loop.app.session_stream import Parts, SessionTimes
-from pawl.agent_loop.app.undoing import Undoing
-from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.app.whoami import Introductions
-from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.rpc.agent_servicer import AgentRegistryServicer
-from pawl.agent_loop.rpc.conversation_servicer import ConversationServicer
-from pawl.agent_loop.rpc.job_servicer import JobServicer
-from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
-from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
-from pawl.chassis.auth import require_user
-from pawl.chassis.clock import Clock
+from pawl.agent_loop.agents.agents import Agents
+from pawl.agent_loop.agents.ledger import AgentLedger
+from pawl.agent_loop.agents.rpc import AgentRegistryServicer
+from pawl.agent_loop.api import watch
+from pawl.agent_loop.api.inbox import Inbox
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.messages import Messages
+from pawl.agent_loop.api.operator_rpc import OperatorServicer
+from pawl.agent_loop.api.operators import Operators
+from pawl.agent_loop.api.pending import Pending
+from pawl.agent_loop.api.ports import CallChecker, DocumentReader, LiveEvents, ToolFinder
+from pawl.agent_loop.api.rpc import HEARTBEAT_SECONDS, AgentServicer
+from pawl.agent_loop.api.run_steps import RunSteps
+from pawl.agent_loop.api.session import Sessions
+from pawl.agent_loop.api.session_stream import Parts, SessionTimes
+from pawl.agent_loop.api.watch import Watches
+from pawl.agent_loop.api.whoami import Introductions
+from pawl.agent_loop.conversations.conversations import Conversations
+from pawl.agent_loop.conversations.rpc import ConversationServicer
+from pawl.agent_loop.jobs.jobs import Jobs
+from pawl.agent_loop.jobs.rpc import JobServicer
+from pawl.agent_loop.loop.rules.options import RunDefaults
+from pawl.agent_loop.undo.undoing import Undoing
+from pawl.chassis.identity.auth import require_user
 from pawl.chassis.ids import IdSource
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.server import RpcServer
 
 _VERSION: Final = version("pawl-runtime")
 

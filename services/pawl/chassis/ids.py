@@ -12,7 +12,7 @@ from typing import Final, Literal, NewType, overload
 
 import msgspec
 
-from pawl.chassis.clock import Clock
+from pawl.chassis.process.clock import Clock
 from pawl.errors import InvalidId
 
 StoreId = NewType("StoreId", str)

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
-from pawl.chassis.local_key import IN_CLEAR
-from pawl.chassis.start import StartError
+from pawl.chassis.identity.local_key import IN_CLEAR
+from pawl.chassis.process.start import StartError
 from pawl.cli import (
     access,
     agents,

@@ -19,7 +19,7 @@ from rich.console import Console
 from pawl.agent.v1 import agents_pb2
 from pawl.chassis import strict_json
 from pawl.chassis.ids import DRAFT
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, is_sure, labels_of, read_file
 from pawl.cli.contract import Columns, Json, Option, ask, items, listing, show_items, verb

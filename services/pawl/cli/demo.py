@@ -19,9 +19,9 @@ import typer
 from nats.aio.msg import Msg
 from rich.console import Console
 
-from pawl.chassis import logs
-from pawl.chassis.bus import flush
-from pawl.chassis.tasks import within
+from pawl.chassis.bus.connection import flush
+from pawl.chassis.process import logs
+from pawl.chassis.process.tasks import within
 from pawl.cli import wording
 from pawl.cli.chat import panel
 from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, EXIT_UNSUCCESSFUL, fail

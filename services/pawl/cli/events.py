@@ -143,7 +143,7 @@ async def _be_silent(_error: Exception) -> None:
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
-    from pawl.chassis.bus import flush  # noqa: PLC0415  # takes NATS with it
+    from pawl.chassis.bus.connection import flush  # noqa: PLC0415  # takes NATS with it
 
     subscription = await connection.subscribe(subject, pending_msgs_limit=_PENDING_MAX)
     await flush(connection)

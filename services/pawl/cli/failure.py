@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from pawl.chassis.settings import split_address
-from pawl.chassis.start import StartError
+from pawl.chassis.process.settings import split_address
+from pawl.chassis.process.start import StartError
 from pawl.cli import wording
 from pawl.client import NoAnswer
 from pawl.client.target import SERVICES, Asks

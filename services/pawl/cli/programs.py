@@ -15,10 +15,10 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from pawl.chassis import browser_seal
-from pawl.chassis.browser_seal import CODE_SECONDS, SEAL_FILE, Code
-from pawl.chassis.endpoints import read_endpoints
-from pawl.chassis.local_key import LOCAL_KEY
+from pawl.chassis.identity import browser_seal
+from pawl.chassis.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
+from pawl.chassis.identity.local_key import LOCAL_KEY
+from pawl.chassis.rpc.endpoints import read_endpoints
 from pawl.cli.command import Flags, command
 from pawl.cli.failure import CommandError
 from pawl.cli.terminal import say

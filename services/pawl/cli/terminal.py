@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from pawl.chassis.tasks import shield
+from pawl.chassis.process.tasks import shield
 
 _GAP: Final = 2
 _LAST_WIDTH_MIN: Final = 8

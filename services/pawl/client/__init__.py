@@ -10,7 +10,7 @@ pawl.agent.v1), errors the classes of pawl.errors. See docs/python-client.md.
 """
 
 import pawl.chassis  # noqa: F401  # before gRPC is imported
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
 from pawl.client.blocking import Client, SyncSession
 from pawl.client.client import AsyncClient
 from pawl.client.decisions import answer, approve, edit, reject, result

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from pawl.chassis.tasks import end
+from pawl.chassis.process.tasks import end
 from pawl.client.client import AsyncClient
 from pawl.client.session import AsyncSession
 from pawl.errors import PawlError

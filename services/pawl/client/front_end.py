@@ -12,10 +12,10 @@ from datetime import UTC
 from typing import Any, Final
 
 from pawl.chassis import strict_json
-from pawl.chassis.tasks import delivered
+from pawl.chassis.process.tasks import delivered
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2
-from pawl.tool_registry.rpc.convert import DEFINITION
+from pawl.tool_registry.convert import DEFINITION
 from pawl.tool_registry.sdk.values import plain
 from pawl.tools import ExecutionContext, Tool, ToolContext, ToolDefinitionError, ToolError
 

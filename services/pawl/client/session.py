@@ -29,8 +29,8 @@ import grpc
 from pawl.agent.v1 import session_pb2 as wire
 from pawl.agent.v1 import types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.chassis.start import StartError
-from pawl.chassis.tasks import check_cancelled, within
+from pawl.chassis.process.start import StartError
+from pawl.chassis.process.tasks import check_cancelled, within
 from pawl.client.decisions import TAKEN, check_taken, checked
 from pawl.client.forms import natural, parts_of
 from pawl.client.streams import SILENCE_SECONDS_MAX

@@ -20,15 +20,15 @@ from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceStub
 from pawl.agent.v1.trigger_pb2_grpc import TriggerServiceStub
-from pawl.chassis import tls
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.endpoints import DEFAULT_PORTS, Endpoints, read_endpoints
-from pawl.chassis.local_key import IN_CLEAR, check_hidden, find_key
-from pawl.chassis.retry import Retry
-from pawl.chassis.rpc_client import connect, open_channel
-from pawl.chassis.settings import is_loopback, split_address
-from pawl.chassis.start import StartError
-from pawl.chassis.status import from_rpc_error, has_reason
+from pawl.chassis.identity.local_key import IN_CLEAR, check_hidden, find_key
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.settings import is_loopback, split_address
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc import tls
+from pawl.chassis.rpc.client import connect, open_channel
+from pawl.chassis.rpc.endpoints import DEFAULT_PORTS, Endpoints, read_endpoints
+from pawl.chassis.rpc.retry import Retry
+from pawl.chassis.rpc.status import from_rpc_error, has_reason
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub

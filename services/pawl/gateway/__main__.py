@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pawl.chassis.http_server import HttpServer
-from pawl.chassis.lifecycle import run_service
-from pawl.chassis.service import Service
-from pawl.chassis.settings import load
-from pawl.gateway.adapters.services import PEERS
+from pawl.chassis.process.http_server import HttpServer
+from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import Service
+from pawl.chassis.process.settings import load
+from pawl.gateway.services import PEERS
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire
 

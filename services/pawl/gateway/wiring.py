@@ -10,24 +10,24 @@ from pathlib import Path
 import grpc
 from starlette.types import ASGIApp
 
-from pawl.chassis.clock import Clock
-from pawl.chassis.credentials import service_key
-from pawl.chassis.http_server import Page
+from pawl.chassis.identity.credentials import service_key
 from pawl.chassis.ids import IdSource, is_id
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.start import StartError
-from pawl.gateway.adapters.metrics import Counters
-from pawl.gateway.adapters.openid import Providers
-from pawl.gateway.adapters.seal import Seal
-from pawl.gateway.adapters.services import Metadata, Services, Stores
-from pawl.gateway.domain.openid import Provider, parse_providers
-from pawl.gateway.http.app import application
-from pawl.gateway.http.callers import Callers
-from pawl.gateway.http.hooks import Hooks
-from pawl.gateway.http.openid import OpenIdLogins
-from pawl.gateway.http.streams import Streams
-from pawl.gateway.http.unsubscribing import Unsubscribing
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.http_server import Page
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.process.start import StartError
+from pawl.gateway.app import application
+from pawl.gateway.hooks.unsubscribing import Unsubscribing
+from pawl.gateway.hooks.webhooks import Hooks
+from pawl.gateway.login.callers import Callers
+from pawl.gateway.login.http import OpenIdLogins
+from pawl.gateway.login.providers import Providers
+from pawl.gateway.login.rules import Provider, parse_providers
+from pawl.gateway.login.seal import Seal
+from pawl.gateway.metrics import Counters
+from pawl.gateway.services import Metadata, Services, Stores
 from pawl.gateway.settings import GatewaySettings
+from pawl.gateway.web.streams import Streams
 
 
 def wire(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.chassis.lifecycle import run_service
-from pawl.chassis.service import Service
-from pawl.chassis.settings import load
-from pawl.job_store.app.ports import Limits
-from pawl.job_store.app.sweeps import RetentionPeriods
-from pawl.job_store.domain.places import PlaceLimits
+from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import Service
+from pawl.chassis.process.settings import load
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.settings import JobStoreSettings
+from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 
 

@@ -11,15 +11,15 @@ import os
 import sys
 from typing import Final
 
-from pawl.chassis import logs
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
-from pawl.chassis.settings import read_secret
-from pawl.chassis.start import StartError
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.settings import read_secret
+from pawl.chassis.process.start import StartError
 from pawl.errors import PawlError
-from pawl.job_store.adapters.keys import PostgresKeyRepository
-from pawl.job_store.app.keys import Keys, KeysExist, MadeKey
+from pawl.job_store.keys.keys import Keys, KeysExist, MadeKey
+from pawl.job_store.keys.store import PostgresKeyRepository
 
 _START_SECONDS: Final = 5.0
 _VARIABLE: Final = "PAWL_DATABASE_URL"

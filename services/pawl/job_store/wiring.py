@@ -10,12 +10,12 @@ from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_se
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
-from pawl.chassis.bus import Bus
-from pawl.chassis.clock import Clock
-from pawl.chassis.database import Database
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.server import RpcServer
 from pawl.identity.v1.key_pb2_grpc import add_KeyServiceServicer_to_server
 from pawl.identity.v1.key_sync_pb2_grpc import add_KeySyncServiceServicer_to_server
 from pawl.job.v1.agents_pb2_grpc import add_AgentLedgerServiceServicer_to_server
@@ -24,47 +24,47 @@ from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_server
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
-from pawl.job_store.adapters.agents import PostgresAgents
-from pawl.job_store.adapters.announcer import NatsAnnouncer
-from pawl.job_store.adapters.attention import PostgresAttentionRepository
-from pawl.job_store.adapters.conversations import PostgresConversations
-from pawl.job_store.adapters.erasure_log import JetStreamErasures
-from pawl.job_store.adapters.erasures import PostgresErasures
-from pawl.job_store.adapters.journal import PostgresJournal
-from pawl.job_store.adapters.keys import PostgresKeyRepository
-from pawl.job_store.adapters.leases import PostgresLeases
-from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from pawl.job_store.adapters.metrics import PrometheusMeter
-from pawl.job_store.adapters.outbox import PostgresOutbox
-from pawl.job_store.adapters.reads import PostgresReads
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.adapters.schedules import PostgresSchedules
-from pawl.job_store.adapters.search_index import PostgresSearchIndex
-from pawl.job_store.adapters.titles import PostgresTitles
-from pawl.job_store.adapters.triggers import PostgresTriggers
-from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
-from pawl.job_store.adapters.usage import PostgresUsage
-from pawl.job_store.app import sweeps
-from pawl.job_store.app.agents import Agents
-from pawl.job_store.app.erasing import Erasing
-from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.keys import Keys
-from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import Limits, Ports
-from pawl.job_store.app.schedules import Schedules
-from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
-from pawl.job_store.app.triggers import Triggers
-from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, AgentServicer, daily_tokens_max
-from pawl.job_store.rpc.conversation_servicer import ConversationServicer
-from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
-from pawl.job_store.rpc.events import encode_event
-from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
-from pawl.job_store.rpc.messages import LOST, head_of, text_of, usage_of
-from pawl.job_store.rpc.operations import CANCEL
-from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer, ScheduleServicer
-from pawl.job_store.rpc.servicer import LedgerServicer
-from pawl.job_store.rpc.title_servicer import TitleServicer, said
-from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer, TriggerServicer
+from pawl.job_store import sweeps
+from pawl.job_store.agents.agents import Agents
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, daily_tokens_max
+from pawl.job_store.agents.store import PostgresAgents
+from pawl.job_store.conversations.rpc import ConversationServicer
+from pawl.job_store.conversations.store.conversations import PostgresConversations
+from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
+from pawl.job_store.conversations.store.titles import PostgresTitles
+from pawl.job_store.conversations.title_rpc import TitleServicer, said
+from pawl.job_store.erasure.erasing import Erasing
+from pawl.job_store.erasure.log import JetStreamErasures
+from pawl.job_store.erasure.rpc import ErasureServicer, call_kind
+from pawl.job_store.erasure.store.erasures import PostgresErasures
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.keys.keys import Keys
+from pawl.job_store.keys.rpc import KeyServicer, KeySyncServicer
+from pawl.job_store.keys.store import PostgresKeyRepository
+from pawl.job_store.ledger.announcer import NatsAnnouncer
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.ledger import Ledger
+from pawl.job_store.ledger.metrics import PrometheusMeter
+from pawl.job_store.ledger.ports import Limits, Ports
+from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rpc.messages import LOST, head_of, text_of, usage_of
+from pawl.job_store.ledger.rpc.operations import CANCEL
+from pawl.job_store.ledger.rpc.servicer import LedgerServicer
+from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
+from pawl.job_store.ledger.store.journal import PostgresJournal
+from pawl.job_store.ledger.store.leases import PostgresLeases
+from pawl.job_store.ledger.store.reads import PostgresReads
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository
+from pawl.job_store.ledger.store.usage import PostgresUsage
+from pawl.job_store.lifecycle.store import PostgresOutbox
+from pawl.job_store.lifecycle.stream import JetStreamLifecycle
+from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
+from pawl.job_store.schedules.schedules import Schedules
+from pawl.job_store.schedules.store import PostgresSchedules
+from pawl.job_store.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
+from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
+from pawl.job_store.triggers.store import PostgresTriggers
+from pawl.job_store.triggers.triggers import Triggers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

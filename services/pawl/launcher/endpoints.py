@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pawl.chassis.endpoints import FILE_NAME, Endpoints
+from pawl.chassis.rpc.endpoints import FILE_NAME, Endpoints
 from pawl.launcher.secrets import write_private
 
 

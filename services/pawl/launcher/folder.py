@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
 from pawl.launcher.secrets import SecretFiles
 
 VERSION = "1"

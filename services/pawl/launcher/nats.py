@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
 from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
 from pawl.launcher.secrets import SecretFiles, write_private

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 import pawl.chassis
-from pawl.chassis.browser_seal import SEAL_FILE
-from pawl.chassis.local_key import LOCAL_KEY
-from pawl.chassis.settings import split_address
+from pawl.chassis.identity.browser_seal import SEAL_FILE
+from pawl.chassis.identity.local_key import LOCAL_KEY
+from pawl.chassis.process.settings import split_address
 from pawl.launcher.folder import DataFolder
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
 
 _NEVER_HANDED_OUT = range(12_000, 32_768)
 """Systems give connections their ports above these: Linux from 32768, macOS and Windows from 49152."""

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import asyncpg
 
-from pawl.chassis import logs
-from pawl.chassis.start import StartError
+from pawl.chassis.process import logs
+from pawl.chassis.process.start import StartError
 from pawl.launcher import orphans
 from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec, shim

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pawl.chassis import logs
-from pawl.chassis.start import StartError
-from pawl.chassis.tasks import shield, within
+from pawl.chassis.process import logs
+from pawl.chassis.process.start import StartError
+from pawl.chassis.process.tasks import shield, within
 from pawl.launcher import child, orphans
 from pawl.launcher.logfile import LogFile
 

@@ -11,8 +11,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from pawl.chassis.endpoints import Endpoints
-from pawl.chassis.local_key import LOCAL_KEY
+from pawl.chassis.identity.local_key import LOCAL_KEY
+from pawl.chassis.rpc.endpoints import Endpoints
 
 _NEXT = (
     ("see it in your browser", "console"),

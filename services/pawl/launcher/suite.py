@@ -13,10 +13,10 @@ from typing import Self
 
 import msgspec
 
-from pawl.chassis import logs
-from pawl.chassis.browser_seal import SEAL_FILE
-from pawl.chassis.endpoints import Endpoints, Replica
-from pawl.chassis.local_key import LOCAL_KEY
+from pawl.chassis.identity.browser_seal import SEAL_FILE
+from pawl.chassis.identity.local_key import LOCAL_KEY
+from pawl.chassis.process import logs
+from pawl.chassis.rpc.endpoints import Endpoints, Replica
 from pawl.launcher import orphans
 from pawl.launcher.endpoints import remove_endpoints, write_endpoints
 from pawl.launcher.folder import DataFolder

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from pawl.chassis import logs
-from pawl.chassis.start import StartError
+from pawl.chassis.process import logs
+from pawl.chassis.process.start import StartError
 from pawl.launcher import screen
 from pawl.launcher.folder import problem_of
 from pawl.launcher.options import SuiteOptions

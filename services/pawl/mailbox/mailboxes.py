@@ -17,13 +17,13 @@ from prometheus_client import Counter
 
 from pawl.agent.v1 import trigger_pb2_grpc
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
-from pawl.chassis import logs
-from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import EgressRefused
+from pawl.chassis.egress.client import GuardedEgress
+from pawl.chassis.egress.policy import EgressRefused
 from pawl.chassis.ids import StoreId
-from pawl.chassis.rpc_client import translated
-from pawl.chassis.shares import Places
-from pawl.chassis.tasks import end
+from pawl.chassis.process import logs
+from pawl.chassis.process.tasks import end
+from pawl.chassis.rpc.client import translated
+from pawl.chassis.rpc.shares import Places
 from pawl.errors import DependencyUnavailable, InvalidField, PawlError, TooLarge, TriggerPaused
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc

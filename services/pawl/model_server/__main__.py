@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from pawl.chassis import logs
+from pawl.chassis.process import logs
 from pawl.model_server.script import Script, ScriptError, load_script
 from pawl.model_server.server import ModelServer
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from pawl.chassis import logs
+from pawl.chassis.process import logs
 from pawl.model_server.http import ClientGoneError, Connection, Request
 from pawl.model_server.intents import SELF
 from pawl.model_server.reply import Fault, Reply

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.chassis.credentials import gone
-from pawl.chassis.egress import GuardedEgress, read_egress_file
-from pawl.chassis.erasures import ErasureWork
-from pawl.chassis.key_sync import KeySyncClient
-from pawl.chassis.lifecycle import run_service
-from pawl.chassis.mail import read_smtp_url
-from pawl.chassis.service import Service
-from pawl.chassis.settings import load
-from pawl.notifier.adapters import bus as notifications_bus
-from pawl.notifier.adapters.channels import PostgresChannels
-from pawl.notifier.adapters.deliveries import PostgresDeliveries
-from pawl.notifier.adapters.email_sender import Emails
-from pawl.notifier.adapters.lifecycle import JetStreamLifecycle
-from pawl.notifier.adapters.metrics import PrometheusCounters
-from pawl.notifier.adapters.postgres import SCHEMA, PostgresStore
-from pawl.notifier.adapters.preferences import PostgresPreferences
-from pawl.notifier.adapters.webhook_sender import SignedPosts
-from pawl.notifier.domain.channel import ChannelKind
-from pawl.notifier.rpc import convert
+from pawl.chassis.db.erasures import ErasureWork
+from pawl.chassis.egress.client import GuardedEgress, read_egress_file
+from pawl.chassis.egress.mail import read_smtp_url
+from pawl.chassis.identity.credentials import gone
+from pawl.chassis.identity.key_sync import KeySyncClient
+from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import Service
+from pawl.chassis.process.settings import load
+from pawl.notifier.channels.rules import ChannelKind
+from pawl.notifier.channels.store import PostgresChannels
+from pawl.notifier.deliveries.email_sender import Emails
+from pawl.notifier.deliveries.store import PostgresDeliveries
+from pawl.notifier.deliveries.webhook_sender import SignedPosts
+from pawl.notifier.inbox import bus as notifications_bus
+from pawl.notifier.inbox import convert
+from pawl.notifier.inbox.lifecycle import JetStreamLifecycle
+from pawl.notifier.inbox.store import SCHEMA, PostgresStore
+from pawl.notifier.metrics import PrometheusCounters
+from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notifier.settings import NotifierSettings
 from pawl.notifier.wiring import wire
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from pawl.chassis.mail import SenderAddress, SmtpUrl
-from pawl.chassis.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
+from pawl.chassis.egress.mail import SenderAddress, SmtpUrl
+from pawl.chassis.process.settings import Constant, ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
 
 
 class NotifierSettings(ServiceSettings):

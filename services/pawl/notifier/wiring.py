@@ -6,26 +6,26 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import Clock
-from pawl.chassis.egress_requests import Egress
+from pawl.chassis.egress.request import Egress
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource
-from pawl.chassis.rpc_server import RpcServer
-from pawl.notifier.adapters.bus import NatsAnnouncer
-from pawl.notifier.adapters.channels import PostgresChannels
-from pawl.notifier.adapters.deliveries import PostgresDeliveries
-from pawl.notifier.adapters.metrics import PrometheusCounters
-from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.adapters.preferences import PostgresPreferences
-from pawl.notifier.app.channels import Channels
-from pawl.notifier.app.deliveries import ChannelSender, Deliveries
-from pawl.notifier.app.intake import Intake
-from pawl.notifier.app.publication import Publication, forget_old
-from pawl.notifier.app.subscription import Subscriptions
-from pawl.notifier.domain.channel import ChannelKind
-from pawl.notifier.rpc.channel_servicer import ChannelServicer
-from pawl.notifier.rpc.preference_servicer import PreferenceServicer
-from pawl.notifier.rpc.servicer import HEARTBEAT_SECONDS, Notify
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.server import RpcServer
+from pawl.notifier.channels.channels import Channels
+from pawl.notifier.channels.rpc import ChannelServicer
+from pawl.notifier.channels.rules import ChannelKind
+from pawl.notifier.channels.store import PostgresChannels
+from pawl.notifier.deliveries.deliveries import ChannelSender, Deliveries
+from pawl.notifier.deliveries.store import PostgresDeliveries
+from pawl.notifier.inbox.bus import NatsAnnouncer
+from pawl.notifier.inbox.intake import Intake
+from pawl.notifier.inbox.publication import Publication, forget_old
+from pawl.notifier.inbox.rpc import HEARTBEAT_SECONDS, Notify
+from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.inbox.subscription import Subscriptions
+from pawl.notifier.metrics import PrometheusCounters
+from pawl.notifier.preferences.rpc import PreferenceServicer
+from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notify.v1.channel_pb2_grpc import add_ChannelServiceServicer_to_server
 from pawl.notify.v1.notify_pb2_grpc import add_NotifyServiceServicer_to_server
 from pawl.notify.v1.preference_pb2_grpc import add_PreferenceServiceServicer_to_server

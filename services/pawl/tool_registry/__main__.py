@@ -8,49 +8,49 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from pawl.chassis.database import Database
-from pawl.chassis.egress import GuardedEgress, read_egress_file
-from pawl.chassis.erasures import ErasurePart, ErasureWork
-from pawl.chassis.key_sync import KeySyncClient
-from pawl.chassis.lifecycle import run_service
-from pawl.chassis.mail import read_smtp_url
-from pawl.chassis.service import Service
-from pawl.chassis.settings import load
-from pawl.tool_registry.adapters.files.folders import FileFolders
-from pawl.tool_registry.adapters.http.tools import HttpTools
-from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
-from pawl.tool_registry.adapters.mcp.connector import McpConnector
-from pawl.tool_registry.adapters.mcp.permission import Programs, read_programs_file
-from pawl.tool_registry.adapters.metrics import RegistryMetrics
-from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
-from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
-from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
-from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
-from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
-from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
-from pawl.tool_registry.adapters.process.helpers import Helpers
-from pawl.tool_registry.adapters.process.runner import ProcessRunner
-from pawl.tool_registry.adapters.python.modules import load_modules
-from pawl.tool_registry.adapters.python.runner import PythonRunner
-from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.workers.workers import WorkerOptions
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.erasures import ErasurePart, ErasureWork
+from pawl.chassis.egress.client import GuardedEgress, read_egress_file
+from pawl.chassis.egress.mail import read_smtp_url
+from pawl.chassis.identity.key_sync import KeySyncClient
+from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import Service
+from pawl.chassis.process.settings import load
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.calculator import calculator_tools
 from pawl.tool_registry.builtin.clock import clock_tools
-from pawl.tool_registry.builtin.documents import document_tools
-from pawl.tool_registry.builtin.files import file_tools
+from pawl.tool_registry.builtin.files.folders import FileFolders
+from pawl.tool_registry.builtin.files.rules import FileLimits
+from pawl.tool_registry.builtin.files.tools import file_tools
 from pawl.tool_registry.builtin.jobs import job_tools
-from pawl.tool_registry.builtin.mail import mail_tools
-from pawl.tool_registry.builtin.memory import memory_tools
-from pawl.tool_registry.builtin.planning import planning_tools
+from pawl.tool_registry.builtin.mail.smtp import OutboxFolder, SmtpMailer
+from pawl.tool_registry.builtin.mail.tools import mail_tools
+from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
+from pawl.tool_registry.builtin.planning.tools import planning_tools
 from pawl.tool_registry.builtin.question import question_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
-from pawl.tool_registry.builtin.web import web_tools
-from pawl.tool_registry.domain.files import FileLimits
+from pawl.tool_registry.builtin.web.tools import web_tools
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
+from pawl.tool_registry.documents.tools import document_tools
+from pawl.tool_registry.execution.executor import ExecutorOptions
+from pawl.tool_registry.execution.store.erasures import PostgresErasures
+from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
+from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.memory.store import PostgresMemoryRepository
+from pawl.tool_registry.memory.tools import memory_tools
+from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.settings import ToolRegistrySettings, module_names
+from pawl.tool_registry.sources.http.tools import HttpTools
+from pawl.tool_registry.sources.mcp.connector import McpConnector
+from pawl.tool_registry.sources.mcp.permission import Programs, read_programs_file
+from pawl.tool_registry.sources.process.helpers import Helpers
+from pawl.tool_registry.sources.process.runner import ProcessRunner
+from pawl.tool_registry.sources.python.modules import load_modules
+from pawl.tool_registry.sources.python.runner import PythonRunner
+from pawl.tool_registry.sources.store import PostgresSourceRepository
+from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, wire
 
 if TYPE_CHECKING:  # The chassis comes before gRPC.

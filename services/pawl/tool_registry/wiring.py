@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from pawl.chassis.clock import Clock
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource, StoreId
-from pawl.chassis.retry import ANY, Retry
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.retry import ANY, Retry
+from pawl.chassis.rpc.server import RpcServer
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.completion_pb2_grpc import add_CompletionServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
@@ -19,47 +19,47 @@ from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.adapters.metrics import RegistryMetrics
-from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
-from pawl.tool_registry.adapters.postgres.checkpoints import PostgresCheckpoints
-from pawl.tool_registry.adapters.postgres.completions import PostgresCompletions
-from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
-from pawl.tool_registry.adapters.postgres.grants import PostgresGrantUses
-from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
-from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
-from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
-from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
-from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
-from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
-from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
-from pawl.tool_registry.adapters.process.runner import ProcessRunner
-from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.catalog.ports import Helper
-from pawl.tool_registry.app.execution.attempt import AttemptParts
-from pawl.tool_registry.app.execution.batch_check import BatchCheck
-from pawl.tool_registry.app.execution.completions import Completing
-from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.policy.admission import Admission
-from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.result_cache import ResultCache
-from pawl.tool_registry.app.policy.rules import Rules
-from pawl.tool_registry.app.sources.ports import Connector
-from pawl.tool_registry.app.sources.sources import Sources
-from pawl.tool_registry.app.workers.tools import WorkerTools
-from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
-from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
-from pawl.tool_registry.rpc.audit_servicer import AuditServicer
-from pawl.tool_registry.rpc.completion_servicer import CompletionServicer
-from pawl.tool_registry.rpc.document_servicer import DocumentServicer
-from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
-from pawl.tool_registry.rpc.memory_servicer import MemoryServicer
-from pawl.tool_registry.rpc.rule_servicer import RuleServicer
-from pawl.tool_registry.rpc.source_servicer import SourceServicer
-from pawl.tool_registry.rpc.tool_servicer import ToolServicer
-from pawl.tool_registry.rpc.worker_servicer import WorkerServicer
+from pawl.tool_registry.audit.recorder import AuditTrail
+from pawl.tool_registry.audit.rpc import AuditServicer
+from pawl.tool_registry.audit.store.audit import PostgresAuditLog
+from pawl.tool_registry.catalog.catalog import Catalog
+from pawl.tool_registry.catalog.ports import Helper
+from pawl.tool_registry.catalog.rpc import ToolServicer
+from pawl.tool_registry.catalog.store import PostgresToolRepository
+from pawl.tool_registry.documents.rpc import DocumentServicer
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
+from pawl.tool_registry.execution.attempt import AttemptParts
+from pawl.tool_registry.execution.batch_check import BatchCheck
+from pawl.tool_registry.execution.completion_rpc import CompletionServicer
+from pawl.tool_registry.execution.completions import Completing
+from pawl.tool_registry.execution.executor import Executor, ExecutorOptions
+from pawl.tool_registry.execution.rpc import ExecutionServicer
+from pawl.tool_registry.execution.store.checkpoints import PostgresCheckpoints
+from pawl.tool_registry.execution.store.completions import PostgresCompletions
+from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
+from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
+from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.memory.rpc import MemoryServicer
+from pawl.tool_registry.memory.store import PostgresMemoryRepository
+from pawl.tool_registry.metrics import RegistryMetrics
+from pawl.tool_registry.policy.admission import Admission
+from pawl.tool_registry.policy.result_cache import ResultCache
+from pawl.tool_registry.policy.rpc import RuleServicer
+from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.store.grants import PostgresGrantUses
+from pawl.tool_registry.policy.store.rates import PostgresRateLimits
+from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.ports import Connector
+from pawl.tool_registry.sources.process.runner import ProcessRunner
+from pawl.tool_registry.sources.rpc import SourceServicer
+from pawl.tool_registry.sources.sources import Sources
+from pawl.tool_registry.sources.store import PostgresSourceRepository
+from pawl.tool_registry.sources.worker.rpc import WorkerServicer
+from pawl.tool_registry.sources.worker.rules import SOURCE_KIND as WORKER
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
+from pawl.tool_registry.sources.worker.tools import WorkerTools
+from pawl.tool_registry.sources.worker.workers import WorkerHub, WorkerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from pawl.chassis.process.tasks import Handover, kept
 from pawl.chassis.strict_json import dumps_canonical
-from pawl.chassis.tasks import Handover, kept
 from pawl.errors import InvalidJson
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, worker_pb2

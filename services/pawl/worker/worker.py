@@ -20,12 +20,14 @@ from typing import Any, Final, TypeVar
 import grpc
 import msgspec
 
-from pawl.chassis import job_reports, logs, tls
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.local_key import IN_CLEAR, check_hidden, find_key
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis import job_reports
+from pawl.chassis.identity.local_key import IN_CLEAR, check_hidden, find_key
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.tasks import delivered, end, within
+from pawl.chassis.rpc import tls
+from pawl.chassis.rpc.client import open_channel
 from pawl.chassis.strict_json import storable
-from pawl.chassis.tasks import delivered, end, within
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub

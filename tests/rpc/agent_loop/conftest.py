@@ -14,15 +14,15 @@ from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
-from pawl.agent_loop.app.session_stream import SessionTimes
-from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.agent_loop.api.rpc import AgentServicer
+from pawl.agent_loop.api.session_stream import SessionTimes
+from pawl.agent_loop.api.watch import Watches
+from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
-from pawl.chassis.credentials import ApiKey
+from pawl.chassis.identity.credentials import ApiKey
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.server import RpcServer
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive

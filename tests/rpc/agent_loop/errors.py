@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.status import from_rpc_error
+from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import PawlError
 
 

@@ -13,25 +13,23 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.app.public_values import (
-    ClientSession,
-)
-from pawl.chassis.auth import Principal
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.values import ClientSession
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, ClientId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
-from pawl.job_store.app.ports import Limits, LiveEvent
-from pawl.job_store.domain import states, turn
-from pawl.job_store.domain.events import CallChanged, EventBody, OwnerEvent, RunChanged
-from pawl.job_store.domain.log import write
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, ConversationRow, Offer, RunRow
-from pawl.job_store.domain.unit_of_work import UnitOfWork
-from pawl.job_store.rpc import messages
-from pawl.job_store.rpc.events import encode_event
+from pawl.job_store.ledger.ports import Limits, LiveEvent
+from pawl.job_store.ledger.rpc import messages
+from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rules import states, turn
+from pawl.job_store.ledger.rules.events import CallChanged, EventBody, OwnerEvent, RunChanged
+from pawl.job_store.ledger.rules.log import write
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.rows import Attention, CallRow, ConversationKey, ConversationRow, Offer, RunRow
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock

@@ -10,7 +10,7 @@ from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
-from pawl.job_store.domain.usage import Used, UsedOnDay
+from pawl.job_store.ledger.rules.usage import Used, UsedOnDay
 from tests.fakes.agents import MemoryAgents
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason

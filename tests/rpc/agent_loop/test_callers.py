@@ -9,10 +9,10 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2, operator_pb2, session_pb2, types_pb2
 from pawl.agent.v1 import whoami_pb2 as pb
-from pawl.agent_loop.app.whoami import caller_info
-from pawl.chassis.auth import service_principal, user_principal
+from pawl.agent_loop.api.whoami import caller_info
+from pawl.chassis.identity.auth import service_principal, user_principal
+from pawl.chassis.identity.roles import CALLERS, ROLES, Role
 from pawl.chassis.ids import StoreId, UserId
-from pawl.chassis.roles import CALLERS, ROLES, Role
 from pawl.errors import PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.unknown_values import calls_by_method, code_of

@@ -10,7 +10,7 @@ from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.chassis.ids import ClientId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2
-from pawl.job_store.domain.rows import Offer
+from pawl.job_store.ledger.rules.rows import Offer
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.client import ACCEPTED, Client, until
 from tests.rpc.agent_loop.conftest import ME

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pawl.agent.v1 import operator_pb2
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2

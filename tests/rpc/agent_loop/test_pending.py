@@ -13,12 +13,12 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2 import WatchPendingResponse
-from pawl.agent_loop.app.looks import FALLBACK_PAUSES
-from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.rpc.servicer import AgentServicer
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import SystemClock
+from pawl.agent_loop.api.looks import FALLBACK_PAUSES
+from pawl.agent_loop.api.pending import Pending
+from pawl.agent_loop.api.rpc import AgentServicer
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.process.clock import SystemClock
 from pawl.errors import PawlError, PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource
+from pawl.chassis.process.clock import SystemClock
 from pawl.client import AsyncClient, Client, NoAnswer
 from pawl.errors import (
     RunNotFound,

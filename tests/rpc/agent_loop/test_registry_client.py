@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.agent_loop.adapters.registry import RegistryClient
-from pawl.agent_loop.app.ports import CallContext
-from pawl.agent_loop.domain.fact import OutputChecked
-from pawl.agent_loop.domain.run import PinnedTool
-from pawl.agent_loop.domain.tool import ExecutionResult, ProposedCall, RecordedDecision, RecordedResult, Tool
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import SystemClock
+from pawl.agent_loop.loop.ports import CallContext
+from pawl.agent_loop.loop.registry import RegistryClient
+from pawl.agent_loop.loop.rules.fact import OutputChecked
+from pawl.agent_loop.loop.rules.run import PinnedTool
+from pawl.agent_loop.loop.rules.tool import ExecutionResult, ProposedCall, RecordedDecision, RecordedResult, Tool
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, UserId
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app import watch
-from pawl.agent_loop.rpc import convert
+from pawl.agent_loop.api import convert, watch
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.wiring import ClientSide
 from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2

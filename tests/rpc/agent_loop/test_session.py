@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.agent_loop.app.session_stream import Outgoing, SessionTimes
-from pawl.agent_loop.app.watch import Watches
-from pawl.chassis.rpc_server import RpcServer
+from pawl.agent_loop.api.session_stream import Outgoing, SessionTimes
+from pawl.agent_loop.api.watch import Watches
+from pawl.chassis.rpc.server import RpcServer
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive

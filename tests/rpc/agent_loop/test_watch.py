@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.agent_loop.app.feed import BEHIND_EVENTS_MAX
-from pawl.agent_loop.app.session_stream import SessionTimes
-from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
+from pawl.agent_loop.api.feed import BEHIND_EVENTS_MAX
+from pawl.agent_loop.api.rpc import HEARTBEAT_SECONDS
+from pawl.agent_loop.api.session_stream import SessionTimes
+from pawl.agent_loop.api.watch import Watches
 from pawl.chassis.ids import RunId
 from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
 from pawl.event.v1 import event_pb2, gap_pb2

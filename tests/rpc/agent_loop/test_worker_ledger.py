@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.adapters.public_ledger import PublicLedger, submission
-from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import Claim
-from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import RunOptions
-from pawl.chassis.auth import Principal
+from pawl.agent_loop.api.ledger import PublicLedger, submission
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.drive import Drive
+from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from pawl.agent_loop.loop.ports import Claim
+from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.options import AskedOptions
+from pawl.agent_loop.loop.rules.run import RunOptions
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CredentialId, RunId, RunKey, StoreId, UserId, WorkerId
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc.client import open_channel
 from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2

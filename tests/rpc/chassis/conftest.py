@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.auth import Authenticator
+from pawl.chassis.identity.auth import Authenticator
+from pawl.chassis.identity.roles import AGENT_LOOP, ANYBODY
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.roles import AGENT_LOOP, ANYBODY
-from pawl.chassis.rpc_limits import Limits
-from pawl.chassis.rpc_server import RpcServer
-from pawl.chassis.tls import Tls
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.limits import Limits
+from pawl.chassis.rpc.server import RpcServer
+from pawl.chassis.rpc.tls import Tls
 from tests.fakes.anybody import Anybody
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, Serve, add_echo_to_server
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
-from pawl.chassis.auth import current_principal
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_interceptor import count_as_stream, current_request_id
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.identity.auth import current_principal
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.interceptor import count_as_stream, current_request_id
+from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import RunNotFound
 
 _TRIES: Final = 50

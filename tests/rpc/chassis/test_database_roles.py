@@ -15,10 +15,10 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from pawl.chassis import logs
-from pawl.chassis.service import Service
-from pawl.chassis.settings import ServiceSettings
-from pawl.chassis.start import StartError
+from pawl.chassis.process import logs
+from pawl.chassis.process.service import Service
+from pawl.chassis.process.settings import ServiceSettings
+from pawl.chassis.process.start import StartError
 from pawl.launcher.postgres import binaries
 from tests.keys import ENVIRONMENT
 

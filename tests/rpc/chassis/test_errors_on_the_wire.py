@@ -9,8 +9,8 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from pawl.chassis.rpc_client import open_channel, translating
-from pawl.chassis.status import from_rpc_error
+from pawl.chassis.rpc.client import open_channel, translating
+from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import (
     Cancelled,
     Internal,

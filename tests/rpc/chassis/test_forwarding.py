@@ -12,13 +12,13 @@ import pytest
 
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub, add_ConversationServiceServicer_to_server
-from pawl.chassis.auth import Principal, for_user, require_user, service_principal, user_principal
-from pawl.chassis.credentials import ApiKey, KeyAuthenticator, parse_keys
+from pawl.chassis.identity.auth import Principal, for_user, require_user, service_principal, user_principal
+from pawl.chassis.identity.credentials import ApiKey, KeyAuthenticator, parse_keys
+from pawl.chassis.identity.key_rows import digest_of
 from pawl.chassis.ids import IdSource, StoreId, UserId
-from pawl.chassis.key_rows import digest_of
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import open_channel, translated
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.client import open_channel, translated
+from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import ConversationNotFound, MalformedRequest, MethodNotFound, PermissionDenied
 from pawl.event.v1 import conversation_pb2
 from tests.rpc.chassis.test_limits_and_access import bearer

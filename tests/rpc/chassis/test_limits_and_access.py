@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from pawl.chassis import login_failures
-from pawl.chassis.auth import (
+from pawl.chassis.identity import login_failures
+from pawl.chassis.identity.auth import (
     CLIENT_ADDRESS,
     GATEWAY_KEY,
     Authenticator,
@@ -21,12 +21,12 @@ from pawl.chassis.auth import (
     service_principal,
     user_principal,
 )
-from pawl.chassis.credentials import ApiKey, KeyAuthenticator
+from pawl.chassis.identity.credentials import ApiKey, KeyAuthenticator
+from pawl.chassis.identity.key_rows import digest_of
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.key_rows import digest_of
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
-from pawl.chassis.rpc_client import open_channel, ping, translating
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX
+from pawl.chassis.rpc.client import open_channel, ping, translating
 from pawl.errors import DependencyUnavailable, Overloaded, PermissionDenied, Unauthenticated
 from tests.keys import LOCAL_KEY, authenticator
 from tests.poll import until

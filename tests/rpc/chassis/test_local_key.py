@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.chassis import local_key
-from pawl.chassis.local_key import LOCAL_KEY, users_at
+from pawl.chassis.identity import local_key
+from pawl.chassis.identity.local_key import LOCAL_KEY, users_at
 from pawl.client import AsyncClient, PawlError
 from pawl.launcher.secrets import SecretFiles
 from pawl.worker import Worker

@@ -16,12 +16,16 @@ from google.protobuf.wrappers_pb2 import StringValue
 from pawl.agent.v1 import agent_pb2 as pb
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis import rpc_batch_client, rpc_client, rpc_limits, rpc_server, tasks
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
-from pawl.chassis.rpc_client import open_channel, translating
-from pawl.chassis.rpc_server import RpcServer
-from pawl.chassis.status import from_rpc_error
+from pawl.chassis.process import tasks
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc import batch_client as rpc_batch_client
+from pawl.chassis.rpc import client as rpc_client
+from pawl.chassis.rpc import limits as rpc_limits
+from pawl.chassis.rpc import server as rpc_server
+from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX
+from pawl.chassis.rpc.client import open_channel, translating
+from pawl.chassis.rpc.server import RpcServer
+from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import (
     DependencyUnavailable,
     Internal,

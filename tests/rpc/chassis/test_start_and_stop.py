@@ -19,9 +19,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from pawl.chassis.health import HealthMonitor
-from pawl.chassis.rpc_client import open_channel, ping, translating
-from pawl.chassis.start import StartError
+from pawl.chassis.process.health import HealthMonitor
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc.client import open_channel, ping, translating
 from pawl.errors import DependencyUnavailable, Unavailable
 from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.poll import until

@@ -15,12 +15,12 @@ import trustme
 import uvloop
 from google.protobuf.wrappers_pb2 import StringValue
 
-from pawl.chassis import tls
-from pawl.chassis.clock import Clock
-from pawl.chassis.credentials import UNKNOWN
-from pawl.chassis.http_server import HttpServer, Response, application
-from pawl.chassis.rpc_client import open_channel, ping, translating
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.identity.credentials import UNKNOWN
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.http_server import HttpServer, Response, application
+from pawl.chassis.rpc import tls
+from pawl.chassis.rpc.client import open_channel, ping, translating
+from pawl.chassis.rpc.server import RpcServer
 from pawl.cli.failure import explain
 from pawl.client.target import error_of
 from pawl.errors import DependencyUnavailable, Unauthenticated

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis import rpc_limits
-from pawl.chassis.bus import Bus
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
-from pawl.chassis.lifecycle import Background
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.lifecycle import Background
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc import limits as rpc_limits
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
-from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import Limits
-from pawl.job_store.app.sweeps import RetentionPeriods
-from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.ledger.ledger import Ledger
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 from tests import databases
 from tests.fakes.anybody import Anybody
@@ -82,7 +82,7 @@ def database_url(ledger_database: databases.ServiceDatabase) -> str:
 @pytest.fixture
 async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
     """The pool of the job stores. On a busy machine PostgreSQL may take long to answer, and is not frozen for that."""
-    monkeypatch.setattr("pawl.chassis.database_heartbeat._WINDOW_SECONDS", 60.0)
+    monkeypatch.setattr("pawl.chassis.db.heartbeat._WINDOW_SECONDS", 60.0)
     async with Database(database_url, application_name="test") as database:
         await database.create_schema("job_store")
         yield database

@@ -7,7 +7,7 @@ import pytest
 from pawl.errors import QueueFull
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.domain import inbox
+from pawl.job_store.ledger.rules import inbox
 from tests.rpc.job_store.user import User
 
 

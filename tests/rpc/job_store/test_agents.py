@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis.auth import user_principal
+from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import StoreId, UserId
-from pawl.chassis.status import from_rpc_error
+from pawl.chassis.rpc.status import from_rpc_error
 from pawl.event.v1 import agent_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import agents_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.adapters.usage import PostgresUsage
-from pawl.job_store.rpc.messages import used_on_day
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.rpc.messages import used_on_day
+from pawl.job_store.ledger.store.usage import PostgresUsage
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import User, forwarded
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.client import translating
 from pawl.errors import InvalidField, QueueFull, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.metrics import PrometheusMeter
-from pawl.job_store.adapters.upkeep import PostgresLedgerStats
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.tool_registry.adapters.ledger import LedgerReads
+from pawl.job_store.ledger.metrics import PrometheusMeter
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
+from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import Shared, listed, take_in
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept

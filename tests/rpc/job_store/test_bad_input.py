@@ -13,7 +13,7 @@ from pawl.errors import ConversationNotFound, InvalidField, InvalidId, InvalidPa
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.app.pages import make_token
+from pawl.job_store.ledger.pages import make_token
 from tests.fakes.unknown_values import BROKEN, calls_by_method, code_of
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 

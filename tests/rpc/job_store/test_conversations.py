@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.process.clock import SystemClock
 from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.adapters.search_index import PostgresSearchIndex
-from pawl.job_store.adapters.segments import OTHERS_BYTES_MAX
-from pawl.job_store.app.sweeps import RetentionSweep
-from pawl.job_store.rpc.messages import text_of
-from pawl.tool_registry.adapters.ledger import LedgerReads
+from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.rpc.messages import text_of
+from pawl.job_store.ledger.store.segments import OTHERS_BYTES_MAX
+from pawl.job_store.sweeps import RetentionSweep
+from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User, result
 

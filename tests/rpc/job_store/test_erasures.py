@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import ConversationId, IdSource, StoreId
+from pawl.chassis.process.clock import SystemClock
 from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.adapters.erasure_log import JetStreamErasures
-from pawl.job_store.adapters.erasures import PostgresErasures
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.app.erasing import Erasing
-from pawl.job_store.domain.erasure import ErasureKey, Part
-from pawl.job_store.rpc.erasure_servicer import call_kind
-from pawl.job_store.rpc.operations import CANCEL
+from pawl.job_store.erasure.erasing import Erasing
+from pawl.job_store.erasure.log import JetStreamErasures
+from pawl.job_store.erasure.rpc import call_kind
+from pawl.job_store.erasure.rules import ErasureKey, Part
+from pawl.job_store.erasure.store.erasures import PostgresErasures
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.rpc.operations import CANCEL
 from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.db.database import Database
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.rpc.client import translating
 from pawl.errors import (
     ConversationErased,
     ConversationExists,
@@ -20,10 +20,10 @@ from pawl.errors import (
 )
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.adapters.upkeep import PostgresLedgerStats
-from pawl.job_store.app.sweeps import RetentionSweep
-from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
+from pawl.job_store.sweeps import RetentionSweep
 from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_conversations import get, listed, take_in
 from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, swept

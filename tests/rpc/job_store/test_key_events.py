@@ -61,7 +61,7 @@ async def test_an_event_is_kept_only_with_its_change(
     world: World, monkeypatch: pytest.MonkeyPatch, owner: KeyServiceAsyncStub
 ) -> None:
     monkeypatch.setattr(
-        "pawl.job_store.adapters.keys._ADD_EVENT", "SELECT 1 / 0, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11"
+        "pawl.job_store.keys.store._ADD_EVENT", "SELECT 1 / 0, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11"
     )
     async with refused("INTERNAL"):
         await create(owner)

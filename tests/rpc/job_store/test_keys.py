@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis.auth import service_principal
-from pawl.chassis.bus import Bus
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
-from pawl.chassis.database import Database
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.db.database import Database
+from pawl.chassis.identity.auth import service_principal
+from pawl.chassis.identity.credentials import UNKNOWN, KeyAuthenticator
+from pawl.chassis.identity.key_rows import KeyRows, digest_of, is_secret
+from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import IdSource
-from pawl.chassis.key_rows import KeyRows, digest_of, is_secret
-from pawl.chassis.key_sync import KeySyncClient
-from pawl.chassis.lifecycle import Background
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.lifecycle import Background
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.server import RpcServer
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
 from pawl.job_store import bootstrap
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.app.keys import Keys, KeysExist
-from pawl.job_store.app.ports import Limits
-from pawl.job_store.domain import keys as rules
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.keys import rules
+from pawl.job_store.keys.keys import Keys, KeysExist
+from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.wiring import on_postgres
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.rpc.job_store.conftest import PLACES, RETENTION
@@ -261,7 +261,7 @@ async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World, dep
 
 async def test_no_change_is_missed_however_many_are_made_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reads on from the last change that it saw has seen all of before, in order and in pages."""
-    monkeypatch.setattr("pawl.job_store.app.keys.CHANGES_MAX", 3)
+    monkeypatch.setattr("pawl.job_store.keys.keys.CHANGES_MAX", 3)
     owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
     making = [asyncio.ensure_future(create(owner)) for _ in range(40)]
     seen, after, is_over = list[str](), 0, False

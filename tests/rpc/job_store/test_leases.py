@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
+from pawl.chassis.process.clock import SystemClock
 from pawl.errors import LeaseLost, QueueFull, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.leases import PostgresLeases
-from pawl.job_store.adapters.upkeep import PostgresLedgerStats
-from pawl.job_store.app.sweeps import ClockSweep
-from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.store.leases import PostgresLeases
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
+from pawl.job_store.sweeps import ClockSweep
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.auth import user_principal
+from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied, TriggerNotFound
 from pawl.event.v1 import run_pb2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.errors import InvalidField, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.rpc_client import translated
+from pawl.chassis.rpc.client import translated
 from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound, Unreadable
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
-from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.ledger.store.leases import PostgresLeases
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User, forwarded
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from pawl.chassis.auth import user_principal
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
+from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.rpc_client import translated
+from pawl.chassis.rpc.client import translated
 from pawl.errors import (
     BadSignature,
     InvalidField,
@@ -26,12 +26,12 @@ from pawl.event.v1 import event_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
-from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from pawl.job_store.adapters.outbox import PostgresOutbox
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.app.ports import Lifecycle, StreamEnd
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.triggers import EVENTS_SECONDS
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.lifecycle.store import PostgresOutbox
+from pawl.job_store.lifecycle.stream import JetStreamLifecycle
+from pawl.job_store.triggers.rules import EVENTS_SECONDS
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, WAITING, end
 from tests.rpc.job_store.user import Translated, User, forwarded

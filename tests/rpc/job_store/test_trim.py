@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
-from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
-from pawl.job_store.domain.trimming import ITERATIONS_KEPT
+from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT
+from pawl.job_store.ledger.store.log_reads import SNAPSHOT_BYTES_MAX
 from tests.rpc.job_store.test_background import begun, worked
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
+from pawl.chassis.process.clock import SystemClock
 from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.journal import PostgresJournal
-from pawl.job_store.adapters.retention import PostgresRetention
-from pawl.job_store.adapters.upkeep import PostgresLedgerStats
-from pawl.job_store.app.sweeps import RetentionSweep
-from pawl.job_store.rpc.events import encode_event
-from pawl.job_store.rpc.messages import usage_of
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rpc.messages import usage_of
+from pawl.job_store.ledger.store.journal import PostgresJournal
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
+from pawl.job_store.sweeps import RetentionSweep
 from tests.rpc.job_store.conftest import DAY_SECONDS, PLACES, RETENTION, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission

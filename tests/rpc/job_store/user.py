@@ -10,9 +10,9 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from pawl.agent.v1 import agents_pb2, conversation_pb2, schedule_pb2, trigger_pb2
-from pawl.chassis.auth import Principal, for_user, user_principal
+from pawl.chassis.identity.auth import Principal, for_user, user_principal
 from pawl.chassis.ids import StoreId, UserId
-from pawl.chassis.rpc_client import translated, translating
+from pawl.chassis.rpc.client import translated, translating
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 

@@ -13,28 +13,28 @@ from unittest.mock import create_autospec
 import grpc
 import pytest
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
-from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.db.database import Database
+from pawl.chassis.egress.client import GuardedEgress
+from pawl.chassis.egress.lookups import Lookups
+from pawl.chassis.egress.mail import SmtpServer
+from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.ids import ConversationId, IdSource, RunId, StoreId, UserId
-from pawl.chassis.lookups import Lookups
-from pawl.chassis.mail import SmtpServer
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_limits import Limits
-from pawl.chassis.rpc_server import RpcServer
-from pawl.chassis.tasks import end
-from pawl.notifier.adapters.bus import NatsAnnouncer
-from pawl.notifier.adapters.channels import PostgresChannels
-from pawl.notifier.adapters.deliveries import PostgresDeliveries
-from pawl.notifier.adapters.email_sender import Emails
-from pawl.notifier.adapters.metrics import PrometheusCounters
-from pawl.notifier.adapters.postgres import SCHEMA, PostgresStore
-from pawl.notifier.adapters.preferences import PostgresPreferences
-from pawl.notifier.adapters.webhook_sender import SignedPosts
-from pawl.notifier.app.subscription import Subscriptions
-from pawl.notifier.domain.channel import ChannelKind
-from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationKind, notification_id
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.process.tasks import end
+from pawl.chassis.rpc.limits import Limits
+from pawl.chassis.rpc.server import RpcServer
+from pawl.notifier.channels.rules import ChannelKind
+from pawl.notifier.channels.store import PostgresChannels
+from pawl.notifier.deliveries.email_sender import Emails
+from pawl.notifier.deliveries.store import PostgresDeliveries
+from pawl.notifier.deliveries.webhook_sender import SignedPosts
+from pawl.notifier.inbox.bus import NatsAnnouncer
+from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, notification_id
+from pawl.notifier.inbox.store import SCHEMA, PostgresStore
+from pawl.notifier.inbox.subscription import Subscriptions
+from pawl.notifier.metrics import PrometheusCounters
+from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notifier.wiring import Notifier, wire
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub

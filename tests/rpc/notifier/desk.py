@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 from tests.poll import until

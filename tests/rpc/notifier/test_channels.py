@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.database import Database
-from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.domain.notification import Draft, NotificationKind
+from pawl.chassis.db.database import Database
+from pawl.notifier.inbox.rules import Draft, NotificationKind
+from pawl.notifier.inbox.store import PostgresStore
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2, preference_pb2
 from tests.poll import until

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from pawl.chassis.database import Database
-from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.tasks import end
+from pawl.chassis.db.database import Database
+from pawl.chassis.egress.client import GuardedEgress
+from pawl.chassis.process.tasks import end
 from pawl.errors import DependencyUnavailable
-from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.domain.channel import KEY_GONE
-from pawl.notifier.domain.delivery import LOST
-from pawl.notifier.domain.notification import Draft
+from pawl.notifier.channels.rules import KEY_GONE
+from pawl.notifier.deliveries.rules import LOST
+from pawl.notifier.inbox.rules import Draft
+from pawl.notifier.inbox.store import PostgresStore
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 from tests.poll import until

@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.database import Database
-from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.db.database import Database
+from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.chassis.tasks import end
+from pawl.chassis.process.tasks import end
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.adapters.deliveries import DUE, PostgresDeliveries
-from pawl.notifier.adapters.postgres import ADD, PostgresStore, added_columns
-from pawl.notifier.adapters.preferences import PostgresPreferences
-from pawl.notifier.app.announcement import drafts_of, over_by
-from pawl.notifier.domain.channel import FORMER_SECRETS_MAX, Channel, ChannelId, ChannelKind
-from pawl.notifier.domain.delivery import (
+from pawl.notifier.channels.rules import FORMER_SECRETS_MAX, Channel, ChannelId, ChannelKind
+from pawl.notifier.deliveries.rules import (
     LOST,
     TEST,
     TESTS_KEPT,
@@ -35,8 +31,12 @@ from pawl.notifier.domain.delivery import (
     OwnDelivery,
     choose,
 )
-from pawl.notifier.domain.notification import Draft, Inbox
-from pawl.notifier.domain.preferences import Mute
+from pawl.notifier.deliveries.store import DUE, PostgresDeliveries
+from pawl.notifier.inbox.announcement import drafts_of, over_by
+from pawl.notifier.inbox.rules import Draft, Inbox
+from pawl.notifier.inbox.store import ADD, PostgresStore, added_columns
+from pawl.notifier.preferences.rules import Mute
+from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notify.v1 import channel_pb2 as pb
 from tests.poll import until
 from tests.rpc.notifier.conftest import Repository, wired

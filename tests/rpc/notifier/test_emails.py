@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.chassis.database import Database
-from pawl.chassis.mail import SmtpServer, read_smtp_url
-from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.domain.delivery import EMAILS_MAX_AN_HOUR
-from pawl.notifier.domain.notification import Draft
+from pawl.chassis.db.database import Database
+from pawl.chassis.egress.mail import SmtpServer, read_smtp_url
+from pawl.notifier.deliveries.rules import EMAILS_MAX_AN_HOUR
+from pawl.notifier.inbox.rules import Draft
+from pawl.notifier.inbox.store import PostgresStore
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 from tests.mail_server import Postbox, mail_server

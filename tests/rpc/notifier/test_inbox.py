@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.chassis import auth
-from pawl.chassis.database import Database
-from pawl.chassis.erasures import ErasurePart
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.erasures import ErasurePart
+from pawl.chassis.identity import auth
 from pawl.chassis.ids import CallId, ConversationId, StoreId, UserId
-from pawl.chassis.status import from_rpc_error
+from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import PawlError, SlowConsumer
-from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.app.subscription import PAGE, Subscriptions
-from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind, Over, PoisonEvent
-from pawl.notifier.rpc.servicer import Notify
+from pawl.notifier.inbox.rpc import Notify
+from pawl.notifier.inbox.rules import Draft, Inbox, NotificationKind, Over, PoisonEvent
+from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.inbox.subscription import PAGE, Subscriptions
 from pawl.notify.v1 import notify_pb2
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc.client import open_channel
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub

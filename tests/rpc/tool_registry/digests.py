@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 
 
 async def digest_of(database_url: str, content: bytes, key_id: str = "conversation") -> str:

@@ -11,18 +11,18 @@ from typing import Any
 
 import httpx2
 
-from pawl.chassis.clock import Clock, SystemClock
-from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.ids import StoreId
+from pawl.chassis.process.clock import Clock, SystemClock
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, source_pb2
-from pawl.tool_registry.adapters.mcp.connections import Connections
-from pawl.tool_registry.adapters.mcp.connector import McpConnector
-from pawl.tool_registry.adapters.mcp.permission import Programs
-from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
-from pawl.tool_registry.adapters.process.helpers import Helpers
-from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.sources.ports import Connector
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.mcp.connections import Connections
+from pawl.tool_registry.sources.mcp.connector import McpConnector
+from pawl.tool_registry.sources.mcp.permission import Programs
+from pawl.tool_registry.sources.ports import Connector
+from pawl.tool_registry.sources.process.helpers import Helpers
+from pawl.tool_registry.sources.store import PostgresSourceRepository
 from tests.fakes.mcp_program import stdio_config
 from tests.files import put
 from tests.rpc.tool_registry.registry import Registry, content, eventually, running

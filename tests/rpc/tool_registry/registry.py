@@ -15,14 +15,14 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.credentials import ApiKey
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.identity.credentials import ApiKey
 from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId, UserId
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
@@ -34,19 +34,19 @@ from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
-from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.adapters.mcp.connector import McpConnector
-from pawl.tool_registry.adapters.metrics import RegistryMetrics
-from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
-from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
-from pawl.tool_registry.adapters.process.helpers import Helpers
-from pawl.tool_registry.adapters.process.runner import ProcessRunner
-from pawl.tool_registry.adapters.python.runner import PythonRunner
-from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.sources.ports import Connector
-from pawl.tool_registry.app.workers.workers import WorkerOptions
+from pawl.tool_registry.catalog.catalog import Catalog
+from pawl.tool_registry.execution.executor import Executor, ExecutorOptions
+from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
+from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.metrics import RegistryMetrics
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.mcp.connector import McpConnector
+from pawl.tool_registry.sources.ports import Connector
+from pawl.tool_registry.sources.process.helpers import Helpers
+from pawl.tool_registry.sources.process.runner import ProcessRunner
+from pawl.tool_registry.sources.python.runner import PythonRunner
+from pawl.tool_registry.sources.store import PostgresSourceRepository
+from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pawl.tool.v1 import execution_pb2
-from pawl.tool_registry.app.execution.executor import ExecutorOptions
+from pawl.tool_registry.execution.executor import ExecutorOptions
 from pawl.tools import QuestionDeclined, Tool, ToolContext, tool
 from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2
-from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
-from pawl.tool_registry.domain.audit import Head, entry_hash
+from pawl.tool_registry.audit.rules import Head, entry_hash
+from pawl.tool_registry.audit.store.audit import PostgresAuditLog
 from pawl.tools import Category, Tool, tool
 from pawl.values import EffectClass
 from tests.rpc.tool_registry.registry import (

@@ -14,31 +14,31 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.database import Database
-from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.db.database import Database
+from pawl.chassis.egress.client import GuardedEgress
+from pawl.chassis.egress.mail import read_smtp_url
+from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.ids import IdSource
-from pawl.chassis.mail import read_smtp_url
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
-from pawl.tool_registry.adapters.files.folders import FileFolders
-from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
-from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
-from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.builtin.clock import clock_tools
-from pawl.tool_registry.builtin.files import file_tools
-from pawl.tool_registry.builtin.mail import Mailer, mail_tools
-from pawl.tool_registry.builtin.planning import planning_tools
+from pawl.tool_registry.builtin.files.folders import FileFolders
+from pawl.tool_registry.builtin.files.rules import FileLimits
+from pawl.tool_registry.builtin.files.tools import file_tools
+from pawl.tool_registry.builtin.mail.smtp import OutboxFolder, SmtpMailer
+from pawl.tool_registry.builtin.mail.tools import Mailer, mail_tools
+from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
+from pawl.tool_registry.builtin.planning.tools import planning_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
-from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
-from pawl.tool_registry.domain.files import FileLimits
+from pawl.tool_registry.builtin.web.tools import PAGE_BYTES_MAX, web_tools
+from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.sources.process.helpers import Helpers
 from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
 from tests.mail_server import Postbox, mail_server

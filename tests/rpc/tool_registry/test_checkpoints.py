@@ -15,16 +15,16 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.database import Database
-from pawl.chassis.erasures import ErasurePart
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc.client import open_channel
 from pawl.tool.v1 import execution_pb2, worker_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
-from pawl.tool_registry.adapters.postgres.checkpoints import PostgresCheckpoints
-from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
-from pawl.tool_registry.app.workers.workers import WorkerOptions
-from pawl.tool_registry.domain.journal import Writer
+from pawl.tool_registry.execution.store.checkpoints import PostgresCheckpoints
+from pawl.tool_registry.execution.store.erasures import PostgresErasures
+from pawl.tool_registry.rules.journal import Writer
+from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tools import Category, EffectClass, ToolContext, tool
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until

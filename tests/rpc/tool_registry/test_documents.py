@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.tool.v1 import document_pb2
-from pawl.tool_registry.adapters.postgres import documents as postgres_documents
-from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
-from pawl.tool_registry.builtin import documents as tools
-from pawl.tool_registry.builtin.documents import document_tools
-from pawl.tool_registry.domain.document import PART_CHARACTERS_MAX, TEXT_BYTES_MAX
+from pawl.tool_registry.documents import store as postgres_documents
+from pawl.tool_registry.documents import tools
+from pawl.tool_registry.documents.rules import PART_CHARACTERS_MAX, TEXT_BYTES_MAX
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
+from pawl.tool_registry.documents.tools import document_tools
 from tests.rpc.tool_registry.registry import Registry, all_pages, content, context, reason, refusal, running
 
 USER, STORE = document_pb2.DOCUMENT_OWNER_USER, document_pb2.DOCUMENT_OWNER_STORE

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from pawl.chassis.database import Database
-from pawl.chassis.erasures import ErasurePart
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationErased, DependencyUnavailable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2
-from pawl.tool_registry.adapters.files.folders import FileFolders
-from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
-from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
-from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
-from pawl.tool_registry.domain.files import FileLimits, Planned, PutFile
-from pawl.tool_registry.domain.journal import JournalCall
-from pawl.tool_registry.domain.rules import RuleScope
-from pawl.tool_registry.domain.workers import CallDetails, Purpose, WorkerCall
+from pawl.tool_registry.builtin.files.folders import FileFolders
+from pawl.tool_registry.builtin.files.rules import FileLimits, Planned, PutFile
+from pawl.tool_registry.execution.store.erasures import PostgresErasures
+from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
+from pawl.tool_registry.policy.rules.rules import RuleScope
+from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+from pawl.tool_registry.rules.journal import JournalCall
+from pawl.tool_registry.sources.worker.rules import CallDetails, Purpose, WorkerCall
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
 from pawl.values import EffectClass
 from tests.rpc.tool_registry.registry import refusal, running
 from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified

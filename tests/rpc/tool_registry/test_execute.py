@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from pawl.tool_registry.adapters.python import tool_loop
+from pawl.tool_registry.sources.python import tool_loop
 from pawl.tools import Category, EffectClass, Tool, ToolContext, ToolError, tool
 from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
 

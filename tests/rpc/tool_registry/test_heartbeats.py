@@ -13,7 +13,7 @@ import pytest
 
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2
-from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX
+from pawl.tool_registry.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.tools import (
     Category,
     EffectClass,

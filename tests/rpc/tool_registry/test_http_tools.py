@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.egress.client import GuardedEgress
+from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
-from pawl.tool_registry.adapters.process.helpers import Helpers
-from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
-from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX
-from pawl.tool_registry.domain.source import DiscoveredTool, Source
+from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX, ToolVersion
 from pawl.tool_registry.sdk.context import ResultTooLarge
+from pawl.tool_registry.sources.http.rules.openapi_document import DOCUMENT_BYTES_MAX
+from pawl.tool_registry.sources.http.tools import KIND, HttpTools
+from pawl.tool_registry.sources.process.helpers import Helpers
+from pawl.tool_registry.sources.rules import DiscoveredTool, Source
 from pawl.tools import OutcomeUnknown, Tool, ToolContext, ToolError
 from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import content, outcome, running

@@ -12,12 +12,12 @@ import asyncpg
 import grpc
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable
-from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
-from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.domain.execution import succeeded
+from pawl.tool_registry.execution.executor import ExecutorOptions
+from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
+from pawl.tool_registry.rules.execution import succeeded
 from pawl.tools import Category, EffectClass, ReconcileResult, cannot_say, did_not_happen, happened, tool
 from pawl.values import Outcome
 from tests.poll import until

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.egress.client import GuardedEgress
+from pawl.chassis.egress.policy import read_rules
 from pawl.launcher.ports import free_port
 from pawl.tool.v1 import source_pb2
 from tests.poll import until

@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.mcp.permission import Programs
-from pawl.tool_registry.adapters.mcp.program import ProgramProblem, running
-from pawl.tool_registry.adapters.mcp.sandbox import Order
-from pawl.tool_registry.adapters.mcp.syscall_filter import syscall_filter
-from pawl.tool_registry.domain.programs import ProgramRule
+from pawl.tool_registry.sources.mcp.permission import Programs
+from pawl.tool_registry.sources.mcp.program import ProgramProblem, running
+from pawl.tool_registry.sources.mcp.rules import ProgramRule
+from pawl.tool_registry.sources.mcp.sandbox import Order
+from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
 from tests.fakes.mcp_program import READABLE
 from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry
 from tests.rpc.tool_registry.registry import content, eventually, refusal
@@ -283,7 +283,7 @@ async def test_what_cannot_be_granted_limited_or_started_is_said(
             await told(folders, "true", **absolute)
     with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
         await last_words("/no/such")
-    monkeypatch.setattr("pawl.tool_registry.adapters.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
+    monkeypatch.setattr("pawl.tool_registry.sources.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
     with pytest.raises(ProgramProblem, match="its sockets cannot be limited"):
         await told(folders, "echo", "started", reads_all=True)
     assert await told(folders, "echo", "started", is_confined=False) == "started\n"
@@ -359,7 +359,7 @@ async def test_where_the_deployment_lists_programs_no_other_is_started(database_
 def _has_landlock() -> bool:
     probe = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from pawl.tool_registry.adapters.mcp.sandbox import _landlock_abi; print(_landlock_abi())"
+        "from pawl.tool_registry.sources.mcp.sandbox import _landlock_abi; print(_landlock_abi())"
     )
     done = subprocess.run([sys.executable, "-c", probe, str(ROOT)], capture_output=True, text=True, check=True)
     return int(done.stdout) >= 3

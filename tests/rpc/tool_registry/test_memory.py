@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.tool.v1 import execution_pb2
 from pawl.tool.v1 import memory_pb2 as pb
-from pawl.tool_registry.adapters.postgres import memories as postgres_memories
-from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
-from pawl.tool_registry.builtin.memory import memory_tools
+from pawl.tool_registry.memory import store as postgres_memories
+from pawl.tool_registry.memory.store import PostgresMemoryRepository
+from pawl.tool_registry.memory.tools import memory_tools
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
 
 

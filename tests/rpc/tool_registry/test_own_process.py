@@ -16,11 +16,11 @@ import pytest
 
 from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable
-from pawl.tool_registry.adapters.process.helpers import Helpers
-from pawl.tool_registry.adapters.process.runner import ProcessRunner
-from pawl.tool_registry.adapters.python.modules import load_modules
-from pawl.tool_registry.adapters.python.runner import PythonRunner
-from pawl.tool_registry.app.catalog.ports import TooCostly
+from pawl.tool_registry.catalog.ports import TooCostly
+from pawl.tool_registry.sources.process.helpers import Helpers
+from pawl.tool_registry.sources.process.runner import ProcessRunner
+from pawl.tool_registry.sources.python.modules import load_modules
+from pawl.tool_registry.sources.python.runner import PythonRunner
 from pawl.tools import Reversible, ToolContext, tool
 from tests.rpc.tool_registry import process_tools
 from tests.rpc.tool_registry.registry import Registry, content, eventually, outcome, running

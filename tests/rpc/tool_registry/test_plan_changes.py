@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.tool.v1 import execution_pb2
-from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
-from pawl.tool_registry.builtin.planning import planning_tools
+from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
+from pawl.tool_registry.builtin.planning.tools import planning_tools
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
 
 

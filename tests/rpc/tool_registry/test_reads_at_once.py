@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2
-from pawl.tool_registry.app.execution import executor
+from pawl.tool_registry.execution import executor
 from pawl.tools import Category, Tool, ToolContext, ToolError, tool
 from pawl.values import EffectClass
 from tests.poll import until

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from pawl.tool.v1 import execution_pb2, tool_pb2
-from pawl.tool_registry.domain import registering
+from pawl.tool_registry.rules import registering
 from pawl.tools import Category, EffectClass, tool
 from tests.rpc.tool_registry.registry import (
     FOR_ANN,

@@ -13,11 +13,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable
-from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
-from pawl.tool_registry.domain.leases import LeaseWatch
+from pawl.tool_registry.execution.leases import LeaseWatch
+from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, running

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
-from pawl.tool_registry.domain import rules
+from pawl.tool_registry.policy.rules import rules
 from pawl.tools import Tool, tool
 from pawl.values import Category, EffectClass
 from tests.rpc.tool_registry.registry import (

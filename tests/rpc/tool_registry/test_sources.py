@@ -9,8 +9,8 @@ import pytest
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, tool_pb2
-from pawl.tool_registry.domain.http_binding import without_values
-from pawl.tool_registry.rpc.source_servicer import hide_values
+from pawl.tool_registry.sources.http.rules.binding import without_values
+from pawl.tool_registry.sources.rpc import hide_values
 from pawl.tools import tool
 from tests.files import put
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, a_tool, failure, mcp_registry, policy

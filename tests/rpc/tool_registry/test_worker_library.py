@@ -16,10 +16,10 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.chassis.local_key import KeyInClear
-from pawl.chassis.tasks import end
+from pawl.chassis.identity.local_key import KeyInClear
+from pawl.chassis.process.tasks import end
 from pawl.tool.v1 import tool_pb2
-from pawl.tool_registry.app.workers.workers import WorkerOptions
+from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
 from pawl.worker.worker import AttachError
 from tests.poll import PATIENCE_SECONDS, until

@@ -9,14 +9,14 @@ from typing import Any
 import asyncpg
 import grpc
 import pytest
-from tests.rpc.tool_registry.digests import digest_of
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2, worker_pb2
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
-from pawl.tool_registry.app.workers.workers import WorkerOptions
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
+from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from tests.poll import until
 from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpose, Status, attached, definition
+from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
 # Long enough for a test's steps, short enough to wait for its end.

@@ -11,7 +11,7 @@ import pytest
 
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2, worker_pb2
-from pawl.tool_registry.app.workers.workers import WorkerOptions
+from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tools import Category, tool
 from tests.poll import until
 from tests.rpc.tool_registry.attached import Purpose, Status, attached, definition, hello, stream

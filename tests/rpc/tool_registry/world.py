@@ -13,11 +13,11 @@ from typing import Any
 import asyncpg
 import psutil
 
-from pawl.chassis.database import Database
+from pawl.chassis.db.database import Database
 from pawl.chassis.ids import CallId, CallKey, RunId, StoreId
-from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
-from pawl.tool_registry.domain.journal import Begun, JournalCall
-from pawl.tool_registry.domain.verdict import call_digest
+from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
+from pawl.tool_registry.rules.journal import Begun, JournalCall
+from pawl.tool_registry.rules.verdict import call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from pawl.values import EffectClass
 from tests.rpc.tool_registry.registry import Registry

@@ -13,7 +13,7 @@ import grpc
 import pytest_asyncio
 import trustme
 
-from pawl.chassis.roles import ROLES
+from pawl.chassis.identity.roles import ROLES
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.plan import service_key_file
 from pawl.launcher.services import STAGES

@@ -17,9 +17,9 @@ import grpc
 import pytest
 import trustme
 
-from pawl.chassis import tls
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.rpc import tls
+from pawl.chassis.rpc.client import open_channel
 from pawl.event.v1 import run_pb2
 from pawl.identity.v1 import key_sync_pb2
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub

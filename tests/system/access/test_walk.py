@@ -10,10 +10,10 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.batch.v1 import batch_pb2, batch_pb2_grpc
-from pawl.chassis.auth import for_user, user_principal
+from pawl.chassis.identity.auth import for_user, user_principal
+from pawl.chassis.identity.key_rows import secret_of
+from pawl.chassis.identity.roles import CALLERS, ROLES
 from pawl.chassis.ids import StoreId, UserId
-from pawl.chassis.key_rows import secret_of
-from pawl.chassis.roles import CALLERS, ROLES
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from tests.poll import until

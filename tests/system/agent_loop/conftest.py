@@ -19,16 +19,16 @@ import grpc
 import pytest
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import PublicLedger
-from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.live import BusEvents
+from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide
-from pawl.chassis.bus import Bus
-from pawl.chassis.clock import SystemClock
+from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.anybody import Anybody

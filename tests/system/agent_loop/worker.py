@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain.run import RunOptions
-from pawl.chassis.rpc_client import translating
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules.run import RunOptions
+from pawl.chassis.rpc.client import translating
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.chassis.key_rows import is_secret
+from pawl.chassis.identity.key_rows import is_secret
 from tests import commands
 from tests.system.cli.conftest import CommandLine
 

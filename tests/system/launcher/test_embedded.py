@@ -18,8 +18,8 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from pawl.chassis.bus import flush
-from pawl.chassis.start import StartError
+from pawl.chassis.bus.connection import flush
+from pawl.chassis.process.start import StartError
 from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.nats import LIFECYCLE_STREAM
 from pawl.launcher.postgres import Postgres

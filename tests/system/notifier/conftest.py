@@ -18,7 +18,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from pawl.chassis.bus import flush
+from pawl.chassis.bus.connection import flush
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub

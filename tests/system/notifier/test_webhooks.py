@@ -12,7 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 from standardwebhooks.webhooks import Webhook
 
-from pawl.chassis.bus import flush
+from pawl.chassis.bus.connection import flush
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from tests.keys import keyed_channel

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pawl.chassis.endpoints import Replica
+from pawl.chassis.rpc.endpoints import Replica
 from pawl.launcher.plan import database_url_file
 from pawl.launcher.postgres import ROLES
 from pawl.launcher.suite import Suite

@@ -11,7 +11,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from pawl.chassis.bus import flush
+from pawl.chassis.bus.connection import flush
 from pawl.client import AsyncClient, file, image
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.launcher.suite import Suite

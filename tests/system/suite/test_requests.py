@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.roles import CALLERS, ROLES, Role
+from pawl.chassis.identity.roles import CALLERS, ROLES, Role
 from pawl.launcher.suite import Suite
 from tests import contract
 from tests.keys import METADATA

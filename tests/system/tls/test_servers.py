@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import trustme
 
-from pawl.chassis import tls
-from pawl.chassis.bus import Bus
-from pawl.chassis.database import Database
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.start import StartError
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.db.database import Database
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc import tls
 from tests import certificates
 from tests.certificates import Files
 from tests.servers import NatsServer

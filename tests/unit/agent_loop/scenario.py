@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from pawl.agent_loop.app.worker import Worker
-from pawl.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarted
-from pawl.agent_loop.domain.run import RunOptions
-from pawl.agent_loop.domain.tool import Verdict
+from pawl.agent_loop.loop.rules.event import OutputDelta, RoundRetrying, RoundStarted
+from pawl.agent_loop.loop.rules.run import RunOptions
+from pawl.agent_loop.loop.rules.tool import Verdict
+from pawl.agent_loop.loop.worker import Worker
 from pawl.chassis.ids import RunKey
 from pawl.values import ENDED, CallState, Question, RunState
 from tests.fakes import virtual_time

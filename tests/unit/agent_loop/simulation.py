@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import budget, history, planning, proposals, step
-from pawl.agent_loop.domain.assembly import ModelAnswer, RawCall
-from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult, TopUp
-from pawl.agent_loop.domain.decision import (
+from pawl.agent_loop.loop.rules import budget, history, planning, proposals, step
+from pawl.agent_loop.loop.rules.assembly import ModelAnswer, RawCall
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult, TopUp
+from pawl.agent_loop.loop.rules.decision import (
     CheckFallback,
     Execute,
     Finish,
@@ -22,8 +22,8 @@ from pawl.agent_loop.domain.decision import (
     StopCalls,
     StopModel,
 )
-from pawl.agent_loop.domain.event import OwnerEvent, RoundStarted
-from pawl.agent_loop.domain.fact import (
+from pawl.agent_loop.loop.rules.event import OwnerEvent, RoundStarted
+from pawl.agent_loop.loop.rules.fact import (
     CallExecuted,
     CallStopped,
     Fact,
@@ -33,11 +33,11 @@ from pawl.agent_loop.domain.fact import (
     ModelFailed,
     ToolsPinned,
 )
-from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.model import Problem, UsageReport
-from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions
-from pawl.agent_loop.domain.state import MODEL, State
-from pawl.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.run import FailureClass, Run, RunOptions
+from pawl.agent_loop.loop.rules.state import MODEL, State
+from pawl.agent_loop.loop.rules.tool import ExecutionResult, Stopped, Verdict
+from pawl.agent_loop.model.request import Problem, UsageReport
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
 from pawl.values import (
     ENDED,

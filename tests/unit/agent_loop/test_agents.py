@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.agents import (
+from pawl.agent_loop.agents.rules import (
     DEFAULT,
     AgentCard,
     AgentDefinition,
@@ -25,9 +25,9 @@ from pawl.agent_loop.domain.agents import (
     options_of,
     select,
 )
-from pawl.agent_loop.domain.limits import NONE_IS_ZERO, Limits
-from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import RoundLimitPolicy, RunOptions, ToolChoice, ToolChoiceMode
+from pawl.agent_loop.loop.rules.limits import NONE_IS_ZERO, Limits
+from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.loop.rules.run import RoundLimitPolicy, RunOptions, ToolChoice, ToolChoiceMode
 from pawl.errors import InvalidField, PawlError, ToolNotFound
 
 DEFAULTS = RunDefaults(model="the-model", instructions="Be brief.")

@@ -10,14 +10,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import background, job_program, jobs
-from pawl.agent_loop.domain import background as domain
-from pawl.agent_loop.domain.background import ITERATIONS_MAX, NAMES, Wish
-from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.jobs import wishes_of
-from pawl.agent_loop.domain.run import Job, RunOptions
-from pawl.agent_loop.domain.tool import Tool
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import background, job_program, jobs
+from pawl.agent_loop.loop.rules import background as domain
+from pawl.agent_loop.loop.rules.background import ITERATIONS_MAX, NAMES, Wish
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.jobs import wishes_of
+from pawl.agent_loop.loop.rules.run import Job, RunOptions
+from pawl.agent_loop.loop.rules.tool import Tool
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.errors import InvalidField, InvalidJson, TooLarge

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.domain import budget, loop_state
-from pawl.agent_loop.domain.agents import AgentDefinition, ToolSelection
-from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.model import UsageReport
-from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import PinnedAgent, RunOptions, TokenBudgetPolicy
-from pawl.agent_loop.domain.state import MODEL
+from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
+from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.rules import budget, loop_state
+from pawl.agent_loop.loop.rules.event import RoundEnded, RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
+from pawl.agent_loop.loop.rules.run import PinnedAgent, RunOptions, TokenBudgetPolicy
+from pawl.agent_loop.loop.rules.state import MODEL
+from pawl.agent_loop.model.request import UsageReport
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.values import RunState, Usage, WaitKind
 from tests.fakes.ledger import STORE

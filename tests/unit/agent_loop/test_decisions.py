@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.app.ports import CallContext
-from pawl.agent_loop.domain import options, proposals
-from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions
-from pawl.agent_loop.domain.state import MODEL
-from pawl.agent_loop.domain.tool import ExecutionPiece, RecordedDecision, RecordedResult, Verdict
+from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.ports import CallContext
+from pawl.agent_loop.loop.rules import options, proposals
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.command import Cancel, CommandKind, Decide, Steer
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.run import ApprovalExpiryPolicy, RunOptions
+from pawl.agent_loop.loop.rules.state import MODEL
+from pawl.agent_loop.loop.rules.tool import ExecutionPiece, RecordedDecision, RecordedResult, Verdict
 from pawl.chassis.ids import CallId, CallKey, RunKey, UserId
 from pawl.errors import (
     DependencyUnavailable,

@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.domain.call import CallResult
-from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import ModelRequest
-from pawl.agent_loop.domain.run import RunOptions, ToolChoice, ToolChoiceMode
+from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.event import OutputDelta, ToolProgress, Warned
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.run import RunOptions, ToolChoice, ToolChoiceMode
+from pawl.agent_loop.model.request import ModelRequest
 from pawl.values import CallState, RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Claim
-from pawl.agent_loop.domain.command import Cancel, Steer
-from pawl.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.run import RunOptions
-from pawl.agent_loop.domain.step import Committed, Step
+from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.ports import Claim
+from pawl.agent_loop.loop.rules.command import Cancel, Steer
+from pawl.agent_loop.loop.rules.event import TAKEOVER, OutputDelta, RoundRetrying
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.run import RunOptions
+from pawl.agent_loop.loop.rules.step import Committed, Step
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
 from pawl.values import RunState, StopCause
 from tests.fakes.ledger import transient

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import CallContext
-from pawl.agent_loop.domain.call import CallResult
-from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
-from pawl.agent_loop.domain.event import OutputDelta, RoundStarted
-from pawl.agent_loop.domain.run import FailureClass, RunFailure
-from pawl.agent_loop.domain.tool import ExecutionPiece
+from pawl.agent_loop.loop.drive import Drive
+from pawl.agent_loop.loop.ports import CallContext
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.command import Cancel, Steer, ToolResult
+from pawl.agent_loop.loop.rules.event import OutputDelta, RoundStarted
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
+from pawl.agent_loop.loop.rules.tool import ExecutionPiece
 from pawl.chassis.ids import RunKey
 from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloaded, PawlError
 from pawl.job.v1.ledger_pb2 import CommitRunRequest

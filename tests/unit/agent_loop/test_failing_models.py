@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pawl.agent_loop.adapters.model.breaker import Breaker
-from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.domain import retry
-from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import (
+from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.rules import retry
+from pawl.agent_loop.loop.rules.event import RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.loop.rules.run import FailureClass, RunOptions
+from pawl.agent_loop.model.breaker import Breaker
+from pawl.agent_loop.model.request import (
     ROUND_TIMEOUT,
     CallPiece,
     Finished,
@@ -23,8 +25,6 @@ from pawl.agent_loop.domain.model import (
     ReasoningPiece,
     TextPiece,
 )
-from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
-from pawl.agent_loop.domain.run import FailureClass, RunOptions
 from pawl.chassis.ids import RunKey
 from pawl.errors import InvalidField
 from pawl.values import CallState, RunState, WaitKind

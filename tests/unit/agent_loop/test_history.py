@@ -11,22 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import agent_program, agents, history, output, settle
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
-from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.decision import Finish, PinTools
-from pawl.agent_loop.domain.fact import FallbackChecked
-from pawl.agent_loop.domain.fact_rules import apply_fact
-from pawl.agent_loop.domain.history import ReasoningEcho
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.model import Finished, TextPiece
-from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.results import contents
-from pawl.agent_loop.domain.run import FailureClass, ReasoningEffort, ResponseFormat, RoundLimitPolicy, Run, RunOptions
-from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import Verdict
+from pawl.agent_loop.agents import rules as agents
+from pawl.agent_loop.agents.rules import AgentDefinition, AgentVersion
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import agent_program, history, output, settle
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.decision import Finish, PinTools
+from pawl.agent_loop.loop.rules.fact import FallbackChecked
+from pawl.agent_loop.loop.rules.fact_rules import apply_fact
+from pawl.agent_loop.loop.rules.history import ReasoningEcho
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.options import AskedOptions
+from pawl.agent_loop.loop.rules.results import contents
+from pawl.agent_loop.loop.rules.run import (
+    FailureClass,
+    ReasoningEffort,
+    ResponseFormat,
+    RoundLimitPolicy,
+    Run,
+    RunOptions,
+)
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.loop.rules.tool import Verdict
+from pawl.agent_loop.model.request import Finished, TextPiece
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.values import CallState, Disposition, ExecutionContext, OfferFallback, RunState
 from tests.fakes import virtual_time

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.agent_loop.domain import imports
-from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage, HistoryRole
-from pawl.agent_loop.domain.message import Role
+from pawl.agent_loop.conversations import rules as imports
+from pawl.agent_loop.conversations.rules import HistoryCall, HistoryMessage, HistoryRole
+from pawl.agent_loop.loop.rules.message import Role
 from pawl.chassis.ids import CallId
 from pawl.client.history import history as from_json
 from pawl.errors import InvalidHistory

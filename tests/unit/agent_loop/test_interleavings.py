@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pawl.agent_loop.domain.event import RoundStarted
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.run import BatchOrder, RunOptions, TokenBudgetPolicy, UnknownOutcomePolicy
-from pawl.agent_loop.domain.state import MODEL
+from pawl.agent_loop.loop.rules.event import RoundStarted
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.run import BatchOrder, RunOptions, TokenBudgetPolicy, UnknownOutcomePolicy
+from pawl.agent_loop.loop.rules.state import MODEL
 from pawl.chassis.ids import CallId
 from pawl.values import ENDED, CallResolution, CallState, DecisionKind, RunState
 from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer

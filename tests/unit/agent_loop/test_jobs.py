@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.worker import WorkerLimits
-from pawl.agent_loop.domain import jobs
-from pawl.agent_loop.domain.background import read
-from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import Finished, TextPiece
-from pawl.agent_loop.domain.run import Job, Notice, Run, RunOptions
-from pawl.agent_loop.domain.state import State
+from pawl.agent_loop.loop.rules import jobs
+from pawl.agent_loop.loop.rules.background import read
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.run import Job, Notice, Run, RunOptions
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.loop.worker import WorkerLimits
+from pawl.agent_loop.model.request import Finished, TextPiece
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
-from pawl.job_store.domain.rows import ConversationKey
+from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.values import ENDED, CallState, EffectClass, JobReports, ReportPolicy, RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, fails, says

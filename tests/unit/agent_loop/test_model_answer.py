@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.agent_loop.adapters.model.answer import ANSWER_BYTES_MAX, Answer
-from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer
-from pawl.agent_loop.domain.model import (
+from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
+from pawl.agent_loop.loop.rules.run import FailureClass
+from pawl.agent_loop.model.answer import ANSWER_BYTES_MAX, Answer
+from pawl.agent_loop.model.request import (
     CallPiece,
     Finished,
     ModelError,
@@ -25,7 +26,6 @@ from pawl.agent_loop.domain.model import (
     TextPiece,
     UsageReport,
 )
-from pawl.agent_loop.domain.run import FailureClass
 
 
 def event(chunk: Any) -> bytes:

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.model.names import Names, names_of, renamed
-from pawl.agent_loop.adapters.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
-from pawl.agent_loop.domain import text
-from pawl.agent_loop.domain.assembly import Assembly
-from pawl.agent_loop.domain.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer
-from pawl.agent_loop.domain.event import CallFragment, OutputDelta
-from pawl.agent_loop.domain.model import (
+from pawl.agent_loop.loop.rules import text
+from pawl.agent_loop.loop.rules.assembly import Assembly
+from pawl.agent_loop.loop.rules.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer
+from pawl.agent_loop.loop.rules.event import CallFragment, OutputDelta
+from pawl.agent_loop.model.names import Names, names_of, renamed
+from pawl.agent_loop.model.request import (
     CallPiece,
     Finished,
     ModelRequest,
@@ -26,6 +25,7 @@ from pawl.agent_loop.domain.model import (
     RefusalPiece,
     TextPiece,
 )
+from pawl.agent_loop.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
 
 LINES = st.sampled_from(
     [b"data: one", b"data:two", b"data:  three", b"data", b": a comment", b":", b"event: x", b"id: 7", b"", b"", b"x"]

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import condition, expression, loop_state, monitor
-from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.expression import ExpressionError
-from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
-from pawl.agent_loop.domain.run import Job, Monitor
+from pawl.agent_loop.loop.rules import condition, expression, loop_state, monitor
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.expression import ExpressionError
+from pawl.agent_loop.loop.rules.loop_state import JobCursor, LoopState
+from pawl.agent_loop.loop.rules.run import Job, Monitor
 from pawl.values import CallState, JobReports
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_background import iteration

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.errors import LeaseLost
 from pawl.values import CallState, OfferFallback, RunState
 from tests.fakes.loop_world import World

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import history, outside, parts
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.parts import FilePart, ImagePart, Part
-from pawl.agent_loop.domain.run import Run, RunOptions
-from pawl.agent_loop.domain.state import State
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import history, parts
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.parts import FilePart, ImagePart, Part
+from pawl.agent_loop.loop.rules.run import Run, RunOptions
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.triggers import rules as outside
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField, TooLarge, UnsupportedPart
 from pawl.event.v1 import message_pb2

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.event import RoundStarted, Warned
-from pawl.agent_loop.domain.fact import CallExecuted
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import Problem
-from pawl.agent_loop.domain.retry import delay
-from pawl.agent_loop.domain.run import BatchOrder, FailureClass, RoundLimitPolicy, RunOptions, UnknownOutcomePolicy
-from pawl.agent_loop.domain.state import MODEL
+from pawl.agent_loop.loop.rules.event import RoundStarted, Warned
+from pawl.agent_loop.loop.rules.fact import CallExecuted
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.retry import delay
+from pawl.agent_loop.loop.rules.run import BatchOrder, FailureClass, RoundLimitPolicy, RunOptions, UnknownOutcomePolicy
+from pawl.agent_loop.loop.rules.state import MODEL
+from pawl.agent_loop.model.request import Problem
 from pawl.chassis.ids import CallId
 from pawl.values import CallResolution, CallState, DecisionKind, RunState, WaitKind
 from tests.unit.agent_loop.scenario import present

@@ -10,7 +10,7 @@ from google.protobuf import json_format
 
 from pawl.agent.v1 import steps_pb2 as pb
 from pawl.agent.v1.steps_pb2 import Step, StepChange
-from pawl.agent_loop.app.step_history import Steps
+from pawl.agent_loop.api.step_history import Steps
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from tests.golden import GAP, LOG, TOLD
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from pawl.agent_loop.app.schedules import told_of
+from pawl.agent_loop.schedules.schedules import told_of
 from pawl.chassis.ids import RequestId
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.job.v1.schedules_pb2 import DueSchedule, GetDueScheduleResponse

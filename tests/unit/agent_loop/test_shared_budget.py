@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from pawl.agent_loop.domain.command import TopUp
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.model import ModelRequest, UsageReport
-from pawl.agent_loop.domain.run import RunOptions, TokenBudgetPolicy
+from pawl.agent_loop.loop.rules.command import TopUp
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy
+from pawl.agent_loop.model.request import ModelRequest, UsageReport
 from pawl.event.v1 import run_pb2
 from pawl.values import ENDED, RunState, WaitKind
 from tests.fakes.model import Script, calls, says

@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
-from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedger
-from pawl.agent_loop.adapters.trigger_ledger import TriggerLedger
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.schedules import Schedules
-from pawl.agent_loop.app.starting import Starting
-from pawl.agent_loop.app.triggers import BODY_BYTES_MAX, Triggers
-from pawl.agent_loop.domain import checks
-from pawl.chassis.auth import Principal
+from pawl.agent_loop.api.messages import Messages
+from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.schedules.ledger import ScheduleLedger
+from pawl.agent_loop.schedules.schedules import Schedules
+from pawl.agent_loop.schedules.starting import Starting
+from pawl.agent_loop.triggers.ledger import TriggerLedger
+from pawl.agent_loop.triggers.triggers import BODY_BYTES_MAX, Triggers
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
     AgentNotFound,

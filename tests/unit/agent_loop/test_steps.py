@@ -11,15 +11,15 @@ import pytest
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.domain import planning, step
-from pawl.agent_loop.domain.call import Call, CallResult
-from pawl.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
-from pawl.agent_loop.domain.decision import StopCalls
-from pawl.agent_loop.domain.limits import CEILINGS, OF_TOOLS, DeploymentLimits, Limits, read_limits
-from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.run import RunOptions, UnknownOutcomePolicy
-from pawl.agent_loop.domain.state import State
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import planning, step
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
+from pawl.agent_loop.loop.rules.decision import StopCalls
+from pawl.agent_loop.loop.rules.limits import CEILINGS, OF_TOOLS, DeploymentLimits, Limits, read_limits
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.run import RunOptions, UnknownOutcomePolicy
+from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.chassis.ids import CommandId, RunId, UserId
 from pawl.errors import InvalidField

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.domain.agents import AgentDefinition, ToolSelection
-from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.model import ModelRequest
-from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions
-from pawl.chassis.auth import Principal
+from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
+from pawl.agent_loop.loop.drive import Drive
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.delegation import OUTPUT_BYTES_MAX
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.options import AskedOptions
+from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunOptions
+from pawl.agent_loop.model.request import ModelRequest
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
 from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind

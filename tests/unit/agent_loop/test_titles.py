@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.titles import TitleMaker
-from pawl.agent_loop.domain.run import Undo
-from pawl.agent_loop.domain.titles import SECONDS_MAX
+from pawl.agent_loop.loop.rules.run import Undo
+from pawl.agent_loop.titles.rules import SECONDS_MAX
+from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.chassis.ids import ConversationId, RunId, StoreId
 from pawl.errors import DependencyUnavailable
 from pawl.values import TitleTask, Usage

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.domain import undo
-from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallResult, Decided, Inverse
-from pawl.agent_loop.domain.command import Cancel, Decide, Steer
-from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.run import Run, Undo
-from pawl.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
+from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided, Inverse
+from pawl.agent_loop.loop.rules.command import Cancel, Decide, Steer
+from pawl.agent_loop.loop.rules.message import Role
+from pawl.agent_loop.loop.rules.run import Run, Undo
+from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.rules import CallUndo, UndoSource, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import RunNotFound
 from pawl.values import ENDED, CallState, DecisionKind, EffectClass, ExecutionContext, Question, RunState, StopCause

@@ -8,12 +8,12 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Claim, Loaded
-from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.app.worker import WorkerLimits
-from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.run import RunFailure
+from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.ports import Claim, Loaded
+from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.run import RunFailure
+from pawl.agent_loop.loop.run_tasks import WorkerDependencies
+from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
 from pawl.values import Question, RunState, StopCause
 from tests.fakes import virtual_time

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pawl.chassis.bus import Bus
-from pawl.chassis.metrics import Metrics
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.process.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from tests.poll import until
 from tests.servers import NatsServer

@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.chassis.database import Database
-from pawl.chassis.database_kept import KeptConnections, Lent
-from pawl.chassis.start import StartError
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.kept import KeptConnections, Lent
+from pawl.chassis.process.start import StartError
 from pawl.errors import DependencyUnavailable
 from pawl.launcher.ports import free_port
 from tests.databases import forwarding, pump

@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from pawl.chassis.database import Database
-from pawl.chassis.database_kept import KeptConnections, Lent, is_lost
-from pawl.chassis.durability import require_durable
-from pawl.chassis.start import StartError
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.durability import require_durable
+from pawl.chassis.db.kept import KeptConnections, Lent, is_lost
+from pawl.chassis.process.start import StartError
 from tests import servers
 from tests.poll import PATIENCE_SECONDS, until
 

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.chassis.clock import SystemClock
-from pawl.chassis.erasures import ErasurePart, ErasureWork
+from pawl.chassis.db.erasures import ErasurePart, ErasureWork
+from pawl.chassis.process.clock import SystemClock
 from pawl.job.v1 import erasure_pb2 as pb
 
 

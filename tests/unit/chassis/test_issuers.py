@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import structlog
 
-from pawl.chassis import issuers
-from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator, parse_keys
-from pawl.chassis.issuers import FetchFailed, Issuers, KeyFetcher
-from pawl.chassis.tokens import Provider, PublicKey, TokenRefused
+from pawl.chassis.identity import issuers
+from pawl.chassis.identity.credentials import UNKNOWN, KeyAuthenticator, parse_keys
+from pawl.chassis.identity.issuers import FetchFailed, Issuers, KeyFetcher
+from pawl.chassis.identity.tokens import Provider, PublicKey, TokenRefused
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.issuer import (
     DISCOVERY,

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.chassis.auth import principal_of, user_principal
-from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator, gone
+from pawl.chassis.identity.auth import principal_of, user_principal
+from pawl.chassis.identity.credentials import UNKNOWN, KeyAuthenticator, gone
+from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
+from pawl.chassis.identity.login_failures import LoginRefused
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
-from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
-from pawl.chassis.login_failures import LoginRefused
-from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.process.settings import ServiceSettings
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
 
@@ -118,7 +118,7 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
 async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
     rows: KeyRows, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pawl.chassis.key_rows.ENDED_MAX", 3)
+    monkeypatch.setattr("pawl.chassis.identity.key_rows.ENDED_MAX", 3)
     source.changes = [grant(number, is_revoked=True) for number in range(5)]
     await clock.advance(2)
     remembered = [rows.ended(digest_of(SECRETS[number])) is not None for number in range(5)]

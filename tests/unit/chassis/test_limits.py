@@ -12,18 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pawl.chassis import login_failures, rpc_limits
-from pawl.chassis.auth import Principal, service_principal
+from pawl.chassis.identity import login_failures
+from pawl.chassis.identity.auth import Principal, service_principal
+from pawl.chassis.identity.login_failures import LoginFailures, LoginRefused, kind_of, source_of
 from pawl.chassis.ids import KeyId, StoreId, UserId
-from pawl.chassis.login_failures import (
-    LoginFailures,
-    LoginRefused,
-    kind_of,
-    source_of,
-)
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.retry import ANY, TRANSIENT, Retry, pause_seconds
-from pawl.chassis.rpc_limits import Arrivals, Crowd
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.rpc import limits as rpc_limits
+from pawl.chassis.rpc.limits import Arrivals, Crowd
+from pawl.chassis.rpc.retry import ANY, TRANSIENT, Retry, pause_seconds
 from pawl.errors import (
     DeadlineExceeded,
     DependencyUnavailable,

@@ -15,13 +15,13 @@ import trustme
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pawl.chassis import tls
-from pawl.chassis.http_server import HttpServer, Response, application
-from pawl.chassis.lookups import Lookups
-from pawl.chassis.rpc_replicas import CALLS_MAX, Standing, choose, key_of, preference
-from pawl.chassis.start import StartError
-from pawl.chassis.tasks import shield
-from pawl.chassis.tls import Tls, services_of
+from pawl.chassis.egress.lookups import Lookups
+from pawl.chassis.process.http_server import HttpServer, Response, application
+from pawl.chassis.process.start import StartError
+from pawl.chassis.process.tasks import shield
+from pawl.chassis.rpc import tls
+from pawl.chassis.rpc.replicas import CALLS_MAX, Standing, choose, key_of, preference
+from pawl.chassis.rpc.tls import Tls, services_of
 from pawl.job.v1 import ledger_pb2, schedules_pb2
 from pawl.tool.v1 import execution_pb2
 from tests import certificates

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import structlog
 
-from pawl.chassis import logs, tasks
-from pawl.chassis.lifecycle import Background
-from pawl.chassis.rpc_server import RpcServer
-from pawl.chassis.service import Service
-from pawl.chassis.settings import ServiceSettings
-from pawl.chassis.start import StartError
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.lifecycle import Background
+from pawl.chassis.process.service import Service
+from pawl.chassis.process.settings import ServiceSettings
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc.server import RpcServer
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal
 from tests.keys import ENVIRONMENT
 

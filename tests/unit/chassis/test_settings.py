@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.chassis.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
+from pawl.chassis.process.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
 from pawl.job_store.settings import JobStoreSettings
 from pawl.notifier.settings import NotifierSettings
 from pawl.tool_registry.settings import ToolRegistrySettings

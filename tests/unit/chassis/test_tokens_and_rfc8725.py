@@ -14,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from joserfc import jwk
 
-from pawl.chassis.auth import Credential, principal_of
-from pawl.chassis.credentials import WatchedFile
-from pawl.chassis.ids import is_id
-from pawl.chassis.roles import Role
-from pawl.chassis.start import StartError
-from pawl.chassis.tokens import (
+from pawl.chassis.identity.auth import Credential, principal_of
+from pawl.chassis.identity.credentials import WatchedFile
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.identity.tokens import (
     PublicKey,
     TokenRefused,
     check_claims,
@@ -33,6 +31,8 @@ from pawl.chassis.tokens import (
     read_token,
     to_id,
 )
+from pawl.chassis.ids import is_id
+from pawl.chassis.process.start import StartError
 from pawl.errors import PermissionDenied
 from tests.fakes.issuer import AUDIENCE, CLAIMS, ISSUER, NOW, key, key_set, keys, part, provider, published, token
 from tests.fakes.manual_clock import ManualClock

@@ -15,8 +15,8 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis import status
-from pawl.chassis.translate import Exceptions, Translator, Unknown
+from pawl.chassis.rpc import status
+from pawl.chassis.rpc.translate import Exceptions, Translator, Unknown
 from pawl.errors import (
     DependencyUnavailable,
     InvalidField,

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
 from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
-from pawl.chassis.endpoints import Endpoints, Replica
-from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
+from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
+from pawl.chassis.rpc.endpoints import Endpoints, Replica
 from pawl.cli import agents
 from pawl.cli.__main__ import app, flags_first
 from pawl.client import AsyncClient, StartError

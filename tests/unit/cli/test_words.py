@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.cli import answers, decisions, wording
 from pawl.cli.__main__ import app
 from pawl.cli.command import time_of

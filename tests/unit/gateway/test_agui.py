@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pawl.agent.v1 import agent_pb2, conversation_pb2
 from pawl.errors import CallNotFound, ConversationNotFound, DigestMismatch, InvalidField, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.gateway.domain import agui_input
-from pawl.gateway.domain.agui import Fold
-from pawl.gateway.http.agui import _Plan, _Thread
+from pawl.gateway.agui import input as agui_input
+from pawl.gateway.agui.events import Fold
+from pawl.gateway.agui.http import _Plan, _Thread
 from tests.golden import GAP, LOG, TOLD
 from tests.tables import not_explained
 from tests.unit.gateway.agui_page import Page

@@ -14,19 +14,19 @@ from pydantic import SecretStr
 
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
-from pawl.chassis.browser_seal import CODE_SECONDS, Code, close
-from pawl.chassis.http_server import Response
+from pawl.chassis.identity.browser_seal import CODE_SECONDS, Code, close
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.settings import SettingsError, read
+from pawl.chassis.process.http_server import Response
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.process.settings import SettingsError, read
 from pawl.errors import ChannelNotFound, DependencyUnavailable
 from pawl.event.v1 import schedule_pb2
 from pawl.event.v1.schedule_pb2 import ScheduleFire
-from pawl.gateway.adapters.seal import Seal
-from pawl.gateway.adapters.services import PEERS
-from pawl.gateway.domain.door import check_host
-from pawl.gateway.domain.session import Session
+from pawl.gateway.login.seal import Seal
+from pawl.gateway.login.session import Session
+from pawl.gateway.services import PEERS
 from pawl.gateway.settings import GatewaySettings
+from pawl.gateway.web.hosts import check_host
 from pawl.gateway.wiring import wire
 from pawl.notify.v1.channel_pb2 import UnsubscribeChannelResponse
 from tests.fakes.manual_clock import ManualClock

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis.roles import CALLERS
+from pawl.chassis.identity.roles import CALLERS
 from pawl.errors import (
     ForeignHost,
     ForeignOrigin,
@@ -19,10 +19,11 @@ from pawl.errors import (
     TooLarge,
     Unauthenticated,
 )
-from pawl.gateway.adapters.seal import Seal
-from pawl.gateway.adapters.services import PUBLIC, WATCH_RUN, find
-from pawl.gateway.domain import door, session
-from pawl.gateway.domain.session import Session
+from pawl.gateway.login import session
+from pawl.gateway.login.seal import Seal
+from pawl.gateway.login.session import Session
+from pawl.gateway.services import PUBLIC, WATCH_RUN, find
+from pawl.gateway.web import hosts as door
 from tests.tables import not_refused, refusal
 
 HOSTS = frozenset({"pawl.example.com", "other.example.com:8443"})

@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis.issuers import FetchFailed
+from pawl.chassis.identity.issuers import FetchFailed
 from pawl.errors import DependencyUnavailable, Unauthenticated
-from pawl.gateway.adapters.openid import Endpoints, Providers
-from pawl.gateway.adapters.seal import Seal
-from pawl.gateway.domain import openid
-from pawl.gateway.domain.openid import Provider, Tokens
-from pawl.gateway.domain.session import Session
+from pawl.gateway.login import rules as openid
+from pawl.gateway.login.providers import Endpoints, Providers
+from pawl.gateway.login.rules import Provider, Tokens
+from pawl.gateway.login.seal import Seal
+from pawl.gateway.login.session import Session
 from tests.fakes.issuer import token
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.gateway.test_app import HOST, SEAL, WHO, Door, reason
@@ -166,7 +166,7 @@ async def test_a_provider_that_fails_is_asked_once_in_five_seconds(
         await asyncio.sleep(0)
         raise FetchFailed("status 500")
 
-    monkeypatch.setattr("pawl.gateway.adapters.openid.describe", describe)
+    monkeypatch.setattr("pawl.gateway.login.providers.describe", describe)
     providers = Providers(clock)
     for times in (1, 2):
         found = await asyncio.gather(*(providers.endpoints(PROVIDER) for _ in range(60)), return_exceptions=True)

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from pawl.chassis import http_server as server
-from pawl.chassis.metrics import Metrics
-from pawl.gateway.adapters.metrics import Counters
-from pawl.gateway.adapters.services import Services
-from pawl.gateway.http import streams
-from pawl.gateway.http.callers import Callers
-from pawl.gateway.http.streams import Event, Streams
+from pawl.chassis.process import http_server as server
+from pawl.chassis.process.metrics import Metrics
+from pawl.gateway.login.callers import Callers
+from pawl.gateway.metrics import Counters
+from pawl.gateway.services import Services
+from pawl.gateway.web import streams
+from pawl.gateway.web.streams import Event, Streams
 from tests.unit.gateway.conftest import Listener
 
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import AgentCycle, AgentNotFound, TooLarge
-from pawl.job_store.domain import agents
-from pawl.job_store.domain.agents import AgentRow, AgentVersionRow, drafted, saved
+from pawl.job_store.agents import rules as agents
+from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, drafted, saved
 
 
 def version(name: str = "a", definition: bytes = b"d", *tools: str, number: int = 0) -> AgentVersionRow:

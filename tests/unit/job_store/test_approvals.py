@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, UserId
 from pawl.errors import IllegalTransition
-from pawl.job_store.domain.command import Steer
-from pawl.job_store.domain.decisions import Decide
+from pawl.job_store.ledger.rules.command import Steer
+from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.values import CallState, DecisionKind, DecisionRight
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, delegation
 

@@ -8,10 +8,10 @@ import pytest
 
 from pawl.chassis.ids import CallId, RunId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost
-from pawl.job_store.domain.attention import GRACE, Quarantine
-from pawl.job_store.domain.command import Cancel, Receipt, Redrive, Resolve
-from pawl.job_store.domain.events import OperatorActed
-from pawl.job_store.domain.states import AttentionReason, OperatorAct
+from pawl.job_store.ledger.rules.attention import GRACE, Quarantine
+from pawl.job_store.ledger.rules.command import Cancel, Receipt, Redrive, Resolve
+from pawl.job_store.ledger.rules.events import OperatorActed
+from pawl.job_store.ledger.rules.states import AttentionReason, OperatorAct
 from pawl.values import CallState, CommandOutcome, LeaseAction, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change
 

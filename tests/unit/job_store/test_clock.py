@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 from pawl.errors import DependencyUnavailable
-from pawl.job_store.app.sweeps import ClockSweep
+from pawl.job_store.sweeps import ClockSweep
 from tests.fakes import virtual_time
 from tests.fakes.virtual_time import VirtualClock
 

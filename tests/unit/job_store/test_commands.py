@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, ClientId, RunId, UserId
 from pawl.errors import IllegalTransition, InboxChanged, LeaseLost, QueueFull
-from pawl.job_store.domain import inbox
-from pawl.job_store.domain.command import Progress, Redrive, Steer, TopUp
-from pawl.job_store.domain.events import OwnerEvent, ToppedUp
+from pawl.job_store.ledger.rules import inbox
+from pawl.job_store.ledger.rules.command import Progress, Redrive, Steer, TopUp
+from pawl.job_store.ledger.rules.events import OwnerEvent, ToppedUp
 from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionKind, LeaseAction, RunState
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 

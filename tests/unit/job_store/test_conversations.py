@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, InvalidField, PawlError, RequestIdReused, TooLarge
-from pawl.job_store.domain import search
-from pawl.job_store.domain.conversations import UpdateConversation, key_hash, made_title
-from pawl.job_store.domain.rows import ConversationKey, ConversationRow
+from pawl.job_store.ledger.rules import search
+from pawl.job_store.ledger.rules.conversations import UpdateConversation, key_hash, made_title
+from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow
 from pawl.values import CallState, MessagePolicy
 from tests.unit.job_store.world import STORE, USER, World, change, delegation
 

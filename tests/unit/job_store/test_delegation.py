@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
-from pawl.job_store.domain import inbox, stop
-from pawl.job_store.domain.attention import ReportCrash
-from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Redrive
+from pawl.job_store.ledger.rules import inbox, stop
+from pawl.job_store.ledger.rules.attention import ReportCrash
+from pawl.job_store.ledger.rules.calls import CallChange
+from pawl.job_store.ledger.rules.command import Redrive
 from pawl.values import CallState, LeaseAction, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.event.v1 import call_pb2
-from pawl.job_store.domain.rows import CallRow
-from pawl.job_store.rpc import messages
+from pawl.job_store.ledger.rpc import messages
+from pawl.job_store.ledger.rules.rows import CallRow
 from pawl.values import CallState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import CallId, ConversationId
 from pawl.errors import ConversationNotFound, PastTooLong, RequestIdReused
-from pawl.job_store.domain.forks import (
+from pawl.job_store.ledger.rules.forks import (
     SEGMENTS_MAX,
     ForkConversation,
     Head,
@@ -19,7 +19,7 @@ from pawl.job_store.domain.forks import (
     open_point,
     path_to,
 )
-from pawl.job_store.domain.rows import ConversationRow, Segment
+from pawl.job_store.ledger.rules.rows import ConversationRow, Segment
 from tests.unit.job_store.test_conversations import conversation
 from tests.unit.job_store.world import STORE, USER, World
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, RunNotFound
-from pawl.job_store.domain.events import CallChanged
+from pawl.job_store.ledger.rules.events import CallChanged
 from pawl.values import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId
 from pawl.errors import IllegalTransition
-from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Receipt
-from pawl.job_store.domain.decisions import Decide
+from pawl.job_store.ledger.rules.calls import CallChange
+from pawl.job_store.ledger.rules.command import Receipt
+from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.values import CallState, DecisionKind, DecisionRight, Series
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 

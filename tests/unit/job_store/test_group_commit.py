@@ -12,10 +12,10 @@ import pytest
 
 from pawl.chassis.ids import RunId, StoreId
 from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, ShuttingDown
-from pawl.job_store.app import group_commit
-from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.ledger import group_commit
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 
 @dataclass(frozen=True)

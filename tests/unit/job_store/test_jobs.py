@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, UserId
 from pawl.errors import ConversationBusy, IllegalTransition
-from pawl.job_store.domain.attention import ReportCrash
-from pawl.job_store.domain.background import Background, TurnTime
-from pawl.job_store.domain.command import TopUp
-from pawl.job_store.domain.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
-from pawl.job_store.domain.rows import RunRow
-from pawl.job_store.domain.states import Sharing
+from pawl.job_store.ledger.rules.attention import ReportCrash
+from pawl.job_store.ledger.rules.background import Background, TurnTime
+from pawl.job_store.ledger.rules.command import TopUp
+from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
+from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.job_store.ledger.rules.states import Sharing
 from pawl.values import CallState, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
 from tests.unit.job_store.world import BOB, USER, change, delegation

@@ -10,19 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.identity.roles import ROLES, ROLES_OF_A_STORE, Role
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
-from pawl.chassis.roles import ROLES, ROLES_OF_A_STORE, Role
 from pawl.errors import InvalidField, InvalidId, KeyNotFound, PawlError, PermissionDenied, TooLarge
-from pawl.job_store.domain.keys import (
-    MAKERS_MAX,
-    Key,
-    check_new,
-    governed_store,
-    is_deployment,
-    new_key,
-    revoked,
-)
+from pawl.job_store.keys.rules import MAKERS_MAX, Key, check_new, governed_store, is_deployment, new_key, revoked
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 CUSTOM = ("finance", "night-shift")

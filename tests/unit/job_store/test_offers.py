@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey
-from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
+from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
 from pawl.values import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, STORE, World, change
 

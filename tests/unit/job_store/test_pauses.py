@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pawl.errors import InboxChanged
-from pawl.job_store.domain.command import Cancel, Pause
+from pawl.job_store.ledger.rules.command import Cancel, Pause
 from pawl.values import CallState, CommandOutcome, RunState, StopCause
 from tests.unit.job_store.desk import desk_with_a_job
 from tests.unit.job_store.world import change

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pawl.chassis.ids import RunId, RunKey, StoreId
-from pawl.job_store.domain.attention import Silence
+from pawl.job_store.ledger.rules.attention import Silence
 
 
 def test_looks_begin_anew_after_a_pause() -> None:

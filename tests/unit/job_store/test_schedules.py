@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.errors import InvalidField, TooLarge
-from pawl.job_store.domain import timing, triggers
-from pawl.job_store.domain.schedules import (
+from pawl.job_store.schedules import timing
+from pawl.job_store.schedules.rules import (
     FIRES_MAX,
     SCHEDULES_MAX,
     Definition,
@@ -28,7 +28,8 @@ from pawl.job_store.domain.schedules import (
     with_ending,
     with_fire,
 )
-from pawl.job_store.domain.timing import Timing
+from pawl.job_store.schedules.timing import Timing
+from pawl.job_store.triggers import rules as triggers
 from pawl.values import Overlap, RunState
 from tests.tables import for_each
 

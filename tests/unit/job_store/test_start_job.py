@@ -12,14 +12,14 @@ from pawl.chassis.ids import RunId
 from pawl.errors import ConversationNotFound, RequestIdReused, TooManyJobs
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.app.ports import Limits
-from pawl.job_store.domain.jobs import OPEN_MAX
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import QueueKey
-from pawl.job_store.domain.start_job import StartJob
-from pawl.job_store.domain.states import Sharing
-from pawl.job_store.domain.submit import Submitted
-from pawl.job_store.rpc import job_messages
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rpc import job_messages
+from pawl.job_store.ledger.rules.jobs import OPEN_MAX
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.rows import QueueKey
+from pawl.job_store.ledger.rules.start_job import StartJob
+from pawl.job_store.ledger.rules.states import Sharing
+from pawl.job_store.ledger.rules.submit import Submitted
 from pawl.values import LeaseAction, RunState, WaitKind
 from tests.unit.job_store.desk import Desk, desk_with_a_job
 from tests.unit.job_store.world import BOB, STORE, USER, submission

@@ -13,9 +13,9 @@ from pawl.chassis.ids import CallId, CallKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, RunEnded
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.domain import call_table, run_table
-from pawl.job_store.domain.calls import WITH_CHILD
-from pawl.job_store.domain.delegation import Delegation
+from pawl.job_store.ledger.rules import call_table, run_table
+from pawl.job_store.ledger.rules.calls import WITH_CHILD
+from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.values import CallState, CommandOutcome, DecisionKind, LeaseAction, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 

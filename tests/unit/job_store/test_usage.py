@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.job_store.domain import usage
-from pawl.job_store.domain.rows import RunRow
-from pawl.job_store.domain.usage import Used
+from pawl.job_store.ledger.rules import usage
+from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.job_store.ledger.rules.usage import Used
 from pawl.values import RunState
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, ClientId, CommandId, RunId, UserId, WorkerId
-from pawl.job_store.domain import call_table, run_table
-from pawl.job_store.domain.approval import Decision
-from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import Attention, CallRow, Offer, RunRow
-from pawl.job_store.domain.states import AttentionReason, WaitReason
-from pawl.job_store.domain.usage import day_end
-from pawl.job_store.domain.waiting import Situation, Waiting, explain, explain_all
+from pawl.job_store.ledger.rules import call_table, run_table
+from pawl.job_store.ledger.rules.approval import Decision
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.rows import Attention, CallRow, Offer, RunRow
+from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
+from pawl.job_store.ledger.rules.usage import day_end
+from pawl.job_store.ledger.rules.waiting import Situation, Waiting, explain, explain_all
 from pawl.values import CallState, DecisionKind, RunState, StopCause, WaitKind
 from tests.unit.job_store.world import DIGEST
 

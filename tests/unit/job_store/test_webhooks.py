@@ -8,8 +8,8 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from pawl.errors import BadSignature
-from pawl.job_store.domain.triggers import Authentication
-from pawl.job_store.domain.webhooks import event_id_of, secret_text
+from pawl.job_store.triggers.rules import Authentication
+from pawl.job_store.triggers.webhooks import event_id_of, secret_text
 
 SECRET = b"k" * 32
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, RunOfAnotherUser
-from pawl.job_store.domain.conversations import UpdateConversation
-from pawl.job_store.domain.jobs import Entered
-from pawl.job_store.domain.rows import ConversationKey, ConversationRow
-from pawl.job_store.domain.states import Sharing
+from pawl.job_store.ledger.rules.conversations import UpdateConversation
+from pawl.job_store.ledger.rules.jobs import Entered
+from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow
+from pawl.job_store.ledger.rules.states import Sharing
 from pawl.values import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.desk import Desk
 from tests.unit.job_store.world import BOB, STORE, USER, World

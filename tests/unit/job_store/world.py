@@ -10,15 +10,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, RunId, RunKey, SessionId, StoreId, UserId
-from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Cancel, Command, Receipt, Send, Steer, ToolResult
-from pawl.job_store.domain.commit import Commit
-from pawl.job_store.domain.decisions import Decide
-from pawl.job_store.domain.delegation import Delegation
-from pawl.job_store.domain.offers import Leased, LeaseOffer
-from pawl.job_store.domain.rows import CallRow, LastCommit, Queue, QueueKey, RunRow
-from pawl.job_store.domain.submit import Submit, Submitted
-from pawl.job_store.domain.unit_of_work import UnitOfWork
+from pawl.job_store.ledger.rules.calls import CallChange
+from pawl.job_store.ledger.rules.command import Cancel, Command, Receipt, Send, Steer, ToolResult
+from pawl.job_store.ledger.rules.commit import Commit
+from pawl.job_store.ledger.rules.decisions import Decide
+from pawl.job_store.ledger.rules.delegation import Delegation
+from pawl.job_store.ledger.rules.offers import Leased, LeaseOffer
+from pawl.job_store.ledger.rules.rows import CallRow, LastCommit, Queue, QueueKey, RunRow
+from pawl.job_store.ledger.rules.submit import Submit, Submitted
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, DecisionKind, MessagePolicy, RunState, StopCause
 
 DIGEST = "ab" * 32

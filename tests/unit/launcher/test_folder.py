@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
 from pawl.launcher.folder import DataFolder, DataLock, problem_of
 from pawl.launcher.secrets import SecretFiles
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pawl.chassis.endpoints import Endpoints, Replica, read_endpoints
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc.endpoints import Endpoints, Replica, read_endpoints
 from pawl.launcher import logfile, orphans
 from pawl.launcher.endpoints import remove_endpoints, write_endpoints
 from pawl.launcher.logfile import LogFile

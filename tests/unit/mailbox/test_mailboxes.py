@@ -14,9 +14,9 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry, Counter
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest, DeliverMailResponse
-from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import read_rules
-from pawl.chassis.tasks import end
+from pawl.chassis.egress.client import GuardedEgress
+from pawl.chassis.egress.policy import read_rules
+from pawl.chassis.process.tasks import end
 from pawl.errors import DependencyUnavailable, TooLarge
 from pawl.event.v1.schedule_pb2 import ScheduleFire
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition

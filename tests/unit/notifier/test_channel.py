@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.errors import InvalidField
-from pawl.notifier.domain.channel import Channel, ChannelId, checked
-from pawl.notifier.domain.delivery import (
+from pawl.notifier.channels.rules import Channel, ChannelId, checked
+from pawl.notifier.deliveries.rules import (
     AGES,
     FAILING_MAX,
     FAILING_TRIES_MAX,
@@ -33,15 +33,8 @@ from pawl.notifier.domain.delivery import (
     notice,
     plan,
 )
-from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind, NotificationKinds
-from pawl.notifier.domain.preferences import (
-    Preferences,
-    PreferencesChange,
-    QuietHours,
-    QuietTimes,
-    Weekday,
-    quiet_until,
-)
+from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationId, NotificationKind, NotificationKinds
+from pawl.notifier.preferences.rules import Preferences, PreferencesChange, QuietHours, QuietTimes, Weekday, quiet_until
 from tests.tables import not_refused
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

@@ -11,14 +11,14 @@ import pytest
 from nats.aio.msg import Msg
 
 from pawl.chassis.ids import ConversationId, StoreId, UserId
-from pawl.chassis.metrics import Metrics
+from pawl.chassis.process.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
-from pawl.notifier.adapters.metrics import PrometheusCounters
-from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.app.announcement import over_by
-from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
-from pawl.notifier.domain.notification import Draft, Inbox, Over, PoisonEvent
+from pawl.notifier.inbox.announcement import over_by
+from pawl.notifier.inbox.intake import ATTEMPTS_MAX, Intake
+from pawl.notifier.inbox.rules import Draft, Inbox, Over, PoisonEvent
+from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.metrics import PrometheusCounters
 from tests.unit.notifier.events import asked, ended_job, event, of
 
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis.auth import Principal
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.visible import visible
 from pawl.errors import InvalidField
-from pawl.notifier.domain.channel import (
+from pawl.notifier.channels.rules import (
     Channel,
     ChannelId,
     ChannelKind,
@@ -30,9 +30,9 @@ from pawl.notifier.domain.channel import (
     kind_of,
     unsubscribe_token,
 )
-from pawl.notifier.domain.delivery import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
-from pawl.notifier.domain.mail import written
-from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
+from pawl.notifier.deliveries.mail import written
+from pawl.notifier.deliveries.rules import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
+from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationId, NotificationKind
 from tests.tables import not_refused
 
 NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)

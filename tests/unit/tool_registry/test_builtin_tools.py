@@ -14,17 +14,12 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import CommandId, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import InvalidField, TooLarge
-from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.builtin.calculator import EXPRESSION_CHARACTERS_MAX, evaluate
 from pawl.tool_registry.builtin.jobs import job_tools
-from pawl.tool_registry.builtin.web_text import ELEMENTS_MAX, LINKS_MAX, NotText, Page, read_page
-from pawl.tool_registry.domain.document import (
-    PART_CHARACTERS_MAX,
-    TEXT_BYTES_MAX,
-    check_document,
-    parts_of,
-)
-from pawl.tool_registry.domain.jobs import Job
+from pawl.tool_registry.builtin.web.text import ELEMENTS_MAX, LINKS_MAX, NotText, Page, read_page
+from pawl.tool_registry.documents.rules import PART_CHARACTERS_MAX, TEXT_BYTES_MAX, check_document, parts_of
+from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.rules.jobs import Job
 from pawl.tools import ToolContext, ToolError
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each

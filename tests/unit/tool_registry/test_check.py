@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema
-from pawl.tool_registry.app.catalog.catalog import ArgumentsSchema
-from pawl.tool_registry.domain.check import Accepted, Refused, check_arguments
-from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
-from pawl.tool_registry.domain.fitting import fit
-from pawl.tool_registry.domain.names import did_you_mean, near_matches
-from pawl.tool_registry.domain.output import check_output, output_schema_problem
-from pawl.tool_registry.domain.schema import compile_schema, weigh
-from pawl.tool_registry.domain.violations import VIOLATIONS_MAX
+from pawl.tool_registry.catalog.catalog import ArgumentsSchema
+from pawl.tool_registry.rules.check import Accepted, Refused, check_arguments
+from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.rules.fitting import fit
+from pawl.tool_registry.rules.names import did_you_mean, near_matches
+from pawl.tool_registry.rules.output import check_output, output_schema_problem
+from pawl.tool_registry.rules.schema import compile_schema, weigh
+from pawl.tool_registry.rules.violations import VIOLATIONS_MAX
 from tests.tables import for_each
 
 SCHEMA: dict[str, Any] = {

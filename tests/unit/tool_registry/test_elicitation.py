@@ -10,8 +10,8 @@ import mcp.types
 import pytest
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
-from pawl.tool_registry.app.catalog.ports import TooCostly
+from pawl.tool_registry.catalog.ports import TooCostly
+from pawl.tool_registry.sources.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
 from pawl.tools import QuestionDeclined, ToolError
 from tests.tables import for_each
 

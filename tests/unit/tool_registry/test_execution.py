@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
-from pawl.tool_registry.adapters.python.runner import PythonRunner
-from pawl.tool_registry.app.policy.call import Job
-from pawl.tool_registry.app.policy.result_cache import ResultCache
-from pawl.tool_registry.domain.execution import ExecutionResult, ended_badly, succeeded
-from pawl.tool_registry.domain.journal import Entry, Step, next_step
-from pawl.tool_registry.domain.leases import LeaseWatch
-from pawl.tool_registry.domain.verdict import CallContext
+from pawl.tool_registry.execution.leases import LeaseWatch
+from pawl.tool_registry.policy.call import Job
+from pawl.tool_registry.policy.result_cache import ResultCache
+from pawl.tool_registry.rules.execution import ExecutionResult, ended_badly, succeeded
+from pawl.tool_registry.rules.journal import Entry, Step, next_step
+from pawl.tool_registry.rules.verdict import CallContext
+from pawl.tool_registry.sources.python.runner import PythonRunner
 from pawl.tools import tool
 from pawl.values import EffectClass, Outcome
 from tests.fakes.manual_clock import ManualClock

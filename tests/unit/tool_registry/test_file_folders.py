@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.adapters.files.folders import RECORD_SECONDS, FileFolders
-from pawl.tool_registry.builtin.files import TAKEN_BACK_BYTES_MAX, file_tools
-from pawl.tool_registry.domain.files import FileLimits, path_problem
+from pawl.tool_registry.builtin.files.folders import RECORD_SECONDS, FileFolders
+from pawl.tool_registry.builtin.files.rules import FileLimits, path_problem
+from pawl.tool_registry.builtin.files.tools import TAKEN_BACK_BYTES_MAX, file_tools
 from pawl.tools import Reversible, ToolCancelled, ToolContext, ToolError
 from tests.tables import for_each
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pawl.tool_registry.adapters.python.modules import ToolModule, load_modules
-from pawl.tool_registry.adapters.python.tool_folders import folder_of
+from pawl.tool_registry.sources.python.modules import ToolModule, load_modules
+from pawl.tool_registry.sources.python.tool_folders import folder_of
 
 TOOL = '''
 from pawl.tools import tool

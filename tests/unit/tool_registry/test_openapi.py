@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pawl.tool_registry.domain.check import Accepted, check_arguments
-from pawl.tool_registry.domain.http_binding import (
+from pawl.tool_registry.rules.check import Accepted, check_arguments
+from pawl.tool_registry.rules.schema import compile_schema
+from pawl.tool_registry.sources.http.rules.binding import (
     Binding,
     BuiltRequest,
     UnusableArgument,
@@ -21,12 +22,11 @@ from pawl.tool_registry.domain.http_binding import (
     may_be_header,
     may_be_header_value,
 )
-from pawl.tool_registry.domain.http_source import OpenApi
-from pawl.tool_registry.domain.openapi import read_operations
-from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
-from pawl.tool_registry.domain.openapi_extract import extract, read_tools
-from pawl.tool_registry.domain.schema import compile_schema
-from pawl.tool_registry.domain.source import DiscoveredTool, LeftOut
+from pawl.tool_registry.sources.http.rules.openapi import read_operations
+from pawl.tool_registry.sources.http.rules.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
+from pawl.tool_registry.sources.http.rules.openapi_extract import extract, read_tools
+from pawl.tool_registry.sources.http.rules.source import OpenApi
+from pawl.tool_registry.sources.rules import DiscoveredTool, LeftOut
 from tests.tables import for_each
 
 PETS = """

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField, ToolExists
-from pawl.tool_registry.domain.audit import TOOL_NAME_CHARACTERS_MAX
-from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion, can_exist
-from pawl.tool_registry.domain.registering import (
+from pawl.tool_registry.audit.rules import TOOL_NAME_CHARACTERS_MAX
+from pawl.tool_registry.policy.rules.rules import Rule, RuledCall, RuleEffect, RuleScope, ruling
+from pawl.tool_registry.rules.definition import ToolDefinition, ToolVersion, can_exist
+from pawl.tool_registry.rules.registering import (
     FRONT_END,
     OWN_TOOLS_MAX,
     check_not_shadowing,
@@ -21,7 +22,6 @@ from pawl.tool_registry.domain.registering import (
     own_label,
     own_version,
 )
-from pawl.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope, ruling
 from pawl.values import Category, ExecutionContext
 from tests.tables import for_each
 

@@ -10,16 +10,16 @@ import pytest
 
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField
-from pawl.tool_registry.domain.definition import (
+from pawl.tool_registry.policy.rules.gate import approval_cause, count_at, longest_array, may_be_count_path
+from pawl.tool_registry.rules.definition import (
     ToolDefinition,
     check_definition,
     decode_definition,
     definition_hash,
     encode_definition,
 )
-from pawl.tool_registry.domain.gate import approval_cause, count_at, longest_array, may_be_count_path
-from pawl.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
-from pawl.tool_registry.domain.verdict import call_digest
+from pawl.tool_registry.rules.resources import KEYS_MAX, check_template, resource_keys
+from pawl.tool_registry.rules.verdict import call_digest
 from pawl.values import Category, EffectClass, ExecutionContext, OfferFallback
 from tests.tables import for_each
 

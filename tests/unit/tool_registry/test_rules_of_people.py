@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField
-from pawl.tool_registry.domain.patterns import (
+from pawl.tool_registry.policy.rules.patterns import (
     ArgumentKind,
     ArgumentPattern,
     Matching,
@@ -28,14 +28,7 @@ from pawl.tool_registry.domain.patterns import (
     glob_matches,
     glob_reaches,
 )
-from pawl.tool_registry.domain.rules import (
-    Rule,
-    RuledCall,
-    RuleEffect,
-    RuleScope,
-    check_rule,
-    ruling,
-)
+from pawl.tool_registry.policy.rules.rules import Rule, RuledCall, RuleEffect, RuleScope, check_rule, ruling
 from pawl.values import Category
 from tests.tables import for_each
 

@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from pawl.tool_registry.domain.definition import decode_definition, encode_definition
+from pawl.tool_registry.rules.definition import decode_definition, encode_definition
 from pawl.tool_registry.sdk.docstring import read_docstring
 from pawl.tool_registry.sdk.values import plain, without
 from pawl.tools import (

@@ -27,8 +27,8 @@ import pydantic
 import pytest
 import typing_extensions
 
-from pawl.tool_registry.domain.check import Accepted, Refused, check_arguments
-from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.rules.check import Accepted, Refused, check_arguments
+from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tools import Tool, ToolContext, ToolDefinitionError, tool
 from tests.tables import for_each
 

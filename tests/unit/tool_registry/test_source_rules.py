@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis.auth import Principal, local_principal, set_principal, user_principal
+from pawl.chassis.identity.auth import Principal, local_principal, set_principal, user_principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.start import StartError
+from pawl.chassis.process.start import StartError
 from pawl.errors import InvalidField, PermissionDenied
 from pawl.tool.v1 import source_pb2 as pb
-from pawl.tool_registry.adapters.mcp.permission import read_programs_file
-from pawl.tool_registry.domain.definition import ToolDefinition, can_exist
-from pawl.tool_registry.domain.programs import ProgramRule, objection
-from pawl.tool_registry.domain.source import (
+from pawl.tool_registry.rules.definition import ToolDefinition, can_exist
+from pawl.tool_registry.sources.mcp.permission import read_programs_file
+from pawl.tool_registry.sources.mcp.rules import ProgramRule, objection
+from pawl.tool_registry.sources.rpc import SourceServicer
+from pawl.tool_registry.sources.rules import (
     DiscoveredTool,
     ToolPolicy,
     changes,
@@ -29,7 +30,6 @@ from pawl.tool_registry.domain.source import (
     registered_names,
     under_policies,
 )
-from pawl.tool_registry.rpc.source_servicer import SourceServicer
 from pawl.values import Category, EffectClass
 from tests.tables import for_each
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.domain.jobs import Job
+from pawl.chassis.process.clock import Clock
+from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.rules.jobs import Job
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass

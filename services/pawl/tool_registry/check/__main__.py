@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pawl.chassis import logs
 from pawl.chassis.ids import StoreId, UserId
-from pawl.chassis.start import StartError
-from pawl.tool_registry.adapters.python.modules import ToolModule, load_modules
-from pawl.tool_registry.adapters.secret_file import FileSecrets
+from pawl.chassis.process import logs
+from pawl.chassis.process.start import StartError
 from pawl.tool_registry.check.calling import Caller, call
-from pawl.tool_registry.domain.names import did_you_mean
-from pawl.tool_registry.domain.pointers import resolve
+from pawl.tool_registry.rules.names import did_you_mean
+from pawl.tool_registry.rules.pointers import resolve
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.settings import module_names
+from pawl.tool_registry.sources.python.modules import ToolModule, load_modules
 
 _EXIT_UNSUCCESSFUL: Final = 1
 _EXIT_IMPOSSIBLE: Final = 2

@@ -13,17 +13,17 @@ from typing import Any, Final
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.visible import visible
-from pawl.tool_registry.adapters.process.runner import ProcessRunner
-from pawl.tool_registry.adapters.python.runner import PythonRunner
-from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.policy.call import DEFAULT_TIMEOUT_SECONDS
-from pawl.tool_registry.domain.check import Refused, check_arguments
-from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.tool_registry.domain.gate import approval_cause, items_of
-from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.policy.call import DEFAULT_TIMEOUT_SECONDS
+from pawl.tool_registry.policy.rules.gate import approval_cause, items_of
+from pawl.tool_registry.rules.check import Refused, check_arguments
+from pawl.tool_registry.rules.execution import ExecutionResult
+from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.process.runner import ProcessRunner
+from pawl.tool_registry.sources.python.runner import PythonRunner
 from pawl.values import ExecutionContext, Question
 
 Say = Callable[[str], None]

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pawl.chassis.tasks import Handover
+from pawl.chassis.process.tasks import Handover
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, Final
 
-from pawl.chassis import logs
+from pawl.chassis.process import logs
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidJson
-from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
-from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, ended_badly, succeeded
-from pawl.tool_registry.domain.inverse import InverseCall, inverse_call
+from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.rules.execution import NOT_STOPPED, ExecutionResult, ended_badly, succeeded
+from pawl.tool_registry.rules.inverse import InverseCall, inverse_call
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.values import hide, plain, without

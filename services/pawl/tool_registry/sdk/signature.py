@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from pawl.chassis.strict_json import JsonValue
 from pawl.errors import PawlError
-from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tool_registry.sdk.docstring import read_docstring
 from pawl.tool_registry.sdk.hints import ToolDefinitionError, is_context, is_of_pydantic, read_hints, shown, text_of
 from pawl.tool_registry.sdk.values import plain

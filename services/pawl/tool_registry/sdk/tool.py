@@ -12,13 +12,13 @@ import pydantic
 
 from pawl.chassis import job_reports
 from pawl.errors import PawlError
-from pawl.tool_registry.domain.definition import (
+from pawl.tool_registry.rules.definition import (
     ASYNC_TIMEOUT_SECONDS_MAX,
     TIMEOUT_SECONDS_MIN,
     ToolDefinition,
     check_definition,
 )
-from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.hints import ToolDefinitionError
 from pawl.tool_registry.sdk.process import ProcessLimits, check_process

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
+from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.request import Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ import gzip
 
 import pytest
 
-from pawl.agent_loop.adapters.model import pool
-from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.adapters.model.connection import HEAD_BYTES_MAX, Connection
-from pawl.agent_loop.adapters.model.pool import IDLE_MAX, Origin, Pool
+from pawl.agent_loop.model import pool
+from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.connection import HEAD_BYTES_MAX, Connection
+from pawl.agent_loop.model.pool import IDLE_MAX, Origin, Pool
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
     DONE,

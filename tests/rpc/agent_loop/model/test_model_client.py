@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from pawl.agent_loop.adapters.model import direct
-from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.domain import retry
-from pawl.agent_loop.domain.model import CallPiece, ModelRequest
-from pawl.agent_loop.domain.run import FailureClass
+from pawl.agent_loop.loop.rules import retry
+from pawl.agent_loop.loop.rules.run import FailureClass
+from pawl.agent_loop.model import direct
+from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.request import CallPiece, ModelRequest
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
     DONE,

@@ -1,1 +1,0 @@
-"""The outside things: the model server, the ledger, the registry, NATS."""

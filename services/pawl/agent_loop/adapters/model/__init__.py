@@ -1,1 +1,0 @@
-"""A model server that speaks the OpenAI chat-completions protocol, over HTTP."""

@@ -1,0 +1,388 @@
+"""Agents: what they may say, which tools they select, and how the runs are driven that they are started with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.loop.rules.limits import NONE_IS_ZERO, Limits
+from pawl.agent_loop.loop.rules.options import NAME_CHARACTERS_MAX, TOOL_NAMES_MAX, AskedOptions, RunDefaults, complete
+from pawl.agent_loop.loop.rules.run import RunOptions, ToolChoice
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import DEFAULT_AGENT, DRAFT, check_agent_name, check_id
+from pawl.chassis.labels import check_labels
+from pawl.errors import InvalidField, ToolNotFound
+from pawl.values import TOKENS_MAX
+
+DEFAULT: Final = DEFAULT_AGENT
+RUN_AGENT: Final = "run_agent"
+"""The tool with which a run gives tasks to agents."""
+DELEGATES_MAX: Final = 64
+ROLES_MAX: Final = 32
+SOURCES_MAX: Final = 100
+PATTERNS_MAX: Final = 100
+TITLE_CHARACTERS_MAX: Final = 200
+DESCRIPTION_CHARACTERS_MAX: Final = 2000
+PROMPTS_MAX: Final = 10
+PROMPT_CHARACTERS_MAX: Final = 1000
+URL_CHARACTERS_MAX: Final = 2000
+
+
+class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """Tools by name, by source and by pattern of names; none of them means all that the user may call."""
+
+    names: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """True if it selects nothing."""
+        return not (self.names or self.sources or self.patterns)
+
+
+class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The words with which an agent is presented to people."""
+
+    title: str = ""
+    description: str = ""
+    example_prompts: tuple[str, ...] = ()
+    avatar_url: str = ""
+
+
+class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """The ways of an agent: how its runs are driven, with which tools, and who may use it."""
+
+    name: str
+    options: AskedOptions = field(default_factory=AskedOptions)
+    tools: ToolSelection = field(default_factory=ToolSelection)
+    delegates_to: tuple[str, ...] = ()
+    allowed_roles: tuple[str, ...] = ()
+    card: AgentCard = field(default_factory=AgentCard)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    daily_tokens_max: int = 0
+    """The tokens that all of its runs may use in a day; 0 for any number."""
+
+
+class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that an agent may use in a day, 0 for any number, and those that it has used of them."""
+
+    tokens_max: int = 0
+    tokens_used: int = 0
+    day_end_time: float = 0.0
+
+    @property
+    def is_used_up(self) -> bool:
+        """True if its runs must not call the model before the day ends."""
+        return 0 < self.tokens_max <= self.tokens_used
+
+
+class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A definition that was saved, with the tools that it selected then. It never changes.
+
+    Version 0 is the `default` that the deployment gives.
+    """
+
+    definition: AgentDefinition
+    version: int
+    tool_names: tuple[str, ...] = ()
+    create_time: float | None = None
+    create_user_id: str = ""
+    draft: bool = False
+    """True for a draft of `create_user_id`, for whom alone it is."""
+
+    @property
+    def run_name(self) -> str:
+        """The name by which runs name it."""
+        return f"{DRAFT if self.draft else ''}{self.definition.name}"
+
+    def may_be_used_with(self, roles: Iterable[str]) -> bool:
+        """Return whether a user with these roles may use it."""
+        allowed = self.definition.allowed_roles
+        return not allowed or not set(allowed).isdisjoint(roles)
+
+    def may_be_seen_with(self, roles: Iterable[str]) -> bool:
+        """Return whether a user with these roles may look at it: who may use it, and who makes it."""
+        held = set(roles)
+        return Role.ADMIN in held or self.may_be_used_with(held)
+
+
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that can be selected, and where it comes from."""
+
+    name: str
+    source: str
+
+
+class Selected(NamedTuple):
+    """The names of tools that were selected, and the sources and patterns that select none."""
+
+    names: tuple[str, ...]
+    unmatched: tuple[str, ...]
+
+
+def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
+    """Return a definition that can be saved, without repetitions.
+
+    Raises:
+        InvalidField, InvalidId, TooLarge: it cannot; the field is named.
+    """
+    check_id(definition.name, "definition.name")
+    if definition.options.tool_names:
+        raise InvalidField("options.tool_names: an agent names its tools in `tools`", field="definition.options")
+    if definition.options.without_tools and not definition.tools.is_open:
+        raise InvalidField("options.without_tools leaves nothing to select", field="definition.tools")
+    complete(definition.options, defaults)
+    _check_selection(definition.tools)
+    _check_card(definition.card)
+    check_labels(definition.labels, "definition.labels")
+    if definition.daily_tokens_max > TOKENS_MAX:
+        raise InvalidField(f"daily_tokens_max: at most {TOKENS_MAX}", field="definition.daily_tokens_max")
+    _check_count(definition.delegates_to, "delegates_to", DELEGATES_MAX)
+    for name in definition.delegates_to:
+        check_id(name, "definition.delegates_to")
+    if definition.delegates_to and definition.options.without_tools:
+        raise InvalidField("delegates_to: without tools it cannot give tasks", field="definition.delegates_to")
+    _check_count(definition.allowed_roles, "allowed_roles", ROLES_MAX)
+    for role in definition.allowed_roles:
+        check_id(role, "definition.allowed_roles")
+    if definition.name == DEFAULT and definition.allowed_roles:
+        message = f"allowed_roles: the agent {DEFAULT} is for everybody, as runs that name none are its own"
+        raise InvalidField(message, field="definition.allowed_roles")
+    return replace(
+        definition,
+        delegates_to=tuple(dict.fromkeys(definition.delegates_to)),
+        allowed_roles=tuple(dict.fromkeys(definition.allowed_roles)),
+    )
+
+
+def check_draft(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
+    """Return a definition that can be saved as a draft, as `check`.
+
+    Raises: as `check`.
+    """
+    if definition.allowed_roles:
+        message = "allowed_roles: a draft is for you alone; whoever saves it as an agent of the store says for whom"
+        raise InvalidField(message, field="definition.allowed_roles")
+    if definition.daily_tokens_max:
+        message = (
+            "daily_tokens_max: a draft has no budget of its own; whoever saves it as an agent of the store gives one"
+        )
+        raise InvalidField(message, field="definition.daily_tokens_max")
+    return check(definition, defaults)
+
+
+def draft_name(name: str) -> str:
+    """Return the name of the draft that a run names by `name`; empty if that is an agent of the store.
+
+    Raises:
+        InvalidId: it can be neither.
+    """
+    own = check_agent_name(name, "agent", optional=True).removeprefix(DRAFT)
+    return own if own != name else ""
+
+
+def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selected:
+    """Return the tools that an agent selects of those offered, by name; with delegation the one that does that, too.
+
+    Raises:
+        ToolNotFound: one that it names is not offered.
+        InvalidField: it selects too many, or its `tool_choice` is none of them.
+    """
+    selection, known = definition.tools, {tool.name for tool in offered}
+    if selection.is_open:
+        return Selected((), ())
+    wanted = dict.fromkeys((*selection.names, *((RUN_AGENT,) if definition.delegates_to else ())))
+    for name in wanted:
+        if name not in known:
+            raise ToolNotFound(f"there is no tool {name!r} that you may call: `tools` names it", tool_name=name)
+    found, unmatched = set(wanted), list[str]()
+    for source in dict.fromkeys(selection.sources):
+        names = {tool.name for tool in offered if tool.source == source}
+        unmatched += [] if names else [source]
+        found |= names
+    for pattern in dict.fromkeys(selection.patterns):
+        names = {name for name in known if matches(pattern, name)}
+        unmatched += [] if names else [pattern]
+        found |= names
+    if len(found) > TOOL_NAMES_MAX:
+        raise InvalidField(f"tools: at most {TOOL_NAMES_MAX}, and {len(found)} are selected", field="definition.tools")
+    chosen = definition.options.tool_choice.tool_name
+    if chosen and chosen not in found:
+        raise InvalidField("options.tool_choice names a tool that `tools` leaves out", field="definition.options")
+    return Selected(tuple(sorted(found)), tuple(unmatched))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a name is of a pattern, in which `*` stands for any characters. Takes linear time."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == pattern
+    last = rest.pop()
+    if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
+        return False
+    place, end = len(first), len(name) - len(last)
+    for part in rest:
+        found = name.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
+
+
+def deployed(defaults: RunDefaults) -> AgentVersion:
+    """Return the agent `default` that the deployment gives."""
+    options = AskedOptions(
+        model=defaults.model,
+        instructions=defaults.instructions,
+        limits=msgspec.structs.asdict(defaults.limits),
+        approvals_required=defaults.approvals_required,
+        without_background=defaults.without_background,
+    )
+    card = AgentCard(title="The default of the deployment")
+    return AgentVersion(definition=AgentDefinition(name=DEFAULT, options=options, card=card), version=0)
+
+
+def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> AskedOptions:
+    """Return what is asked of a run that is started with an agent, as `options.complete` takes it.
+
+    Of `default` a run takes what it does not say itself. What another agent says stands: a run may narrow it.
+
+    Raises:
+        InvalidField: the run asks for something else than the agent says, or for more.
+    """
+    said = _options_said(agent, ceilings)
+    if agent.definition.name != DEFAULT:
+        _check_narrower(agent.definition.name, said, asked)
+    given = {name: value for name, value in _said(asked).items() if name not in {"limits", "without_tools"}}
+    if asked.model and asked.model != said.model:
+        given["model_fallbacks"] = asked.model_fallbacks
+    merged: dict[str, Any] = msgspec.structs.asdict(said) | given
+    merged["limits"] = dict(said.limits) | dict(asked.limits)
+    merged["approvals_required"] = max(said.approvals_required, asked.approvals_required)
+    # Tools that a run of `default` names are its own.
+    merged["without_tools"] = asked.without_tools or (said.without_tools and not asked.tool_names)
+    if merged["without_tools"]:
+        merged |= {"tool_names": (), "tool_choice": asked.tool_choice}
+    return AskedOptions(**merged)
+
+
+def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
+    """Return the options of a run to which another one, with the options `own`, gives a task as this agent.
+
+    What the agent leaves open is that of the other run, which bounds its limits, too. Without names in `tool_names`
+    the tools are those of the other run, unless it is without tools.
+    """
+    said = _options_said(agent, own.limits)
+    given = {name: value for name, value in _said(said).items() if name not in {"limits", "tool_names"}}
+    limits = {name: type(getattr(own.limits, name))(value) for name, value in said.limits.items()}
+    if said.model:
+        given["model_fallbacks"] = said.model_fallbacks
+    return replace(
+        own,
+        **given
+        | {
+            "tool_names": said.tool_names,
+            "without_tools": said.without_tools,
+            "tool_choice": said.tool_choice,
+            "limits": replace(own.limits, **limits),
+            "approvals_required": max(own.approvals_required, said.approvals_required),
+            "response_format": said.response_format,
+        },
+    )
+
+
+def _options_said(agent: AgentVersion, ceilings: Limits) -> AskedOptions:
+    """Return what an agent says of its runs, with the tools that it selected, within the ceilings of today."""
+    options, names = agent.definition.options, agent.tool_names
+    limits = {name: _within(name, value, ceilings) for name, value in options.limits.items()}
+    # No names at all would mean all tools.
+    is_empty = not agent.definition.tools.is_open and not names
+    without_tools = options.without_tools or is_empty
+    choice = ToolChoice() if is_empty else options.tool_choice
+    return replace(options, limits=limits, tool_names=names, without_tools=without_tools, tool_choice=choice)
+
+
+def _within(name: str, value: float, ceilings: Limits) -> float:
+    ceiling: float = getattr(ceilings, name)
+    if name in NONE_IS_ZERO and 0 in {value, ceiling}:
+        return value or ceiling
+    return min(value, ceiling)
+
+
+def _said(options: AskedOptions) -> Mapping[str, Any]:
+    """Return the options that are not as they are where nothing is said."""
+    silent = AskedOptions()
+    return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(silent, name)}
+
+
+def _check_narrower(name: str, said: AskedOptions, asked: AskedOptions) -> None:
+    fixed = set(_said(said)) - {"limits", "tool_names", "without_tools", "tool_choice", "approvals_required"}
+    if "model" in fixed:
+        # They would be other models than the one that it says.
+        fixed.add("model_fallbacks")
+    for option, value in _said(asked).items():
+        if option in fixed and value != getattr(said, option):
+            message = f"options.{option}: the agent {name} says it; leave it out, or start the run without the agent"
+            raise InvalidField(message, field=f"options.{option}")
+    has_tools = bool(said.tool_names) or said.without_tools
+    wanted = (*asked.tool_names, *((asked.tool_choice.tool_name,) if asked.tool_choice.tool_name else ()))
+    if beyond := [tool for tool in wanted if has_tools and tool not in said.tool_names]:
+        message = f"options.tool_names: the agent {name} has not the tool {beyond[0]:.100}"
+        raise InvalidField(message, field="options.tool_names")
+    for limit, most in said.limits.items():
+        own = asked.limits.get(limit)
+        is_open = limit in NONE_IS_ZERO and most == 0
+        is_more = own is not None and (own > most or (own == 0 and limit in NONE_IS_ZERO))
+        if is_more and not is_open:
+            message = f"limits.{limit} may be at most {most:g} with the agent {name}"
+            raise InvalidField(message, field=f"options.limits.{limit}")
+
+
+def _check_selection(selection: ToolSelection) -> None:
+    for name, most in (("names", TOOL_NAMES_MAX), ("sources", SOURCES_MAX), ("patterns", PATTERNS_MAX)):
+        values: tuple[str, ...] = getattr(selection, name)
+        _check_count(values, f"tools.{name}", most)
+        for value in values:
+            if not value or len(value) > NAME_CHARACTERS_MAX or not value.isprintable():
+                message = f"tools.{name}: each is printable and has 1 to {NAME_CHARACTERS_MAX} characters"
+                raise InvalidField(message, field=f"definition.tools.{name}")
+
+
+def _check_card(card: AgentCard) -> None:
+    _check_count(card.example_prompts, "card.example_prompts", PROMPTS_MAX)
+    words = (
+        ("title", card.title, TITLE_CHARACTERS_MAX),
+        ("description", card.description, DESCRIPTION_CHARACTERS_MAX),
+        *(("example_prompts", prompt, PROMPT_CHARACTERS_MAX) for prompt in card.example_prompts),
+    )
+    for name, value, most in words:
+        path = f"definition.card.{name}"
+        if len(value) > most:
+            raise InvalidField(f"card.{name} may have at most {most} characters", field=path)
+        checks.text(value, path, bytes_max=4 * most, may_be_empty=True)
+    if card.avatar_url and not _is_web_address(card.avatar_url):
+        message = f"card.avatar_url is https://HOST/..., at most {URL_CHARACTERS_MAX} characters, without a password"
+        raise InvalidField(message, field="definition.card.avatar_url")
+
+
+def _is_web_address(url: str) -> bool:
+    if len(url) > URL_CHARACTERS_MAX or not url.isascii() or not url.isprintable() or set(url) & set(' "<>\\^`{|}'):
+        return False
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:
+        return False
+    return parts.scheme == "https" and bool(parts.hostname) and "@" not in parts.netloc and has_port
+
+
+def _check_count(values: Sequence[str], name: str, most: int) -> None:
+    if len(values) > most:
+        raise InvalidField(f"{name}: at most {most}", field=f"definition.{name}")

@@ -1,0 +1,279 @@
+"""The events of one run for its watchers: one live subscription, one reader of the ledger, one tail.
+
+Live events may be lost, doubled or late, so they only save time. The feed takes
+them in order of seq; where one is missing it reads the ledger, and it also reads
+the ledger whenever it is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.ports import LiveEvents, LiveSubscription
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import RunId
+from pawl.chassis.process import logs
+from pawl.chassis.process.tasks import shield, within
+from pawl.chassis.rpc.parts import in_parts
+from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
+from pawl.event.v1.event_pb2 import RunEvent
+from pawl.event.v1.gap_pb2 import Gap
+from pawl.job.v1.ledger_pb2 import ListEventsResponse
+from pawl.values import ENDED
+
+BEHIND_EVENTS_MAX: Final = 256
+BEHIND_BYTES_MAX: Final = 1024 * 1024
+# What watchers are sent at once; an event that is larger goes alone.
+_PAGE_EVENTS_MAX: Final = 64
+_PAGE_BYTES_MAX: Final = 256 * 1024
+
+_log = logs.get_logger(__name__)
+
+
+class Watcher:
+    """One client's position in the log of a run."""
+
+    def __init__(self, feed: Feed, after_seq: int) -> None:
+        self._feed = feed
+        self._page: ListEventsResponse | None = None
+        self._joined = False
+        self.scope: asyncio.Timeout | None = None
+        self.position = after_seq
+        """Seq of the last event that the client took: it came back for more."""
+        self.cut = False
+
+    async def events(self) -> AsyncGenerator[RunEvent | Gap, None]:
+        """Give what `pages` gives, one by one."""
+        async with aclosing(self.pages()) as pages:
+            async for page in pages:
+                if isinstance(page, Gap):
+                    yield page
+                    continue
+                for event in page:
+                    yield event
+                    self.position = event.seq
+
+    async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[RunEvent] | Gap, None]:
+        """Give the events in order, those together that are there; end after the last.
+
+        A page without events comes after each `silence_seconds` without one. A gap comes
+        in place of events that are not kept any more, also of those that were removed
+        while the watcher was on its way to them.
+
+        Raises:
+            PawlError: the log can no longer be read.
+        """
+        while True:
+            if self._page is not None:
+                if self._page.HasField("gap"):
+                    yield self._page.gap
+                    self.position = self._page.gap.to_seq
+                for events in _parts(self._page.events):
+                    yield events
+                    self.position = events[-1].seq
+                self._page = None
+            elif self._feed.reaches(self.position):
+                self._joined = True
+                if events := next(_parts(self._feed.after(self.position)), ()):
+                    yield events
+                    self.position = events[-1].seq
+                elif self._feed.ended:
+                    return
+                elif not await self._feed.wait(silence_seconds):
+                    yield ()
+            else:
+                await self.read_past()
+
+    async def read_past(self) -> None:
+        """Read the next page of the past, for `events` to give.
+
+        Raises:
+            RunNotFound, SeqBeyondEnd
+        """
+        self._page = await self._feed.read(self.position)
+
+    def leave_tail(self) -> None:
+        """Have the watcher read again: the tail goes on behind events that are not kept any more."""
+        self._joined = False
+
+    def check_not_behind(self, first_seq: int) -> None:
+        """Cut the watcher off if the tail, which now begins at `first_seq`, lacks what it needs next."""
+        if self._joined and self.position + 1 < first_seq and not self.cut:
+            self.cut = True
+            if self.scope is not None:
+                self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+class Feed:
+    """The events of one run for all of its watchers. `readers` bounds how many feeds read at once."""
+
+    def __init__(
+        self, ledger: PublicLedger, live: LiveEvents, caller: Principal, run_id: RunId, *, readers: asyncio.Semaphore
+    ) -> None:
+        self._ledger = ledger
+        self._live = live
+        self._caller = caller
+        self._run_id = run_id
+        self._readers = readers
+        self._subscribing: asyncio.Task[LiveSubscription] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._tail: deque[RunEvent] = deque()
+        self._tail_bytes = 0
+        self._last_seq: int | None = None
+        self._ahead: dict[int, RunEvent] = {}
+        self._due = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._fault: PawlError | None = None
+        self.watchers: dict[Watcher, None] = {}
+        self.ended = False
+        self.polled = False
+        self.is_new = True
+
+    async def subscribe(self) -> None:
+        """Subscribe, once for all watchers; before anything is read, so that nothing falls between."""
+        if self._subscribing is None:
+            self._subscribing = asyncio.get_running_loop().create_task(
+                self._live.subscribe(self._caller.store_id, self._run_id, self._take), name="watch.subscribe"
+            )
+        await shield(self._subscribing)
+
+    async def stop(self) -> None:
+        """End the subscription and the reader."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._subscribing is not None:
+            subscription = await self._subscribing
+            await subscription.unsubscribe()
+
+    async def read(self, after_seq: int) -> ListEventsResponse:
+        """Read a page of the log; at its end, the tail begins."""
+        page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
+        end = _end(page, after_seq)
+        if self._last_seq is None and end >= page.last_seq:
+            self._last_seq = end
+            self.ended = page.ended
+            self._take_ahead()
+            self._reader = asyncio.get_running_loop().create_task(self._read_on(), name="watch.reader")
+        return page
+
+    def reaches(self, position: int) -> bool:
+        """Return whether the event after `position` is in the tail, or will be its next."""
+        return self._last_seq is not None and self._first_seq() <= position + 1
+
+    def after(self, position: int) -> Sequence[RunEvent]:
+        """Return the events of the tail after `position`, none if they are yet to come.
+
+        Raises:
+            PawlError: they will never come, the log can no longer be read.
+        """
+        index = position + 1 - self._first_seq()
+        if index < len(self._tail):
+            return tuple(itertools.islice(self._tail, index, index + _PAGE_EVENTS_MAX))
+        if self._fault is not None:
+            raise self._fault
+        return ()
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Return once something changed, or False after `seconds`."""
+        return await within(seconds, self._changed.wait()) or False
+
+    def poll(self) -> None:
+        """Have the reader look into the ledger."""
+        self.polled = self._last_seq is not None
+        self._due.set()
+
+    def _first_seq(self) -> int:
+        return (self._last_seq or 0) - len(self._tail) + 1
+
+    async def _take(self, event: RunEvent) -> None:
+        """Take a live event. One that comes too early waits for those before it."""
+        if self._last_seq is not None and event.seq <= self._last_seq:
+            return
+        if len(self._ahead) >= BEHIND_EVENTS_MAX:
+            self._ahead.clear()
+        self._ahead[event.seq] = event
+        if self._last_seq is not None:
+            self._take_ahead()
+
+    def _take_ahead(self) -> None:
+        """Append what follows without a gap; a gap is the reader's business."""
+        seq = self._last_seq or 0
+        while (event := self._ahead.pop(seq + 1, None)) is not None:
+            self._append(event)
+            seq = event.seq
+        self._ahead = {seq: event for seq, event in self._ahead.items() if seq > (self._last_seq or 0)}
+        if self._ahead:
+            self._due.set()
+
+    def _append(self, event: RunEvent) -> None:
+        self._tail.append(event)
+        self._tail_bytes += event.ByteSize()
+        self._last_seq = event.seq
+        self.ended = self.ended or event.run_changed.run.state in ENDED
+        while len(self._tail) > BEHIND_EVENTS_MAX or (self._tail_bytes > BEHIND_BYTES_MAX and len(self._tail) > 1):
+            self._tail_bytes -= self._tail.popleft().ByteSize()
+        for watcher in self.watchers:
+            watcher.check_not_behind(self._first_seq())
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _read_on(self) -> None:
+        """Read the ledger whenever that is due, until the run has ended."""
+        while not self.ended:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                async with self._readers:
+                    await self._read_to_end()
+            except (NotFound, OutOfRange, PermissionDenied, Unauthenticated) as error:
+                self._fault = error
+                self._wake()
+                return
+            except PawlError as error:
+                _log.info("watch.ledger_unavailable", run=self._run_id, reason=error.reason)
+            except Exception:  # noqa: BLE001  # watchers wait on; the next poll may succeed
+                _log.exception("watch.read_failed", run=self._run_id)
+
+    async def _read_to_end(self) -> None:
+        while not self.ended:
+            after_seq = self._last_seq or 0
+            page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
+            if page.HasField("gap"):
+                self._skip_to(page.gap.to_seq)
+            for event in page.events:
+                if event.seq == (self._last_seq or 0) + 1:
+                    self._append(event)
+            self._take_ahead()
+            if not page.events or page.events[-1].seq >= page.last_seq:
+                return
+
+    def _skip_to(self, seq: int) -> None:
+        """Begin the tail anew after `seq`; the watchers read the gap for themselves."""
+        self._tail.clear()
+        self._tail_bytes = 0
+        self._last_seq = seq
+        for watcher in self.watchers:
+            watcher.leave_tail()
+        self._wake()
+
+
+def _parts(events: Sequence[RunEvent]) -> Iterator[Sequence[RunEvent]]:
+    """Return events in parts that make one message each."""
+    return in_parts(events, RunEvent.ByteSize, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
+
+
+def _end(page: ListEventsResponse, after_seq: int) -> int:
+    """Return the seq up to which a page tells the log."""
+    if page.events:
+        return page.events[-1].seq
+    return page.gap.to_seq if page.HasField("gap") else after_seq

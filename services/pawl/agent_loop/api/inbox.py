@@ -1,0 +1,356 @@
+"""Commands of users to runs: results, decisions, stops, findings.
+
+Each is checked here for what can be seen without the run, and by the ledger for
+the rest; the ledger's word on it is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.agent_loop.api import approvers, operators, replies
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.ports import CallChecker
+from pawl.agent_loop.api.replies import Reply
+from pawl.agent_loop.api.values import NOBODY, ClientSession
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import background, checks
+from pawl.agent_loop.loop.rules.tool import Verdict
+from pawl.chassis.identity.auth import Principal, check_decides
+from pawl.chassis.ids import CallId, ClientId, IdSource, RequestId, RunId
+from pawl.errors import (
+    AlreadyExists,
+    CallNotFound,
+    FailedPrecondition,
+    GrantNotOffered,
+    InvalidArgument,
+    InvalidField,
+    NotFound,
+    OutOfRange,
+    PermissionDenied,
+    ResourceExhausted,
+    RunNotFound,
+)
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values import TOKENS_MAX, DecisionRight, Series
+
+REFUSALS: Final = (
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    FailedPrecondition,
+    OutOfRange,
+    PermissionDenied,
+    ResourceExhausted,
+)
+"""Errors that are about what was sent alone: where several things are sent, they become receipts."""
+
+_DIGEST_BYTES_MAX: Final = 128
+
+
+def derived_id(*parts: str) -> RequestId:
+    """Return the id that always stands for these parts together."""
+    return RequestId("d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
+
+
+class Inbox:
+    """Sends commands to runs."""
+
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        checker: CallChecker,
+        ids: IdSource,
+        now: Callable[[], float],
+        lease_seconds: float = 30.0,
+    ) -> None:
+        self._ledger = ledger
+        self._now = now
+        self._checker = checker
+        self._ids = ids
+        self.lease_seconds = lease_seconds
+
+    async def lease(
+        self, caller: Principal, run_id: RunId, call_id: CallId, client_id: ClientId
+    ) -> pb.LeaseOfferResponse:
+        """Lease an offered call to a client without a stream for `lease_seconds`, or renew that; return the call.
+
+        Raises:
+            CallNotFound
+        """
+        answer = await self._ledger.lease_offer(
+            caller, run_id, call_id, client=ClientSession(client_id=client_id), lease_seconds=self.lease_seconds
+        )
+        if not answer.HasField("call"):
+            raise CallNotFound
+        return answer
+
+    async def submit_results(
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        run_id: RunId,
+        results: Sequence[types_pb2.ToolResult],
+        client_id: ClientId = NOBODY.client_id,
+    ) -> tuple[list[Reply], run_pb2.Run]:
+        """Bring results without a stream; return one reply each, in order, and the run after them.
+
+        Of a client, those of the calls that it has leased.
+
+        A result that is wrong is refused alone. Idempotent by request id and call.
+
+        Raises:
+            RunNotFound
+        """
+        client = ClientSession(client_id=client_id)
+        found = await asyncio.gather(
+            *(_alone(self.submit_result(caller, _derived(request_id, result), result, client)) for result in results)
+        )
+        if any(reply.reason == RunNotFound.reason for reply in found):
+            raise RunNotFound
+        runs = [reply.run for reply in found if reply.HasField("run")]
+        return found, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
+
+    async def submit_result(
+        self, caller: Principal, request_id: RequestId, result: types_pb2.ToolResult, client: ClientSession = NOBODY
+    ) -> Reply:
+        """Bring one result; of a client, under the lease that the result names.
+
+        Of a session, only if this session holds the call.
+
+        Raises:
+            InvalidJson, TooLarge: the content is wrong.
+            RequestIdReused
+        """
+        returned = call_pb2.CallResult(
+            content_json=checks.result_json(result.content_json),
+            is_error=result.is_error,
+            error_reason="TOOL_ERROR" if result.is_error else "",
+        )
+        command = pb.ToolResultCommand(
+            call_id=result.call_id,
+            result=returned,
+            client_id=client.client_id,
+            offer_epoch=result.offer_epoch if client.client_id else 0,
+        )
+        return await self._send(caller, result.run_id, request_id, client.session_id, tool_result=command)
+
+    async def report_progress(
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        progress: session_pb2.ToolProgressReport,
+        client: ClientSession,
+    ) -> Reply:
+        """Bring progress of an offered call.
+
+        Raises:
+            InvalidField, TooLarge
+        """
+        command = pb.ProgressCommand(
+            call_id=progress.call_id,
+            client_id=client.client_id,
+            offer_epoch=progress.offer_epoch,
+            fraction=checks.fraction(progress.fraction if progress.HasField("fraction") else None),
+            message=checks.text(progress.message, "message", bytes_max=checks.PROGRESS_BYTES_MAX, may_be_empty=True),
+        )
+        return await self._send(caller, progress.run_id, request_id, client.session_id, progress=command)
+
+    async def decide(self, caller: Principal, request_id: RequestId, decision: types_pb2.CallDecision) -> Reply:
+        """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
+
+        Raises:
+            PermissionDenied: the caller is a delegate that does not decide.
+            InvalidField, TooLarge, InvalidJson: the decision itself is wrong.
+            CallNotFound: an edit names no call of the run.
+            GrantNotOffered: an edit is for a series, and each call of that is decided by itself.
+            InvalidArguments: the edited arguments may not run, or the answer does not fit; the message lists why.
+        """
+        check_decides(caller)
+        _check_decision(decision)
+        right = approvers.decision_right(caller)
+        command = pb.DecisionCommand(
+            call_id=decision.call_id,
+            kind=decision.kind,
+            digest=decision.digest,
+            reason=decision.reason,
+            answer=decision.answer,
+            for_series=decision.for_series,
+        )
+        if decision.kind == call_pb2.DECISION_KIND_EDIT:
+            verdict, series = await self._check_edit(caller, decision, right)
+            command.arguments_json, command.edited_digest = verdict.arguments_json, verdict.digest
+            command.edited_preview = verdict.preview
+            if series is not None:
+                command.edited_series.CopyFrom(wire.SERIES.write(series))
+        elif decision.kind == call_pb2.DECISION_KIND_ANSWER:
+            await self._check_answer(caller, decision)
+        # Request ids are known per run, and several people decide about one: each has ids of their own.
+        request_id = derived_id(caller.user_id, request_id) if request_id else request_id
+        return await self._send(
+            caller, RunId(decision.run_id), request_id, decision=command, decision_right=right.value
+        )
+
+    async def _check_edit(
+        self, caller: Principal, decision: types_pb2.CallDecision, right: DecisionRight
+    ) -> tuple[Verdict, Series | None]:
+        """Return what the registry says of an edited call, and the series that is granted with it, if one is."""
+        call = await self._ledger.get_call(caller, CallId(decision.call_id), for_approval=right is DecisionRight.STORE)
+        if call.run_id != decision.run_id:
+            raise CallNotFound
+        series = None
+        if decision.for_series:
+            if not call.approval.HasField("series"):
+                raise GrantNotOffered
+            series = wire.SERIES.read(call.approval.series)
+            if decision.HasField("edited_series"):
+                series = background.edited_series(series, wire.SERIES.read(decision.edited_series), self._now())
+        # The run as a service reads it: who edits may be no more than an approver to it.
+        run = await self._ledger.get_run_as_service(caller, RunId(call.run_id))
+        verdict = await self._checker.check_edit(run, call, decision.arguments_json, series)
+        if series is None:
+            return verdict, None
+        if not verdict.series_digest:
+            raise GrantNotOffered
+        return verdict, replace(series, digest=verdict.series_digest, grant_call_id=CallId(""))
+
+    async def _check_answer(self, caller: Principal, decision: types_pb2.CallDecision) -> None:
+        """Check an answer to an open question of the caller; of all others the ledger has the word."""
+        try:
+            call = await self._ledger.get_call(caller, CallId(decision.call_id))
+        except NotFound:
+            return
+        schema_json = call.question.answer_schema_json
+        if call.run_id == decision.run_id and call.state == call_pb2.CALL_STATE_ASKED and schema_json:
+            await self._checker.check_answer(caller.store_id, schema_json, decision.answer)
+
+    async def decide_calls(
+        self, caller: Principal, request_id: RequestId, decisions: Sequence[types_pb2.CallDecision]
+    ) -> list[Reply]:
+        """Bring several decisions; return one reply each, in order.
+
+        A decision that is wrong is refused alone. Idempotent by request id and call.
+
+        Raises:
+            PermissionDenied: as for `decide`, of all of them.
+        """
+        check_decides(caller)
+        return await asyncio.gather(
+            *(_alone(self.decide(caller, _derived(request_id, decision), decision)) for decision in decisions)
+        )
+
+    async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
+        """Stop a run. A run that has ended stays as it is: the outcome is LATE.
+
+        Raises:
+            InvalidField, TooLarge
+        """
+        checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
+        command = pb.CancelCommand(cause=run_pb2.STOP_CAUSE_USER, reason=reason)
+        return await self._send(caller, run_id, request_id, cancel=command)
+
+    async def resolve(
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        *,
+        run_id: RunId,
+        call_id: CallId,
+        resolution: pb.CallResolution.ValueType,
+        content_json: bytes,
+    ) -> Reply:
+        """Say what became of a call in doubt, of a run of any user of the store.
+
+        Raises:
+            PermissionDenied: the caller is a delegate that does not decide.
+            InvalidField, InvalidJson, TooLarge
+        """
+        check_decides(caller)
+        if resolution == pb.CALL_RESOLUTION_HAPPENED:
+            checks.result_json(content_json)
+        elif content_json:
+            raise InvalidField("content_json goes with HAPPENED only", field="content_json")
+        resolve = pb.ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
+        command = pb.Command(command_id=request_id or self._ids.new("cmd"), resolve=resolve)
+        return await operators.send(self._ledger, caller, run_id, command, act="resolved")
+
+    async def top_up(self, caller: Principal, request_id: RequestId, run_id: RunId, tokens: int) -> Reply:
+        """Add to the token budget of a run.
+
+        Raises:
+            InvalidField: no number of tokens that a budget can have.
+            RequestIdReused
+        """
+        if not 1 <= tokens <= TOKENS_MAX:
+            raise InvalidField(f"tokens must be from 1 to {TOKENS_MAX}", field="tokens")
+        return await self._send(caller, run_id, request_id, top_up=pb.TopUpCommand(tokens=tokens))
+
+    async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool) -> Reply:
+        """Let no iteration of a job begin any more, or let it go on.
+
+        Raises:
+            RequestIdReused, QueueFull
+        """
+        return await self._send(caller, job_id, request_id, pause=pb.PauseCommand(resumes=resumes))
+
+    async def _send(
+        self,
+        caller: Principal,
+        run_id: str,
+        request_id: RequestId,
+        session_id: str = "",
+        *,
+        decision_right: int = 0,
+        **kind: Any,
+    ) -> Reply:
+        """Send a command of this kind; its id is that of the request, if it has one."""
+        command = pb.Command(command_id=request_id or self._ids.new("cmd"), **kind)
+        return await self._ledger.send_command(
+            caller, RunId(run_id), command, session_id=session_id, decision_right=decision_right
+        )
+
+
+async def _alone(reply: Awaitable[Reply]) -> Reply:
+    """Return a reply that may be a refusal where others beside it are none."""
+    try:
+        return await reply
+    except REFUSALS as error:
+        return replies.refusal(error)
+
+
+def _derived(request_id: RequestId, part: types_pb2.ToolResult | types_pb2.CallDecision) -> RequestId:
+    """Return the id of one part of a request; empty if the request has none."""
+    return derived_id(request_id, part.call_id) if request_id else request_id
+
+
+def check_kind(decision: types_pb2.CallDecision) -> None:
+    """Raise InvalidField if this version does not know the kind of a decision."""
+    if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
+        raise InvalidField("decision.kind has no known value", field="decision.kind")
+
+
+def _check_decision(decision: types_pb2.CallDecision) -> None:
+    check_kind(decision)
+    kind, edit = decision.kind, call_pb2.DECISION_KIND_EDIT
+    checks.text(decision.digest, "decision.digest", bytes_max=_DIGEST_BYTES_MAX, may_be_empty=True)
+    if kind == edit:
+        checks.arguments_json(decision.arguments_json)
+    elif decision.arguments_json:
+        raise InvalidField("arguments_json goes with EDIT only", field="decision.arguments_json")
+    if decision.for_series and kind not in {call_pb2.DECISION_KIND_APPROVE, edit}:
+        raise InvalidField("for_series goes with APPROVE and EDIT only", field="decision.for_series")
+    if decision.HasField("edited_series") and not (decision.for_series and kind == edit):
+        raise InvalidField("edited_series goes with EDIT and for_series only", field="decision.edited_series")
+    if kind == call_pb2.DECISION_KIND_ANSWER:
+        checks.text(decision.answer, "decision.answer", bytes_max=checks.ANSWER_BYTES_MAX)
+    elif decision.answer:
+        raise InvalidField("answer goes with ANSWER only", field="decision.answer")
+    checks.text(decision.reason, "decision.reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)

@@ -1,0 +1,65 @@
+"""The live events of runs, from NATS."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from pawl.agent_loop.api.ports import LiveSubscription
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.chassis.process import logs
+from pawl.event.v1 import event_pb2
+
+_INBOXES: Final = "pawl.internal.v1.inboxes"
+_VIEWERS: Final = "pawl.internal.v1.viewers"
+_VIEWERS_MAX: Final = 1000
+"""Viewers in one message."""
+
+_log = logs.get_logger(__name__)
+
+
+class BusEvents:
+    """`LiveEvents` of the bus: best effort, in the order in which NATS gives them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    @property
+    def connected(self) -> bool:
+        return self._bus.connected
+
+    async def subscribe(
+        self, store_id: StoreId, run_id: RunId, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
+    ) -> LiveSubscription:
+        async def deliver(subject: str, data: bytes) -> None:
+            try:
+                events = event_pb2.RunEvents.FromString(data).events
+            except DecodeError:
+                _log.warning("live.garbled", subject=subject)
+                return
+            # A subject says where an event was sent; only the event says whose it is.
+            for event in events:
+                if event.store_id == store_id and event.run_id == run_id:
+                    await take(event)
+
+        return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
+
+    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> LiveSubscription:
+        async def deliver(subject: str, data: bytes) -> None:
+            try:
+                inboxes = msgspec.json.decode(data, type=list[tuple[StoreId, UserId]])
+            except msgspec.MsgspecError:
+                _log.warning("live.garbled", subject=subject)
+                return
+            for store_id, user_id in inboxes:
+                changed(store_id, user_id)
+
+        return await self._bus.subscribe(_INBOXES, deliver)
+
+    async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
+        for first in range(0, len(viewers), _VIEWERS_MAX):
+            await self._bus.publish(_VIEWERS, msgspec.json.encode(viewers[first : first + _VIEWERS_MAX]))

@@ -1,0 +1,210 @@
+"""Messages of users: they start runs, wait for them, or enter them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeAlias
+
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent_loop.agents.agents import Agents
+from pawl.agent_loop.agents.rules import DEFAULT, AgentVersion, options_of
+from pawl.agent_loop.api.ledger import PublicLedger, submission
+from pawl.agent_loop.api.ports import DocumentReader, OutputChecker, ToolFinder
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import checks, parts
+from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.loop.rules.parts import Part
+from pawl.agent_loop.loop.rules.run import PinnedAgent
+from pawl.agent_loop.loop.rules.tool import Tool
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import ClientId, RequestId
+from pawl.chassis.labels import check_labels
+from pawl.errors import AgentNotFound, DocumentNotFound, InvalidField, InvalidSchema, PawlError, TooLarge, ToolExists
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.tool.v1 import tool_pb2
+
+Start: TypeAlias = agent_pb2.StartRunRequest | session_pb2.Start
+Message: TypeAlias = Start | agent_pb2.SendMessageRequest | session_pb2.UserMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTools:
+    """The tools of a session, given as the contract has them, and the client whose it is."""
+
+    client_id: ClientId = ClientId("")
+    definitions: tuple[bytes, ...] = ()
+
+
+NO_SESSION: Final = SessionTools()
+"""In place of a session, for a run that is started without one."""
+
+
+def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
+    """Return the tools that come with a run, each as the contract has it; what is too many is not all looked at."""
+    first = islice(tools, checks.OWN_TOOLS_MAX + 1)
+    return tuple(each.SerializeToString(deterministic=True) for each in first)
+
+
+class Messages:
+    """Checks messages, completes their options and brings them to the ledger."""
+
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        defaults: RunDefaults,
+        agents: Agents,
+        checker: OutputChecker,
+        documents: DocumentReader,
+        takes_images: bool,
+        tools: ToolFinder,
+    ) -> None:
+        self._ledger = ledger
+        self._documents = documents
+        self._takes_images = takes_images
+        self._checker = checker
+        self._defaults = defaults
+        self._agents = agents
+        self._tools = tools
+
+    async def start(
+        self, caller: Principal, request_id: RequestId, message: Start, session: SessionTools = NO_SESSION
+    ) -> run_pb2.Run:
+        """Create a run; durable when this returns. Idempotent by request id.
+
+        Raises:
+            InvalidField, TooLarge: the message or an option is wrong, or is not for a run of the agent to say.
+            InvalidSchema: the schema of the response format, or of a tool that comes with the run, cannot be used.
+            UnsupportedPart, DocumentNotFound: a part of the message is not for these models, or is not there.
+            ToolExists: a tool that comes with the run has the name of another one.
+            AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
+        """
+        if message.policy == types_pb2.MESSAGE_POLICY_STEER:
+            raise InvalidField("a run cannot be started by steering: send a message instead", field="policy")
+        checked, refusal = await self.checked(caller, request_id, message, must_exist=bool(message.conversation_id))
+        if asked := _own_tools(message, session, without_tools=checked.options.without_tools):
+            tools: tuple[Tool, ...] = ()
+            try:
+                tools = await self._tools.check_own(caller, asked)
+            except (InvalidField, InvalidSchema, ToolExists) as error:
+                refusal = refusal or error
+            checked.tools.extend(map(wire.OWN_TOOL.write, tools))
+            checked.client_id, checked.asked_tools_sha256 = session.client_id, _digest(asked)
+        return (await self._submit(checked, refusal)).run
+
+    async def send(
+        self, caller: Principal, request_id: RequestId, message: agent_pb2.SendMessageRequest | session_pb2.UserMessage
+    ) -> pb.SubmitMessageResponse:
+        """Send a message to a conversation; return its run, and whether it entered an active one.
+
+        Raises: as `start`.
+        """
+        checked, refusal = await self.checked(caller, request_id, message, must_exist=True)
+        return await self._submit(checked, refusal)
+
+    async def _submit(self, message: pb.SubmitMessageRequest, refusal: PawlError | None) -> pb.SubmitMessageResponse:
+        """Bring a message to the ledger.
+
+        The same request may have come when it could be taken: before an agent was changed, a document removed, or a
+        tool of that name made. The ledger knows, so it is asked for one that must be refused now.
+        """
+        if refusal is None:
+            return await self._ledger.submit_message(message)
+        message.only_repeat = True
+        try:
+            return await self._ledger.submit_message(message)
+        except ToolExists:
+            raise refusal from None
+
+    async def checked(
+        self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
+    ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
+        """Return a message as the ledger takes it, and why it cannot be taken as things are now.
+
+        Raises: as `start`, of what is wrong with the message itself.
+        """
+        text, content = self._content(message)
+        labels = check_labels(message.labels)
+        if message.policy not in types_pb2.MessagePolicy.values():
+            raise InvalidField("policy has no known value", field="policy")
+        asked = wire.asked_options(message.options)
+        options = complete(asked, self._defaults)
+        if asked.response_format is not None:
+            await self._checker.check_output(caller.store_id, asked.response_format.schema_json, None)
+        agent: AgentVersion | None = None
+        refusal: PawlError | None = None
+        try:
+            agent = await self._agents.of_run(caller, message.agent)
+            if agent is not None:
+                options = complete(options_of(agent, asked, self._defaults.ceilings), self._defaults)
+            content = await self._with_texts(caller, content)
+        except (AgentNotFound, InvalidField, TooLarge, DocumentNotFound) as error:
+            refusal = error
+        checked = submission(
+            caller,
+            asked_options=asked,
+            options=options,
+            request_id=request_id,
+            conversation_id=message.conversation_id,
+            conversation_must_exist=must_exist,
+            text=text,
+            parts=map(wire.PART.fields, content),
+            policy=message.policy or types_pb2.MESSAGE_POLICY_QUEUE,
+            conversation_key=_key(message),
+            asked_agent="" if message.agent == DEFAULT else message.agent,
+            agent=wire.AGENT.fields(_pinned(agent, asked)) if agent else None,
+            labels=labels,
+        )
+        return checked, refusal
+
+    def _content(self, message: Message) -> tuple[str, tuple[Part, ...]]:
+        """Return a message as its text, or as its parts if it has more than that."""
+        if not message.parts:
+            return checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX), ()
+        if message.policy == types_pb2.MESSAGE_POLICY_STEER:
+            raise InvalidField("what enters a run is a text: send parts with QUEUE or INTERRUPT", field="policy")
+        return "", parts.checked(
+            message.text, tuple(map(wire.PART.read, message.parts)), takes_images=self._takes_images
+        )
+
+    async def _with_texts(self, caller: Principal, asked: Sequence[Part]) -> tuple[Part, ...]:
+        """Return the parts of a message with the texts of its documents, which stay with it."""
+        found = [
+            Part(file=parts.with_text(part.file, await self._documents.read_document(caller, part.file)))
+            if part.file is not None
+            else part
+            for part in asked
+        ]
+        return parts.within(found)
+
+
+def _own_tools(message: Start, session: SessionTools, *, without_tools: bool) -> Sequence[bytes]:
+    """Return the definitions of the tools that come with a run: those that it names, and those of its session."""
+    if without_tools and message.front_end_tools:
+        problem = "front_end_tools: the run, or its agent, is to have no tools: leave them out"
+        raise InvalidField(problem, field="front_end_tools")
+    asked = () if without_tools else (*definitions(message.front_end_tools), *session.definitions)
+    return checks.own_tools(asked, "front_end_tools")
+
+
+def _digest(definitions: Sequence[bytes]) -> bytes:
+    """Return what tells one list of definitions from another."""
+    return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in definitions)).digest()
+
+
+def _key(message: Message) -> str:
+    """Return the key by which a message names its conversation; empty if it does not."""
+    if not isinstance(message, Start):
+        return ""
+    if message.conversation_key and message.conversation_id:
+        raise InvalidField("give the conversation's id or its key, not both", field="conversation_key")
+    return checks.conversation_key(message.conversation_key)
+
+
+def _pinned(agent: AgentVersion, asked: AskedOptions) -> PinnedAgent:
+    gives_tools = bool(agent.tool_names) and not asked.tool_names
+    return PinnedAgent(name=agent.run_name, version=agent.version, gives_tools=gives_tools)

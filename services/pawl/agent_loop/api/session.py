@@ -1,0 +1,77 @@
+"""The Session stream: one client's frames in, events, offers and receipts out.
+
+A session owns nothing. When its stream ends, for whatever reason, its tasks end
+with it, the calls that the client held are given back, and runs go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from pawl.agent.v1.session_pb2 import SessionRequest
+from pawl.agent_loop.api import session_frames
+from pawl.agent_loop.api.session_stream import Parts, Send, Stream
+from pawl.agent_loop.api.values import ClientSession
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import ClientId, IdSource, SessionId, StoreId, UserId
+from pawl.errors import DeadlineExceeded, HelloRequired
+
+
+class Sessions:
+    """All sessions of this replica.
+
+    One stream a client: when a client id opens another, the earlier one ends
+    with CANCELLED, and what it held goes over to the new one. If that is on
+    another replica, the earlier one ends when the ledger says so: as soon as it
+    asks for a call of the new one, or says something of one.
+    """
+
+    def __init__(self, ids: IdSource, parts: Parts) -> None:
+        self._ids = ids
+        self._parts = parts
+        self._open: dict[tuple[StoreId, UserId, ClientId], Stream] = {}
+
+    async def serve(self, caller: Principal, incoming: AsyncIterator[SessionRequest], send: Send) -> None:
+        """Serve one stream until it ends; `send` is called by one task at a time and may wait.
+
+        When the client has closed its side (or vanished: then the task is about
+        to be cancelled), events go on until every attached run has ended or the
+        silence limit strikes.
+
+        Raises:
+            HelloRequired, InvalidId, InvalidField: the stream does not begin as it must.
+            SlowConsumer: the client fell behind; metadata says in which run and where to attach again.
+            DeadlineExceeded: no frame came for the silence limit.
+            Cancelled: the client opened another stream.
+            DependencyUnavailable: a frame could not be answered; send it again after a reconnect.
+        """
+        first = await self._first(incoming)
+        client_id = ClientId(first.hello.client_id) or ClientId(self._ids.new("cli"))
+        key = (caller.store_id, caller.user_id, client_id)
+        client = ClientSession(client_id=client_id, session_id=SessionId(self._ids.new("ses")))
+        stream = Stream(self._parts, caller, client, first.hello, send)
+        earlier = self._open.get(key)
+        self._open[key] = stream
+        if earlier is not None:
+            earlier.superseded.set()
+        try:
+            await stream.serve(first.frame_id, incoming)
+        finally:
+            if self._open.get(key) is stream:
+                del self._open[key]
+                if not stream.superseded.is_set():
+                    await stream.give_back()
+
+    async def _first(self, incoming: AsyncIterator[SessionRequest]) -> SessionRequest:
+        try:
+            async with asyncio.timeout(self._parts.times.silence_max_seconds):
+                frame = await anext(aiter(incoming), None)
+        except TimeoutError:
+            raise DeadlineExceeded("no frame came") from None
+        if frame is None:
+            raise HelloRequired
+        session_frames.check(frame)
+        if not frame.HasField("hello"):
+            raise HelloRequired
+        return frame

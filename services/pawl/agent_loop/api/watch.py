@@ -1,0 +1,175 @@
+"""Watching runs: the past from the ledger, then live, the same for every watcher.
+
+All watchers of one run on this replica share one feed: one live subscription,
+one reader of the ledger, one tail of recent events. A watcher first reads the
+past in pages of its own, at its own pace, until it reaches the tail; from then
+on it takes events from the tail. A watcher that falls out of the tail is cut off
+(EVT-3): it holds nobody up, and a slow one costs no memory of its own.
+
+Clients confirm what they have seen, so that the user is not notified of it: an open
+stream alone proves nothing, because its connection may be gone.
+
+What live events miss, a poll of the ledger finds: every second without NATS, now
+and then with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Final, Self
+
+from pawl.agent_loop.api.feed import Feed, Watcher
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.ports import LiveEvents
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.chassis.process.tasks import shield, start
+from pawl.errors import Overloaded, SlowConsumer
+from pawl.event.v1.gap_pb2 import Gap
+from pawl.event.v1.run_pb2 import Run
+from pawl.values import ENDED, RESTING
+
+FEEDS_MAX: Final = 10_000
+"""Most runs that are watched at once on one replica."""
+READERS_MAX: Final = 64
+"""Most feeds that read the ledger at once."""
+POLL_SECONDS: Final = 1.0
+CONNECTED_POLL_SECONDS: Final = 5.0
+"""Live events are lost when the ledger alone is cut off from NATS; this finds them."""
+REST_SECONDS_MAX: Final = 50.0
+"""Proxies cut off a request that is not answered within 60 s."""
+
+
+class Watches:
+    """All watchers of this replica. An async context manager: at its end, feeds stop."""
+
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        live: LiveEvents,
+        poll_seconds: float = POLL_SECONDS,
+        connected_poll_seconds: float = CONNECTED_POLL_SECONDS,
+    ) -> None:
+        self._ledger = ledger
+        self._live = live
+        self._poll_seconds = poll_seconds
+        self._polls_when_connected = max(1, round(connected_poll_seconds / poll_seconds))
+        self._viewers: set[tuple[StoreId, UserId, RunId]] = set()
+        self._readers = asyncio.Semaphore(READERS_MAX)
+        self._feeds: dict[tuple[StoreId, UserId, RunId], Feed] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="watch.ticker")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            await feed.stop()
+        await asyncio.gather(*self._stopping)
+
+    @property
+    def feed_count(self) -> int:
+        """The number of runs that are watched now."""
+        return len(self._feeds)
+
+    @asynccontextmanager
+    async def open(self, caller: Principal, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:
+        """Watch a run after `after_seq` as long as the block lasts.
+
+        When the watcher falls too far behind, the block is ended, wherever its
+        task waits.
+
+        Raises:
+            RunNotFound, SeqBeyondEnd, Overloaded: before the block begins.
+            SlowConsumer: out of the block; metadata says where to attach again.
+        """
+        key = (caller.store_id, caller.user_id, run_id)
+        feed = self._feeds.get(key)
+        if feed is None:
+            if len(self._feeds) >= FEEDS_MAX:
+                raise Overloaded("too many runs are watched on this replica")
+            feed = self._feeds[key] = Feed(self._ledger, self._live, caller, run_id, readers=self._readers)
+        watcher = Watcher(feed, after_seq)
+        feed.watchers[watcher] = None
+        try:
+            await feed.subscribe()
+            await watcher.read_past()
+            async with asyncio.timeout(None) as watcher.scope:
+                yield watcher
+        except TimeoutError:
+            if not watcher.cut:
+                raise
+            raise SlowConsumer(
+                f"the client fell behind: attach again after {watcher.position}",
+                resume_after_seq=watcher.position,
+                run_id=run_id,
+            ) from None
+        finally:
+            del feed.watchers[watcher]
+            if not feed.watchers and self._feeds.get(key) is feed:
+                del self._feeds[key]
+                await self._stop(feed)
+
+    def confirm(self, caller: Principal, run_id: RunId) -> None:
+        """Note that a caller has seen a run as it is now."""
+        self._viewers.add((caller.store_id, caller.user_id, run_id))
+
+    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
+        """Return the run once it has ended, or has changed after `after_seq` and rests, or after `seconds`.
+
+        Raises:
+            RunNotFound
+        """
+        run = await self._ledger.get_run(caller, run_id)
+        if 0 < run.last_seq <= after_seq:
+            self.confirm(caller, run_id)
+        if seconds == 0:
+            return run
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, REST_SECONDS_MAX)):
+                while run.state not in ENDED and not (run.state in RESTING and run.last_seq > after_seq):
+                    with suppress(SlowConsumer):
+                        await self._rests(caller, run)
+                    run = await self._ledger.get_run(caller, run_id)
+                return run
+        return await self._ledger.get_run(caller, run_id)
+
+    async def _rests(self, caller: Principal, run: Run) -> None:
+        """Wait until a run changes to a resting state."""
+        state: int = run.state
+        async with self.open(caller, RunId(run.run_id), run.last_seq) as watcher, aclosing(watcher.events()) as events:
+            async for event in events:
+                if isinstance(event, Gap) or (state := event.run_changed.run.state or state) in RESTING:
+                    return
+
+    async def _stop(self, feed: Feed) -> None:
+        """Stop a feed to the end, also for a client that goes away meanwhile."""
+        await shield(start(self._stopping, feed.stop(), name="watch.stop"))
+
+    async def _tick(self) -> None:
+        """Have feeds read the ledger: all of them while NATS is away, else a part of them at a time."""
+        was_connected = False
+        for tick in itertools.count():
+            await asyncio.sleep(self._poll_seconds)
+            connected = self._live.connected
+            everyone = not (connected and was_connected)
+            was_connected = connected
+            for number, feed in enumerate(self._feeds.values()):
+                # The first event may be lost before NATS knows that somebody listens. A run that is as good as over by
+                # then needs no look.
+                is_due = (tick + number) % self._polls_when_connected == 0
+                if everyone or is_due or not (feed.polled or feed.is_new):
+                    feed.poll()
+                feed.is_new = False
+            viewers, self._viewers = self._viewers, set()
+            await self._live.tell_viewers(sorted(viewers))

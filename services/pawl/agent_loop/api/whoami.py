@@ -1,0 +1,83 @@
+"""The caller and the deployment, as the caller is told about them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.agent.v1.whoami_pb2 import CallerInfo, DeploymentInfo, WhoAmIResponse
+from pawl.agent_loop.agents.agents import Agents
+from pawl.agent_loop.api.approvers import decision_right
+from pawl.agent_loop.api.ports import CallChecker
+from pawl.agent_loop.api.values import PageAsked
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules.options import RunDefaults
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.identity.roles import CALLERS
+from pawl.chassis.rpc.translate import timestamp
+from pawl.errors import PawlError
+
+_AGENTS_MAX: Final = 200
+_DECIDE: Final = "/pawl.agent.v1.AgentService/Decide"
+
+
+class Introductions:
+    """Tells callers who they are and what there is for them."""
+
+    def __init__(
+        self, *, checker: CallChecker, agents: Agents, defaults: RunDefaults, takes_images: bool, version: str
+    ) -> None:
+        self._checker = checker
+        self._agents = agents
+        self._defaults = defaults
+        self._version = version
+        self._part_kinds = ("text", "file", *(("image",) if takes_images else ()))
+
+    async def introduce(self, caller: Principal) -> WhoAmIResponse:
+        """Return what `caller` needs to know; without its tools or agents while others do not say what there are."""
+        tool_count: int | None = None
+        agent_names: tuple[str, ...] = ()
+        if caller.store_id:
+            with suppress(PawlError):
+                tool_count = await self._checker.count_tools(caller)
+            with suppress(PawlError):
+                agent_names = await self._agent_names(caller)
+        return WhoAmIResponse(caller=caller_info(caller), deployment=self._deployment(tool_count, agent_names))
+
+    async def _agent_names(self, caller: Principal) -> tuple[str, ...]:
+        first = PageAsked(page_size=_AGENTS_MAX, page_token="")
+        found = [*(await self._agents.list(caller, first, {})).items]
+        found += (await self._agents.list_drafts(caller, first, {})).items
+        usable = (agent for agent in found if agent.may_be_used_with(caller.roles))
+        return tuple(sorted(agent.run_name for agent in usable))[:_AGENTS_MAX]
+
+    def _deployment(self, tool_count: int | None, agent_names: tuple[str, ...]) -> DeploymentInfo:
+        defaults = self._defaults
+        return DeploymentInfo(
+            version=self._version,
+            model=defaults.model,
+            limits=wire.LIMITS.fields(defaults.limits),
+            ceilings=wire.LIMITS.fields(defaults.ceilings),
+            approvals_required=max(1, defaults.approvals_required),
+            tool_count=tool_count,
+            agent_names=agent_names,
+            part_kinds=self._part_kinds,
+        )
+
+
+def caller_info(caller: Principal) -> CallerInfo:
+    """Return who `caller` is, and what it may do."""
+    methods = tuple(sorted(name for name, callers in CALLERS.items() if not callers.isdisjoint(caller.rights)))
+    right = decision_right(caller).value if caller.decides and _DECIDE in methods else 0
+    return CallerInfo(
+        store_id=caller.store_id,
+        user_id=caller.user_id,
+        roles=sorted(caller.roles),
+        credential_id=caller.credential_id,
+        delegate_user_id=caller.delegate_user_id,
+        expire_time=None if caller.expires_at is None else Timestamp(**timestamp(caller.expires_at)),
+        decision_right=right,  # type: ignore[arg-type]  # the same numbers
+        methods=methods,
+    )

@@ -1,0 +1,269 @@
+"""Histories that were made elsewhere: what a model server would refuse is refused here, whole and at once.
+
+Neighbours of the same role are allowed: they are joined when the model is given them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX, is_json
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.checks import CONTROL, MESSAGE_BYTES_MAX, RESULT_BYTES_MAX
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.chassis import strict_json
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
+from pawl.errors import InvalidHistory, InvalidJson, TooLarge
+from pawl.values import CallState
+
+MESSAGES_MAX: Final = 1000
+CALLS_MAX: Final = 128
+"""Most calls of one message."""
+ID_CHARACTERS_MAX: Final = 256
+FAULTS_SHOWN_MAX: Final = 20
+_SHOWN_CHARACTERS: Final = 40
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class HistoryRole(StrEnum):
+    """The authors of the messages of a history, as chat completions call them."""
+
+    USER = "USER"
+    ASSISTANT = "ASSISTANT"
+    TOOL = "TOOL"
+    SYSTEM = "SYSTEM"
+    UNSPECIFIED = "UNSPECIFIED"
+
+
+class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as its model wrote it."""
+
+    call_id: str
+    tool_name: str
+    arguments_json: str
+
+
+class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a history. `calls` are those of an assistant; that of a tool answers the call `call_id`."""
+
+    role: HistoryRole
+    text: str = ""
+    calls: tuple[HistoryCall, ...] = ()
+    call_id: str = ""
+    is_error: bool = False
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A reason to refuse a history; `message` is the position of the message, from 1, or 0 for the whole."""
+
+    message: int
+    text: str
+
+
+def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
+    """Yield all that a strict model server would refuse of a history, in order."""
+    if not history:
+        yield Fault(message=0, text="there is no message")
+    elif history[0].role is not HistoryRole.USER:
+        yield Fault(message=1, text="a conversation begins with a message of the user")
+    if len(history) > MESSAGES_MAX:
+        yield Fault(message=0, text=f"at most {MESSAGES_MAX} messages are taken: of a longer history, bring the end")
+        return
+    known: set[str] = set()
+    for position, message in enumerate(history, 1):
+        for text in (*_of_message(message), *_of_ids(message, known)):
+            yield Fault(message=position, text=text)
+    yield from _of_results(history)
+
+
+def open_end(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
+    """Yield what stands against going on behind a history: it must end with an answer."""
+    if 0 < len(history) <= MESSAGES_MAX and history[-1].role is HistoryRole.USER:
+        text = "the last message is one of the user: leave it out here, and send it once the conversation is there"
+        yield Fault(message=len(history), text=text)
+
+
+def check(history: Sequence[HistoryMessage]) -> None:
+    """Return if a history can be taken over.
+
+    Raises:
+        InvalidHistory: it cannot; the message lists every fault, up to 20, with the positions of their messages.
+    """
+    found = sorted((*faults(history), *open_end(history)), key=lambda fault: fault.message)
+    if not found:
+        return
+    shown = [f"message {fault.message}: {fault.text}" if fault.message else fault.text for fault in found]
+    more = len(found) - FAULTS_SHOWN_MAX
+    rest = f"; and {more} more" if more > 0 else ""
+    positions = dict.fromkeys(str(fault.message) for fault in found[:FAULTS_SHOWN_MAX] if fault.message)
+    raise InvalidHistory(
+        "; ".join(shown[:FAULTS_SHOWN_MAX]) + rest, positions=",".join(positions), fault_count=len(found)
+    )
+
+
+def taken_over(
+    history: Sequence[HistoryMessage], new_call_id: Callable[[], CallId]
+) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
+    """Return a history that was checked as messages and settled calls of ours. Only the ledger knows whose they are."""
+    results = _results(history)
+    messages: list[Message] = []
+    calls: list[Call] = []
+    round_ = 0
+    for position, message in enumerate(history):
+        if message.role is HistoryRole.TOOL:
+            continue
+        round_ += bool(message.calls)
+        made = [
+            _call(call, new_call_id(), results[position, call.call_id], round_, index)
+            for index, call in enumerate(message.calls)
+        ]
+        calls += made
+        messages.append(
+            Message(
+                role=Role.USER if message.role is HistoryRole.USER else Role.ASSISTANT,
+                run_id=RunId(""),
+                text=message.text,
+                call_ids=tuple(call.call_id for call in made),
+                imported=True,
+            )
+        )
+    return tuple(messages), tuple(calls)
+
+
+def _results(history: Sequence[HistoryMessage]) -> dict[tuple[int, str], HistoryMessage]:
+    """Return the result of each call, by the place of the message that asks for it and the id."""
+    asked, results = 0, dict[tuple[int, str], HistoryMessage]()
+    for position, message in enumerate(history):
+        if message.role is HistoryRole.TOOL:
+            results[asked, message.call_id] = message
+        else:
+            asked = position
+    return results
+
+
+def _call(call: HistoryCall, call_id: CallId, result: HistoryMessage, round_: int, index: int) -> Call:
+    arguments = strict_json.loads(call.arguments_json.encode(), bytes_max=ARGUMENTS_BYTES_MAX)
+    return Call(
+        store_id=StoreId(""),
+        conversation_id=ConversationId(""),
+        run_id=RunId(""),
+        call_id=call_id,
+        round=round_,
+        index=index,
+        tool_name=call.tool_name,
+        state=CallState.FAILED if result.is_error else CallState.SUCCEEDED,
+        provider_call_id=call.call_id,
+        arguments_json=strict_json.dumps_canonical(arguments),
+        proposed_arguments=call.arguments_json,
+        result=CallResult(
+            content_json=_content_json(result.text),
+            is_error=result.is_error,
+            error_reason="TOOL_ERROR" if result.is_error else "",
+        ),
+        imported=True,
+    )
+
+
+def _content_json(text: str) -> bytes:
+    """Return a result as strict JSON: itself if it is that, else as a string."""
+    data = text.encode()
+    try:
+        strict_json.loads(data, bytes_max=RESULT_BYTES_MAX)
+    except (InvalidJson, TooLarge):
+        return msgspec.json.encode(text)
+    return data
+
+
+def _of_message(message: HistoryMessage) -> Iterator[str]:
+    """Yield what is wrong with a message by itself."""
+    is_assistant = message.role is HistoryRole.ASSISTANT
+    bytes_max = MESSAGE_BYTES_MAX if message.role is HistoryRole.USER else RESULT_BYTES_MAX
+    match message.role:
+        case HistoryRole.SYSTEM:
+            yield (
+                "a message of the system or the developer: the instructions are those of the agent that goes on,"
+                " and two would contradict each other; leave it out"
+            )
+        case HistoryRole.UNSPECIFIED:
+            yield "its role is none of user, assistant and tool"
+        case HistoryRole.USER:
+            if not message.text.strip():
+                yield "the user says nothing"
+        case HistoryRole.ASSISTANT:
+            if not (message.text.strip() or message.calls):
+                yield "the assistant says nothing and calls nothing"
+        case HistoryRole.TOOL:
+            if not message.call_id:
+                yield "a result names the call that it is of"
+    if message.calls and not is_assistant:
+        yield "only the assistant calls tools"
+    if message.call_id and message.role is not HistoryRole.TOOL:
+        yield "only the result of a tool answers a call"
+    yield from _of_text(message.text, "the text", bytes_max)
+    if len(message.calls) > CALLS_MAX:
+        yield f"it has {len(message.calls)} calls, at most {CALLS_MAX} are taken"
+    for call in message.calls[:CALLS_MAX]:
+        yield from _of_call(call)
+
+
+def _of_text(text: str, name: str, bytes_max: int) -> Iterator[str]:
+    if len(text.encode()) > bytes_max:
+        yield f"{name} has more than {bytes_max} bytes"
+    if (found := CONTROL.search(text)) is not None:
+        yield f"{name} has the control character U+{ord(found.group()):04X}"
+
+
+def _of_call(call: HistoryCall) -> Iterator[str]:
+    name = f"call {_shown(call.call_id)}"
+    if not call.call_id or len(call.call_id) > ID_CHARACTERS_MAX:
+        yield f"{name}: an id has 1 to {ID_CHARACTERS_MAX} characters"
+    if CONTROL.search(call.call_id):
+        yield f"{name}: the id has a control character"
+    if not _NAME.fullmatch(call.tool_name):
+        yield f"{name}: the name of a tool has 1 to 64 letters, digits, _ and -"
+    if not is_json(call.arguments_json, dict):
+        size = f"at most {ARGUMENTS_BYTES_MAX} bytes"
+        yield f"{name}: the arguments are no strict JSON object of {size} ({{}} if there are none)"
+
+
+def _of_ids(message: HistoryMessage, known: set[str]) -> Iterator[str]:
+    """Yield the ids of calls that came before, and take note of the others."""
+    for call in message.calls:
+        if call.call_id in known:
+            yield f"call {_shown(call.call_id)}: the id came before"
+        known.add(call.call_id)
+
+
+def _of_results(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
+    """Yield where results and calls do not fit: each call has exactly one, right behind the message that makes it."""
+    open_ids: dict[str, None] = {}
+    answered: set[str] = set()
+    asked_at = 0
+    for position, message in enumerate(history, 1):
+        if message.role is not HistoryRole.TOOL:
+            yield from _unanswered(asked_at, open_ids)
+            open_ids, answered, asked_at = dict.fromkeys(call.call_id for call in message.calls), set(), position
+        elif message.call_id in open_ids:
+            del open_ids[message.call_id]
+            answered.add(message.call_id)
+        elif message.call_id in answered:
+            yield Fault(message=position, text=f"a second result of call {_shown(message.call_id)}")
+        elif message.call_id:
+            yield Fault(
+                message=position, text=f"a result of call {_shown(message.call_id)}, which is not made right before it"
+            )
+    yield from _unanswered(asked_at, open_ids)
+
+
+def _unanswered(asked_at: int, open_ids: dict[str, None]) -> Iterator[Fault]:
+    for call_id in open_ids:
+        yield Fault(message=asked_at, text=f"call {_shown(call_id)} has no result right behind it")
+
+
+def _shown(call_id: str) -> str:
+    return ascii(call_id[:_SHOWN_CHARACTERS])

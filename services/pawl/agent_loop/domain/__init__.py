@@ -1,1 +1,0 @@
-"""Pure: the values of a run and the rules of the loop."""

@@ -1,0 +1,92 @@
+"""Jobs of users: requests to values of ours, and what they are now to messages."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from pawl.agent.v1 import jobs_pb2
+from pawl.agent_loop.api.convert import WIRE
+from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX
+from pawl.agent_loop.loop.rules.background import AskedJob
+from pawl.agent_loop.loop.rules.condition import Condition
+from pawl.agent_loop.loop.rules.options import NAME_CHARACTERS_MAX
+from pawl.agent_loop.loop.rules.run import Monitor
+from pawl.chassis.ids import check_agent_name, check_id
+from pawl.chassis.labels import check_labels
+from pawl.chassis.rpc.translate import Exceptions
+from pawl.errors import InvalidField, TooLarge
+from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
+from pawl.values import JobReports
+
+_SETTLED: Final = frozenset(
+    {
+        *(call_pb2.CALL_STATE_SUCCEEDED, call_pb2.CALL_STATE_FAILED, call_pb2.CALL_STATE_REJECTED),
+        *(call_pb2.CALL_STATE_EXPIRED, call_pb2.CALL_STATE_CANCELLED, call_pb2.CALL_STATE_OUTCOME_UNKNOWN),
+    }
+)
+_REPORTS: Final = WIRE.enum(JobReports, run_pb2.JobReports, field="reports")
+
+
+def _reports(request: Any) -> JobReports | None:
+    return _REPORTS.read(request.reports) if request.reports else None
+
+
+WIRE.struct(Condition, run_pb2.JobCondition)
+WIRE.struct(Monitor, run_pb2.JobMonitor)
+_ASKED: Final = WIRE.struct(
+    AskedJob,
+    jobs_pb2.StartJobRequest,
+    Exceptions(of_message=("request_id",), read={"reports": _reports}, unwritten=("reports",)),
+)
+
+
+def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
+    """Return the job that is asked for, and what tells it from others.
+
+    Raises:
+        InvalidField, InvalidId, TooLarge
+    """
+    check_id(request.conversation_id, "conversation_id", optional=True)
+    check_agent_name(request.agent, "agent", optional=True)
+    checks.conversation_key(request.conversation_key)
+    check_labels(request.labels)
+    if not request.tool_name or len(request.tool_name) > NAME_CHARACTERS_MAX or not request.tool_name.isprintable():
+        raise InvalidField("a tool's name is printable, 1 to 256 characters", field="tool_name")
+    if len(request.arguments_json) > ARGUMENTS_BYTES_MAX:
+        raise TooLarge(f"arguments_json may have at most {ARGUMENTS_BYTES_MAX} bytes", field="arguments_json")
+    try:
+        request.arguments_json.decode()
+    except UnicodeDecodeError:
+        raise InvalidField("arguments_json is JSON, in UTF-8", field="arguments_json") from None
+    copy = jobs_pb2.StartJobRequest()
+    copy.CopyFrom(request)
+    copy.ClearField("request_id")
+    return _ASKED.read(request), hashlib.sha256(copy.SerializeToString(deterministic=True)).digest()
+
+
+def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
+    """Return a job as it is now."""
+    ended = {count.state: count.count for count in run.call_counts if count.state in _SETTLED}
+    waits_for_time = run.waiting.reason == waiting_pb2.WAIT_REASON_TIME and run.waiting.HasField("deadline_time")
+    return jobs_pb2.BackgroundJob(
+        job_id=run.run_id,
+        conversation_id=run.reports_to_conversation_id,
+        parent_run_id=run.parent_run_id,
+        parent_call_id=run.parent_call_id,
+        definition=run.job,
+        state=run.state,
+        iterations=run.trimmed_rounds + sum(ended.values()),
+        failures=run.trimmed_failures + sum(ended.values()) - ended.get(call_pb2.CALL_STATE_SUCCEEDED, 0),
+        create_time=run.create_time,
+        end_time=run.end_time if run.HasField("end_time") else None,
+        next_time=run.waiting.deadline_time if waits_for_time else None,
+        last_result=run.output_text,
+        failure=run.failure if run.HasField("failure") else None,
+        stop_cause=run.stop_cause,
+        waiting=run.waiting if run.HasField("waiting") else None,
+        pending_calls=run.pending_calls,
+        trimmed_iterations=run.trimmed_rounds,
+        missed_iterations=run.missed_iterations,
+    )

@@ -1,0 +1,441 @@
+"""Drives one claimed run until it is parked, has ended, or is somebody else's.
+
+The ledger has the truth; `base` is its copy here. What happens meanwhile is kept
+as facts and events. Each turn plans from both; what the plan changes is
+committed first, and only then is its work begun. A step that the ledger refuses
+is planned again from a fresh copy, with the same facts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Final, TypeVar, assert_never
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.ports import Claim, Loaded
+from pawl.agent_loop.loop.rules import budget, planning, step
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.command import TopUp
+from pawl.agent_loop.loop.rules.command_rules import (
+    approvals_given,
+    decisions,
+    given_up,
+    may_have_been_held,
+    others_change_calls,
+    results,
+    shared_decisions,
+)
+from pawl.agent_loop.loop.rules.decision import Finish, Park, StartModel, StopModel, Wait
+from pawl.agent_loop.loop.rules.event import OutputDelta, OwnerEvent
+from pawl.agent_loop.loop.rules.fact import (
+    CallExecuted,
+    CallStopped,
+    Fact,
+    ModelAnswered,
+    ModelCut,
+    ModelFailed,
+    RunRefused,
+    Shown,
+)
+from pawl.agent_loop.loop.rules.options import as_deployed
+from pawl.agent_loop.loop.rules.planning import Plan
+from pawl.agent_loop.loop.rules.run import RunFailure
+from pawl.agent_loop.loop.rules.state import MODEL, State
+from pawl.agent_loop.loop.rules.step import Step
+from pawl.agent_loop.loop.rules.tool import RecordedDecision, RecordedResult
+from pawl.agent_loop.loop.run_tasks import RunTasks, WorkerDependencies
+from pawl.chassis.ids import CallId, CommandId
+from pawl.chassis.process.tasks import within
+from pawl.chassis.rpc.retry import INTERNAL_SECONDS_MAX, Retry
+from pawl.errors import IllegalTransition, InboxChanged
+from pawl.values import ENDED, CallState, LeaseAction, RunState, Usage
+
+T = TypeVar("T")
+
+# The ledger refuses a step when somebody else was faster. More often than this in
+# a row, though the log is as it was, the step itself is wrong.
+_REFUSALS_MAX: Final = 20
+# Two clocks never agree to the last digit: a moment too early must not become a busy loop.
+_WAIT_SECONDS_MIN: Final = 0.001
+# A ledger that answers later than this was away.
+_AWAY_SECONDS: Final = 5.0
+# So long the end of a run waits for a registry that is away to count its front-end calls.
+_LAST_REPORT_SECONDS: Final = 5.0
+
+
+class Left(StrEnum):
+    """The reason why a drive let go of its run."""
+
+    PARKED = "parked"
+    ENDED = "ended"
+    HANDED_OVER = "handed_over"
+
+
+class Drive:
+    """One claimed run. `run` may be cancelled at any time: nothing more is written then."""
+
+    def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
+        """With `failure` the run is ended: what goes on is stopped, what is open is settled."""
+        self.claim = claim
+        self._dependencies = dependencies
+        # What ends a run that crashed has been waited for: the worker is told at once if it cannot be done either.
+        internal_seconds_max = 0.0 if failure else INTERNAL_SECONDS_MAX
+        self._retry = Retry(dependencies.clock, chance=dependencies.random, internal_seconds_max=internal_seconds_max)
+        self._signal = asyncio.Event()
+        self._facts: list[Fact] = [RunRefused(failure=failure)] if failure else []
+        self._outbox: list[OwnerEvent] = []
+        self._shown = Shown()
+        self._woken = False
+        self._handing_over = False
+        self._recorded: set[CommandId] = set()
+        self._given: frozenset[RecordedDecision] = frozenset()
+        self._given_up: dict[CallId, RecordedResult] = {}
+        self._reported: set[CallId] = set()
+        self._refusals = 0
+        self._has_written = False
+        # Of model calls of which nothing is kept, as long as the ledger does not know what they cost.
+        self._forgotten = Usage()
+        self._clock_offset = 0.0
+        self._active_from = 0.0
+        self._plan_again_at = 0.0
+        self._base: State
+        self._tasks: RunTasks
+
+    def wake(self) -> None:
+        """Say that commands may have arrived."""
+        self._woken = True
+        self._signal.set()
+
+    def hand_over(self) -> None:
+        """Ask the drive to stop at its next commit point; nothing is settled."""
+        self._handing_over = True
+        self._signal.set()
+
+    async def run(self, loaded: Loaded | None = None) -> Left:
+        """Drive the run, from what its claim brought if that brought anything; return why it was let go.
+
+        Raises:
+            LeaseLost, RunEnded, RunNotFound: it is not this worker's any more.
+        """
+        loaded = await self._load() if loaded is None else self._taken(loaded)
+        self._base = _state_of(loaded)
+        self._active_from = self._dependencies.clock.monotonic() - loaded.run.active_seconds
+        self._tasks = RunTasks(
+            self._dependencies,
+            loaded.run,
+            retry=self._retry,
+            signal=self._signal,
+            now=self._now,
+            active_seconds=self._active_seconds,
+            own_tools=loaded.own_tools,
+        )
+        try:
+            while (left := await self._turn()) is None:
+                pass
+            return left
+        finally:
+            await self._tasks.cut_all()
+
+    async def _turn(self) -> Left | None:
+        self._signal.clear()
+        if self._handing_over:
+            return await self._let_go()
+        if self._woken or self._has_lapsed_offer():
+            await self._read_inbox()
+        self._collect(at_once=False)
+        if await self._take_part():
+            return None
+        if self._only_output_can_be_there():
+            await self._show_output()
+            return None
+        taken = self._fitting_facts()
+        now, began = self._now(), self._dependencies.clock.monotonic()
+        plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), now)
+        if isinstance(plan.rest, StopModel):
+            # Cut first: then one step says all.
+            await self._cut_model(plan.state.loop.failure)
+            return None
+        await self._record()
+        await self._report(plan)
+        planned = self._step(plan)
+        ahead = self._model_call_ahead(plan)
+        if ahead is not None:
+            self._tasks.begin_model(ahead, plan.state, is_ahead=True)
+        if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
+            self._forgotten += await self._tasks.forget_model_ahead()
+            return None
+        self._tasks.catch_up()
+        for work in plan.work:
+            if isinstance(work, StartModel):
+                self._shown = Shown()
+            if work is not ahead:
+                self._tasks.begin(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
+        return await self._rest(plan.rest, began - now)
+
+    def _model_call_ahead(self, plan: Plan) -> StartModel | None:
+        """Return the model call of a plan that may begin while the step that announces it is being written.
+
+        None of it is used before that is durable, and all but its cost is forgotten if the step is refused. So it
+        begins only where nothing is known that speaks against the step: no command, no refusal just before, and no
+        budget, of which the answer to the step says how much is left.
+        """
+        if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
+            return None
+        calls = (work for work in plan.work if isinstance(work, StartModel) and not work.delay_seconds)
+        return next(calls, None)
+
+    async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> Left | None:
+        """Do nothing for a while; `from_database` added to the database's time, as planned by, gives our own."""
+        match rest:
+            case Finish():
+                return Left.ENDED
+            case Park():
+                if rest.wake_time is not None:
+                    self._dependencies.run_due_at(rest.wake_time + from_database)
+                return Left.PARKED
+            case Wait():
+                if self._base.run.state in ENDED:
+                    return Left.ENDED
+                self._plan_again_at = math.inf if rest.until is None else rest.until + from_database
+                await self._wait(self._plan_again_at)
+                return None
+            case _:
+                assert_never(rest)
+
+    def _only_output_can_be_there(self) -> bool:
+        """Return whether the model goes on and no rule has anything new to judge."""
+        is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
+        return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
+
+    async def _show_output(self) -> None:
+        if self._outbox:
+            after = self._counting_output(replace(self._base, active_seconds=self._active_seconds()))
+            await self._commit(step.between(self._base, after, self._outbox), after)
+        else:
+            await self._wait(self._plan_again_at)
+
+    async def _take_part(self) -> bool:
+        """Make a part of an inbox durable that is too large for the step that follows; whether it was so large."""
+        part = planning.take_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
+        if part is None:
+            return False
+        await self._record()
+        await self._commit(step.between(self._base, part, self._outbox), part)
+        return True
+
+    async def _record(self) -> None:
+        """Have decisions and results written down that the next step consumes, and approvals by several, each once."""
+        commands = [command for command in self._base.commands if command.command_id not in self._recorded]
+        unrecorded = replace(self._base, commands=tuple(commands))
+        given = approvals_given(self._base)
+        decided = (*(note for note in given if note not in self._given), *decisions(unrecorded))
+        await self._tasks.tool_calls.record(decided, results(unrecorded))
+        self._given = frozenset(given)
+        self._recorded = {command.command_id for command in self._base.commands}
+
+    async def _report(self, plan: Plan) -> None:
+        """Have front-end calls counted that were given up.
+
+        Of a step it is told after it, when no result can have been faster, again until it is known, if need be by the
+        next worker. Nobody has a run that has ended: what its last step gives up is told before, with some patience.
+        """
+        is_last = isinstance(plan.rest, Finish)
+        self._given_up |= {note.call_id: note for note in given_up(self._base)}
+        lost = self._given_up | {note.call_id: note for note in (given_up(plan.state) if is_last else ())}
+        untold = [note for note in lost.values() if note.call_id not in self._reported]
+        if await self._tasks.tool_calls.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
+            self._reported.update(note.call_id for note in untold)
+
+    # The ledger's side.
+
+    async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Return the ledger's answer, however long it takes. While it is away, the run is not active."""
+        clock = self._dependencies.clock
+        began = clock.monotonic()
+        try:
+            return await self._retry.until_answered(request)
+        finally:
+            waited = clock.monotonic() - began
+            if waited > _AWAY_SECONDS:
+                self._active_from += waited
+
+    async def _load(self) -> Loaded:
+        self._woken = False
+        return self._taken(await self._answered(lambda: self._dependencies.ledger.load(self.claim)))
+
+    def _taken(self, loaded: Loaded) -> Loaded:
+        """Set the time, and return what was loaded as this deployment drives it."""
+        self._set_time(loaded.now)
+        options = as_deployed(loaded.run.options, self._dependencies.approvals_required)
+        return replace(loaded, run=replace(loaded.run, options=options))
+
+    def _has_lapsed_offer(self) -> bool:
+        """Return whether an offer is over, of which only the ledger knows since when a client holds it."""
+        now = self._now()
+        offered = (call for call in self._base.open_calls if call.state is CallState.OFFERED)
+        return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)
+
+    async def _read_inbox(self) -> None:
+        self._woken = False
+        if others_change_calls(self._base):
+            self._base = _state_of(await self._load())
+            return
+        inbox = await self._answered(lambda: self._dependencies.ledger.list_commands(self.claim))
+        self._base = replace(self._base, commands=inbox.commands, notices=inbox.notices, open_jobs=inbox.open_job_count)
+
+    async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
+        """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
+        commit_id = self._dependencies.ids.new("cmt")
+        told = len(self._outbox)
+        if not self._has_written or shared_decisions(self._base):
+            # A step of a drive that this worker dropped may still be on its way: it has the same epoch. And no call
+            # moves on before the approvals that it has are written down: each is in the log.
+            planned = replace(planned, after_seq=self._base.run.last_seq)
+        try:
+            answer = await self._answered(lambda: self._dependencies.ledger.commit(self.claim, commit_id, planned))
+        except (InboxChanged, IllegalTransition):
+            known_seq = self._base.run.last_seq
+            self._base = _state_of(await self._load())
+            self._refusals += self._base.run.last_seq == known_seq
+            if self._refusals > _REFUSALS_MAX:
+                raise
+            return False
+        self._refusals = 0
+        self._has_written = True
+        self._forgotten = Usage()
+        self._shown = self._shown_with(answer.first_seq)
+        del self._outbox[:told], self._facts[:facts_taken]
+        self._set_time(answer.time)
+        is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
+        if is_kept and may_have_been_held(self._base, after):
+            self._base = _state_of(await self._load())
+        else:
+            self._base = step.committed(after, answer)
+        if answer.commands_pending:
+            self.wake()
+        if planned.delegations:
+            self._dependencies.run_due()
+        return True
+
+    def _step(self, plan: Plan) -> Step:
+        park = plan.rest if isinstance(plan.rest, Park) else None
+        planned = step.between(
+            self._base,
+            plan.state,
+            (*self._outbox, *plan.events),
+            lease_action=LeaseAction.PARK if park else LeaseAction.KEEP,
+            wake_time=park.wake_time if park else None,
+        )
+        run = plan.state.run
+        is_done = isinstance(plan.rest, Finish) and run.state is RunState.COMPLETED
+        has_answered = is_done and run.usage.model_calls > 0 and run.output_text != ""
+        return replace(planned, asks_title=self._dependencies.makes_titles and has_answered and not run.depth)
+
+    async def _let_go(self) -> Left:
+        """Write what is known, without deciding anything, and release the run."""
+        await self._tasks.cut_all()
+        self._collect(at_once=True)
+        while await self._take_part():
+            pass
+        if self._facts or self._outbox or self._forgotten != Usage():
+            await self._record()
+            now = self._now()
+            taken = self._fitting_facts()
+            state, told = planning.take_all(self._planning_base(taken), self._facts_with_seqs(taken), now)
+            events = (*self._outbox, *told)
+            await self._commit(step.between(self._base, state, events, lease_action=LeaseAction.RELEASE), state)
+        return Left.HANDED_OVER
+
+    # What happens meanwhile.
+
+    def _collect(self, *, at_once: bool) -> None:
+        """Take facts, progress, and the output that is due; with a fact, all output comes before it."""
+        self._facts += self._tasks.facts()
+        self._outbox += self._tasks.progress()
+        self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
+
+    async def _cut_model(self, failure: RunFailure | None) -> None:
+        cut = await self._tasks.cut_model()
+        self._collect(at_once=True)
+        if cut is not None:
+            # Why goes along: without the model call, no rule would see the round's limit again.
+            self._facts.append(replace(cut, failure=failure))
+
+    def _fitting_facts(self) -> int:
+        """Return how many of the facts go into one step: the results of a batch can be large."""
+        sizes = [len(result.content_json) if result else 0 for result in map(_result_of, self._facts)]
+        return step.fitting(sizes, self._dependencies.step_bytes_max)
+
+    def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
+        """Return the first facts; those that end a model call say where its output is, also that of this very step."""
+        shown = self._shown_with(self._base.run.last_seq + 1)
+        return tuple(
+            replace(fact, shown=shown) if isinstance(fact, ModelAnswered | ModelFailed | ModelCut) else fact
+            for fact in self._facts[:taken]
+        )
+
+    def _shown_with(self, first_seq: int) -> Shown:
+        """Return where the model's output is in the log, given the seq of the first event in the outbox."""
+        seqs = [seq for seq, event in enumerate(self._outbox, first_seq) if isinstance(event, OutputDelta)]
+        return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
+
+    async def _wait(self, until: float) -> None:
+        """Return when something happened, output is due, or at that time, by the monotonic clock."""
+        due = self._tasks.output_due_at()
+        wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
+        await within(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait), self._signal.wait())
+
+    def _planning_base(self, taken: int) -> State:
+        # A call whose end is known and is told by a later step is not to be begun again.
+        ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
+        under_way, active_seconds = self._tasks.under_way | ended, self._active_seconds()
+        base = replace(self._base, under_way=under_way, active_seconds=active_seconds)
+        return self._counting_output(budget.with_forgotten(base, self._forgotten))
+
+    def _counting_output(self, state: State) -> State:
+        """Count what is about to be shown: should this worker die, the next one does not know what it cost."""
+        opened, usage = state.loop.model_call, self._tasks.model_usage()
+        if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
+            return state
+        return replace(state, run=replace(state.run, usage=opened.usage_before + usage))
+
+    def _set_time(self, database_time: float) -> None:
+        self._clock_offset = database_time - self._dependencies.clock.monotonic()
+
+    def _now(self) -> float:
+        """Return the database's time, late by at most one answer's way. It may jump: only deadlines go by it."""
+        return self._dependencies.clock.monotonic() + self._clock_offset
+
+    def _active_seconds(self) -> float:
+        """Return how long the run was active, by a clock that does not jump."""
+        return self._dependencies.clock.monotonic() - self._active_from
+
+
+def _result_of(fact: Fact) -> CallResult | None:
+    match fact:
+        case CallExecuted():
+            return fact.ended.result
+        case CallStopped():
+            return fact.answer.result.result if fact.answer.result else None
+        case _:
+            return None
+
+
+def _state_of(loaded: Loaded) -> State:
+    state = State(
+        run=loaded.run,
+        messages=loaded.messages,
+        calls={call.call_id: call for call in loaded.calls},
+        commands=loaded.commands,
+        loop=loaded.loop,
+        notices=loaded.notices,
+        open_jobs=loaded.open_job_count,
+    )
+    left = loaded.shared_tokens_left
+    # The ledger has counted top-ups that the run has not taken yet.
+    unread = sum(command.kind.tokens for command in loaded.commands if isinstance(command.kind, TopUp))
+    return step.with_shared_budget(state, None if left is None else left - unread)

@@ -1,0 +1,207 @@
+"""One model call: what is asked, what comes back, and what watchers see of it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.ports import Randomness
+from pawl.agent_loop.loop.rules import background, budget, coalesce, history, jobs, output, retry
+from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
+from pawl.agent_loop.loop.rules.coalesce import Coalescer
+from pawl.agent_loop.loop.rules.event import OutputDelta
+from pawl.agent_loop.loop.rules.fact import ModelFailed
+from pawl.agent_loop.loop.rules.history import ReasoningEcho
+from pawl.agent_loop.loop.rules.run import ToolChoice, ToolChoiceMode
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.loop.rules.tool import Tool
+from pawl.agent_loop.model.request import (
+    NETWORK,
+    CallPiece,
+    Finished,
+    ModelError,
+    ModelPort,
+    ModelRequest,
+    Piece,
+    ReasoningPiece,
+    RefusalPiece,
+    TextPiece,
+    UsageReport,
+)
+
+_SUMMARY_INSTRUCTIONS: Final = (
+    "Summarise the conversation that follows, so that an assistant can go on with it. Keep every fact, name, id, "
+    "decision and open question, and the user's last request word for word. Write only the summary."
+)
+
+# Once an answer is whole, what is left of it is shown by the step that takes it, unless the check of its calls is slow.
+_TOGETHER_SECONDS: Final = coalesce.INTERVAL_SECONDS
+
+_NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
+
+Monotonic: TypeAlias = Callable[[], float]
+
+
+class ModelCall:
+    """Makes the open model call of a state once; holds what it has written, also while it goes on."""
+
+    def __init__(self, state: State, *, model: ModelPort, monotonic: Monotonic, on_output: Callable[[], None]) -> None:
+        opened = state.loop.model_call
+        if opened is None:
+            raise RuntimeError("no model call was announced")
+        self._state = state
+        self._opened = opened
+        self._model = model
+        self._monotonic = monotonic
+        self._on_output = on_output
+        self._assembly = Assembly()
+        self._coalescer = Coalescer(OutputDelta(round=state.run.round, model_attempt=opened.attempt))
+        self._whole_at: float | None = None
+        self._prompt_bytes = 0
+        self._output_bytes = 0
+        # Of a turn, nothing is shown as long as it may come to say nothing.
+        self._may_be_silent = state.run.is_turn
+        self._beginning = ""
+
+    async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
+        """Return the whole answer, or how the call failed."""
+        prompt_bytes = sum(map(history.size_bytes, request.messages))
+        prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
+        prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
+        if needed := budget.needed(self._state, prompt_tokens):
+            return ModelFailed(error=budget.TOO_LITTLE, answer=self.answer(), jitter=random(), tokens_needed=needed)
+        self._prompt_bytes = prompt_bytes
+        request = replace(request, output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens))
+        try:
+            async with aclosing(self._model.stream(request)) as pieces:
+                async for piece in pieces:
+                    self._take(piece)
+        except ModelError as error:
+            reason = error.problem.reason
+            if not self._output_bytes and (reason == NETWORK or reason.startswith("HTTP_")):
+                # The model never saw the prompt.
+                self._prompt_bytes = 0
+            return ModelFailed(error=error.problem, answer=self.answer(), jitter=random())
+        answer = self.answer()
+        wrong = budget.cut_short(self._state, answer, request.output_tokens_max)
+        if not self._state.run.is_turn:
+            wrong = wrong or retry.of_nothing(answer)
+        return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer
+
+    def answer(self) -> ModelAnswer:
+        """Return what the model has written so far, with what that cost."""
+        return replace(self._assembly.answer(), usage=self.usage())
+
+    def usage(self) -> UsageReport:
+        """Return what the call has used so far, estimated where the server did not say."""
+        return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
+
+    def output_due_at(self) -> float | None:
+        """Return when output is to be shown, by the monotonic clock; None if there is none."""
+        due = None if self._may_be_silent else self._coalescer.due_at()
+        if due is None or self._whole_at is None:
+            return due
+        return max(due, self._whole_at + _TOGETHER_SECONDS)
+
+    def take_output(self) -> tuple[OutputDelta, ...]:
+        """Return all output that was not taken yet, as events."""
+        return self._coalescer.take(self._monotonic())
+
+    def _take(self, piece: Piece) -> None:
+        if isinstance(piece, Finished):
+            self._whole_at = self._monotonic()
+        shown = self._assembly.add(piece)
+        if self._may_be_silent:
+            self._beginning += piece.text if isinstance(piece, TextPiece) else ""
+            self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._beginning)
+        self._output_bytes += _size(piece)
+        if self._opened.summary:
+            return
+        before = self.output_due_at()
+        self._coalescer.add(shown)
+        due = self.output_due_at()
+        if due is not None and (before is None or due <= self._monotonic()):
+            self._on_output()
+
+
+def request_of(
+    state: State,
+    tools: Sequence[Tool],
+    *,
+    default_model: str,
+    echo: ReasoningEcho,
+    takes_images: bool = False,
+    background_as_tool: bool = False,
+) -> ModelRequest:
+    """Return what the open model call of a state asks."""
+    opened, options = state.loop.model_call, state.run.options
+    limits = options.limits
+    base = ModelRequest(
+        model=state.model or default_model,
+        messages=(),
+        temperature=options.temperature,
+        reasoning_effort=options.reasoning_effort,
+        headers_timeout_seconds=limits.model_headers_timeout_seconds,
+        idle_timeout_seconds=limits.model_idle_timeout_seconds,
+        deadline_seconds=max(0.1, limits.round_timeout_seconds - state.round_active_seconds),
+    )
+    if opened is not None and opened.summary:
+        old = history.to_summarise(state, opened.summarised_to_number)
+        system = {"role": "system", "content": _SUMMARY_INSTRUCTIONS}
+        return replace(base, messages=(system, {"role": "user", "content": old}))
+    offered = [] if opened is None or opened.without_tools else _offered(state, tools)
+    functions, more_instructions = tuple(map(_function, offered)), ""
+    if offered and not jobs.may_begin(state.run):
+        as_tool = background_as_tool and all(tool.name != background.TOOL for tool in tools)
+        functions = (*functions, dict(background.FUNCTION)) if as_tool else functions
+        more_instructions = background.INSTRUCTIONS_OF_TOOL if as_tool else background.INSTRUCTIONS
+    return replace(
+        base,
+        messages=history.of_run(state, echo, takes_images=takes_images, more_instructions=more_instructions),
+        tools=functions,
+        tool_choice=_tool_choice(options.tool_choice) if offered and state.run.round == 1 else None,
+        response_format=output.asked(options.response_format) if options.response_format else None,
+    )
+
+
+def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
+    """Return the tools that the model may call: fallbacks that were pinned along are not for it."""
+    names = state.run.options.tool_names
+    return [tool for tool in tools if not names or tool.name in names or tool.is_own]
+
+
+@lru_cache(maxsize=1024)
+def _function(tool: Tool) -> dict[str, Any]:
+    """Return a tool as the model is told of it. It is shared: do not change it."""
+    parameters = msgspec.json.decode(tool.arguments_schema_json or _NO_ARGUMENTS)
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
+
+
+def _tool_choice(choice: ToolChoice) -> str | dict[str, Any] | None:
+    match choice.mode:
+        case ToolChoiceMode.AUTO:
+            return None
+        case ToolChoiceMode.NONE:
+            return "none"
+        case ToolChoiceMode.REQUIRED:
+            return "required"
+        case ToolChoiceMode.TOOL:
+            return {"type": "function", "function": {"name": choice.tool_name}}
+
+
+def _size(piece: Piece) -> int:
+    match piece:
+        case TextPiece() | ReasoningPiece() | RefusalPiece():
+            return len(piece.text.encode())
+        case CallPiece():
+            return len((piece.name + piece.arguments).encode())
+        case _:
+            return 0

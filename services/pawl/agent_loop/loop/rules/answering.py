@@ -1,0 +1,259 @@
+"""Changes of the state by the end of a model call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import budget, jobs, proposals, repetition, retry
+from pawl.agent_loop.loop.rules.assembly import ModelAnswer
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
+from pawl.agent_loop.loop.rules.fact import ModelAnswered, ModelCut, ModelFailed, OutputChecked, Shown
+from pawl.agent_loop.loop.rules.loop_state import CountedPrompt, LoopState, OpenModelCall
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.model.request import CONTENT_FILTER, EMPTY_ANSWER, UNAVAILABLE, Problem, UsageReport
+from pawl.values import CallState, Usage
+
+
+def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state with the answer: a message and its calls, or a summary."""
+    answer, opened = fact.answer, state.loop.model_call
+    if opened is None:
+        return state, ()
+    usage = usage_of(answer.usage)
+    ended = RoundEnded(
+        round=state.run.round + opened.summary,
+        model_attempt=opened.attempt,
+        finish_reason=answer.finish_reason,
+        usage=usage,
+    )
+    state = replace(
+        state,
+        run=replace(state.run, usage=opened.usage_before + usage),
+        loop=replace(state.loop, model_call=None, partial_text=""),
+    )
+    state = _with_counted_prompt(state, answer.usage, is_summary=opened.summary)
+    if opened.summary:
+        return _summarised(state, answer, opened.summarised_to_number), (ended,)
+    limits = state.run.options.limits
+    calls = tuple(
+        proposals.judged(call, fact.verdicts[call.call_id], state.run.options, now)
+        if call.state is CallState.PROPOSED
+        else call
+        for call in fact.calls
+    )
+    notes = {key: verdict.note for key, verdict in fact.verdicts.items() if verdict.note}
+    within = calls[: limits.calls_per_round_max]
+    loop = replace(state.loop, notes=notes)
+    if within and not opened.without_tools:
+        loop = _counted(loop, within, limits.identical_calls_max)
+    state = jobs.detached(replace(state, loop=loop).with_calls(calls), calls, fact.wishes, fact.verdicts, now)
+    state = _with_message(state, fact, calls)
+    events: list[OwnerEvent] = [ended]
+    if answer.cut_off:
+        events.append(Warned(reason="ANSWER_CUT_OFF", message="The model's output limit cut its answer off."))
+    if answer.fields_left_out:
+        message = "The model server's own fields are too large to be kept; it may miss them in the next request."
+        events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
+    if len(calls) > limits.calls_per_round_max:
+        message = f"The model asked for {len(calls)} calls at once; only {limits.calls_per_round_max} are run."
+        events.append(Warned(reason="TOO_MANY_CALLS", message=message))
+    return _filtered(state, answer) if not calls else state, tuple(events)
+
+
+def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state before the next attempt, waiting for the model server, or about to fail, with the partial text.
+
+    A turn that notices started does not wait for the server, because no user waits for it.
+    """
+    opened = state.loop.model_call
+    if opened is None:
+        return state, ()
+    if fact.quota_end_time is not None:
+        held = replace(state.loop, model_call=replace(opened, held=True, quota_waits=opened.quota_waits + 1))
+        state = replace(state, loop=held, model_starts_in=None, quota_end_time=fact.quota_end_time)
+        told = Warned(reason=fact.error.reason, message=fact.error.message)
+        return state, () if opened.quota_waits else (told,)
+    if fact.tokens_needed:
+        return _not_made(state, opened, fact.tokens_needed)
+    limits = state.run.options.limits
+    written = fact.answer.text
+    loop = replace(state.loop, partial_text=written or state.loop.partial_text)
+    usage = usage_of(fact.answer.usage)
+    state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
+    left = limits.round_timeout_seconds - state.round_active_seconds
+    # What the budget cut short was no failure of the model server, and is bounded by the top-ups.
+    failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
+    is_empty = fact.error.reason == EMPTY_ANSWER
+    # A model that says nothing twice will not say more the third time.
+    error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
+    may_wait = error.is_outage and limits.provider_wait_seconds > 0 and not state.run.is_turn
+    # The round cuts no attempt off after which the run could still wait.
+    left_here = left - limits.model_headers_timeout_seconds if may_wait else left
+    attempts_max = 0 if may_wait and error.reason == UNAVAILABLE else limits.model_attempts_max
+    delay = retry.delay(error, failures=failures, attempts_max=attempts_max, left=left_here, jitter=fact.jitter)
+    falls_back = delay is None and retry.falls_back(fact.error, fallbacks_left=state.fallbacks_left, left=left)
+    waits = may_wait and delay is None and not falls_back
+    if waits:
+        opened = _held_back(opened, error, limits.provider_wait_seconds, fact.jitter, now)
+    if budget.ends_run(state) or (delay is None and not falls_back and not opened.held):
+        failure = budget.failure(state) if delay is not None or falls_back else retry.failure_of(fact.error)
+        loop = replace(loop, failure=failure)
+        return with_partial(replace(state, loop=loop), fact.shown if written else Shown()), ()
+    again = replace(
+        opened,
+        attempt=opened.attempt + 1,
+        failures=failures,
+        empty_answers=opened.empty_answers + is_empty,
+        output_from_seq=state.run.last_seq + 1,
+        usage_before=state.run.usage,
+    )
+    warned: tuple[Warned, ...] = ()
+    if waits:
+        delay = (opened.next_try_time or now) - now
+        loop = replace(loop, round_began_active_seconds=state.active_seconds)
+    loop = replace(loop, model_call=again)
+    before, state = state.model, replace(state, loop=loop, model_starts_in=None if waits else delay or 0.0)
+    if falls_back:
+        state = _with_next_model(state, again)
+        message = f"The model {before} has failed for good: the run goes on with {state.model}."
+        warned = (Warned(reason="MODEL_FALLBACK", message=message),)
+    event = RoundRetrying(
+        round=state.run.round + opened.summary,
+        model_attempt=opened.attempt,
+        reason=fact.error.reason,
+        message=fact.error.message,
+        delay_seconds=delay or 0.0,
+        void_from_seq=fact.shown.first_seq,
+        usage=usage,
+        model=state.model,
+    )
+    return state, (event, *warned)
+
+
+def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
+    """Return a call that waits for the model server; one that is not held back if it has waited for long enough."""
+    since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
+    next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
+    held = next_try is not None
+    return replace(opened, outage_since=since, outage_waits=waits + 1, next_try_time=next_try, held=held)
+
+
+def _with_next_model(state: State, opened: OpenModelCall) -> State:
+    """Return the state with the next model, which has all attempts before it."""
+    opened = replace(opened, failures=0, empty_answers=0)
+    # Another model may count tokens in another way.
+    loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
+    return replace(state, loop=loop)
+
+
+def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state with a call held back that costs more than what is left."""
+    held = replace(opened, held=True, tokens_needed=tokens_needed)
+    state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
+    return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.said_of_need(state)),)
+
+
+def cut(state: State, fact: ModelCut) -> State:
+    """Return the state with what the model had written until it was stopped."""
+    opened = state.loop.model_call
+    if opened is None:
+        return state
+    run = replace(state.run, usage=opened.usage_before + usage_of(fact.answer.usage))
+    written = fact.answer.text
+    loop = replace(
+        state.loop,
+        partial_text=written or state.loop.partial_text,
+        failure=state.loop.failure or fact.failure,
+    )
+    return with_partial(replace(state, run=run, loop=loop), fact.shown if written else Shown())
+
+
+def with_partial(state: State, shown: Shown) -> State:
+    """Keep what the last attempt had written as an interrupted message.
+
+    `shown` is where its output is in the log; nowhere if it is of an attempt
+    whose output is void.
+    """
+    partial = state.loop.partial_text
+    opened = state.loop.model_call
+    state = replace(state, loop=replace(state.loop, model_call=None, partial_text=""))
+    if not partial.strip() or (opened and opened.summary):
+        return state
+    message = Message(
+        role=Role.ASSISTANT,
+        run_id=state.run.run_id,
+        text=partial,
+        interrupted=True,
+        first_output_seq=shown.first_seq,
+        last_output_seq=shown.last_seq,
+    )
+    return replace(state, run=replace(state.run, output_text=partial, output_json=b"")).with_message(message)
+
+
+def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopState:
+    loop = repetition.count(loop, calls, identical_max)
+    stuck = repetition.stuck_call(loop, calls, identical_max)
+    if stuck is None:
+        return loop
+    message = f"The model kept calling {stuck.tool_name} in the same way."
+    failure = RunFailure(failure_class=FailureClass.STUCK, reason="STUCK_LOOP", message=message)
+    return replace(loop, failure=failure)
+
+
+def _filtered(state: State, answer: ModelAnswer) -> State:
+    if answer.finish_reason.lower() != CONTENT_FILTER.lower():
+        return state
+    failure = RunFailure(
+        failure_class=FailureClass.CONTENT_FILTER,
+        reason="CONTENT_FILTER",
+        message="The model server withheld the rest of the answer.",
+    )
+    return replace(state, loop=replace(state.loop, failure=failure))
+
+
+def _summarised(state: State, answer: ModelAnswer, to_number: int) -> State:
+    summary = Message(role=Role.SUMMARY, run_id=state.run.run_id, text=answer.text, summarised_to_number=to_number)
+    kept = tuple(message for message in state.messages if message.number > to_number or not message.number)
+    return replace(state, messages=(*kept, summary))
+
+
+def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) -> State:
+    size_bytes, last = usage.prompt_bytes, state.loop.counted_prompt
+    if size_bytes:
+        last = CountedPrompt(size_bytes=size_bytes, tokens=usage.input_tokens)
+    return replace(state, loop=replace(state.loop, counted_prompt=None if is_summary else last))
+
+
+def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) -> State:
+    answer, shown, output = fact.answer, fact.shown, fact.output or OutputChecked()
+    is_silent = state.run.is_turn and not calls and jobs.is_silent(answer.text)
+    message = Message(
+        role=Role.ASSISTANT,
+        run_id=state.run.run_id,
+        text="" if is_silent else answer.text,
+        reasoning=answer.reasoning,
+        provider_state_json=answer.provider_state_json,
+        model=state.model,
+        call_ids=tuple(call.call_id for call in calls),
+        refusal=answer.refusal,
+        interrupted=answer.cut_off,
+        first_output_seq=shown.first_seq,
+        last_output_seq=shown.last_seq,
+        misfit="\n".join(output.faults),
+    )
+    said = [jobs.alarms(state) if not calls else "", message.text or message.refusal]
+    run = replace(state.run, output_text="\n\n".join(filter(None, said)), output_json=output.output_json)
+    said_nothing = is_silent and not message.refusal.strip()
+    loop = replace(state.loop, misfits=state.loop.misfits + bool(output.faults), said_nothing=said_nothing)
+    state = replace(state, run=run, loop=loop)
+    return state if said_nothing else state.with_message(message)
+
+
+def usage_of(report: UsageReport) -> Usage:
+    """Return what one model call used."""
+    return Usage() + report

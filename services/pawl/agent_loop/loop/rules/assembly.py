@@ -1,0 +1,225 @@
+"""From the pieces of a model's answer to the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+import msgspec
+
+from pawl.agent_loop.model import fields
+from pawl.agent_loop.model.request import (
+    CUT_OFF,
+    CallPiece,
+    Finished,
+    Piece,
+    ProviderState,
+    ReasoningPiece,
+    RefusalPiece,
+    TextPiece,
+    UsageReport,
+)
+from pawl.chassis import strict_json
+from pawl.errors import InvalidJson, TooLarge
+
+ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+"""Most bytes that the arguments of one call may have."""
+_decoder: Final = json.JSONDecoder()
+
+
+def is_json(arguments: str, kind: type = object) -> bool:
+    """Return whether arguments are strict JSON that is not too large, and of a kind."""
+    try:
+        return isinstance(strict_json.loads(arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX), kind)
+    except (InvalidJson, TooLarge):
+        return False
+
+
+def _meant(fragments: Sequence[str]) -> str:
+    """Return the arguments that fragments spell: joined, unless only another reading is a JSON object.
+
+    Some servers send all arguments again in each fragment, `{}` first, or text after the object.
+    """
+    joined = "".join(fragments)
+    if is_json(joined):
+        return joined
+    return next((reading for reading in _readings(fragments, joined) if is_json(reading, dict)), joined)
+
+
+def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
+    last = fragments[-1] if fragments else ""
+    if all(last.startswith(fragment) or fragment == "{}" for fragment in fragments):
+        yield last
+    yield joined.removeprefix("{}")
+    with suppress(ValueError, RecursionError):
+        end = _decoder.raw_decode(joined[:ARGUMENTS_BYTES_MAX])[1]
+        if not joined.startswith("{}") and "{" not in joined[end:]:  # broken arguments never become an empty object
+            yield joined[:end]
+
+
+class RawCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as the model wrote it; `arguments` may be anything, also no JSON."""
+
+    provider_call_id: str
+    name: str
+    arguments: str
+
+
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer, or what came of it before it broke off."""
+
+    text: str
+    reasoning: str
+    calls: tuple[RawCall, ...]
+    refusal: str
+    provider_state_json: bytes
+    """A JSON object of the extra fields that the message and its calls carry back; empty for none."""
+    usage: UsageReport
+    finish_reason: str
+    """Empty when the answer broke off."""
+    fields_left_out: bool = False
+    """True if there were more unknown fields than are kept, so that none is."""
+
+    @property
+    def cut_off(self) -> bool:
+        """True if the answer reached the model's limit before its end."""
+        return self.finish_reason.lower() in CUT_OFF
+
+    @property
+    def empty(self) -> bool:
+        """True if the model said nothing: no text, no refusal, no call."""
+        return not (self.text.strip() or self.refusal.strip() or self.calls)
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenCall:
+    index: int | None
+    provider_call_id: str
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    fields: fields.Fields = field(default_factory=fields.Fields)
+
+
+class Assembly:
+    """Folds pieces into an answer.
+
+    Which fragments belong to one call: those with the same id; without an id,
+    those with the same index; without either, those after the same beginning. A
+    new id opens a new call even at an index that is in use, because some servers
+    send 0 for every call. A new id that comes with nothing but arguments goes
+    on with the call at its index, because some servers make up an id per
+    fragment. Calls stand in the order of their indexes where each has one, else
+    in the order in which they were opened.
+    """
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._refusal: list[str] = []
+        self._calls: list[_OpenCall] = []
+        self._fields = fields.Fields()
+        self._fields_bytes = 0
+        self._usage = UsageReport()
+        self._finish_reason = ""
+
+    def add(self, piece: Piece) -> Piece:
+        """Fold `piece`, and return it as watchers should see it.
+
+        A `CallPiece` comes back with `index` set to the call's position in the
+        answer; every other piece comes back as it is.
+        """
+        match piece:
+            case TextPiece():
+                self._text.append(piece.text)
+            case ReasoningPiece():
+                self._reasoning.append(piece.text)
+            case RefusalPiece():
+                self._refusal.append(piece.text)
+            case CallPiece():
+                return self._add_call(piece)
+            case ProviderState():
+                self._add_fields(self._fields, piece.fields_json)
+            case UsageReport():
+                self._usage = piece
+            case Finished():
+                self._finish_reason = piece.reason
+            case _:
+                assert_never(piece)
+        return piece
+
+    @property
+    def usage(self) -> UsageReport:
+        """The usage that the model server has reported so far."""
+        return self._usage
+
+    def answer(self) -> ModelAnswer:
+        """Return the answer so far."""
+        calls = self._in_order()
+        left_out = self._fields_bytes > fields.BYTES_MAX
+        return ModelAnswer(
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            calls=tuple(
+                RawCall(
+                    provider_call_id=call.provider_call_id,
+                    name=call.name,
+                    arguments=_meant(call.arguments),
+                )
+                for call in calls
+            ),
+            refusal="".join(self._refusal),
+            provider_state_json=b""
+            if left_out
+            else fields.with_calls(self._fields.json(), (call.fields.json() for call in calls)),
+            usage=self._usage,
+            finish_reason=self._finish_reason,
+            fields_left_out=left_out,
+        )
+
+    def _in_order(self) -> list[_OpenCall]:
+        if any(call.index is None for call in self._calls):
+            return self._calls
+        return sorted(self._calls, key=lambda call: call.index or 0)
+
+    def _add_fields(self, to: fields.Fields, fields_json: bytes) -> None:
+        self._fields_bytes += len(fields_json)
+        if self._fields_bytes <= fields.BYTES_MAX:
+            to.add(fields_json)
+
+    def _add_call(self, piece: CallPiece) -> CallPiece:
+        position = self._position(piece)
+        if position is None:
+            position = len(self._calls)
+            self._calls.append(_OpenCall(index=piece.index, provider_call_id=piece.call_id))
+        call = self._calls[position]
+        call.provider_call_id = call.provider_call_id or piece.call_id
+        if piece.name and piece.name != call.name and not call.arguments:
+            call.name += piece.name
+        if piece.arguments:
+            call.arguments.append(piece.arguments)
+        self._add_fields(call.fields, piece.fields_json)
+        return CallPiece(index=position, call_id=call.provider_call_id, name=call.name, arguments=piece.arguments)
+
+    def _position(self, piece: CallPiece) -> int | None:
+        """Return the position of the call that `piece` goes on with, or None if it opens one."""
+        if piece.call_id:
+            same_id = self._last(lambda call: call.provider_call_id == piece.call_id)
+            if same_id is not None and (piece.index is None or self._calls[same_id].index in {None, piece.index}):
+                return same_id
+        current = self._last(lambda call: piece.index is None or call.index == piece.index)
+        if current is None:
+            return None
+        call = self._calls[current]
+        if piece.call_id and call.provider_call_id:
+            return current if not piece.name and piece.arguments else None
+        if not piece.name:
+            return current
+        if call.arguments:
+            return None if piece.name != call.name or is_json(_meant(call.arguments)) else current
+        return None if piece.index is None and call.name else current
+
+    def _last(self, test: Callable[[_OpenCall], bool]) -> int | None:
+        return next((n for n in reversed(range(len(self._calls))) if test(self._calls[n])), None)

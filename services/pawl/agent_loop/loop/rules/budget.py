@@ -1,0 +1,216 @@
+"""The token budget of a run (LOOP-12): what it may use, what is left, and what counts where nobody reported it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.agents.rules import AgentQuota
+from pawl.agent_loop.loop.rules import history
+from pawl.agent_loop.loop.rules.assembly import ModelAnswer
+from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, Park
+from pawl.agent_loop.loop.rules.retry import AGENT_QUOTA_EXHAUSTED, BUDGET_EXHAUSTED
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure, TokenBudgetPolicy
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.model.request import Problem, UsageReport
+from pawl.values import RunState, Usage, WaitKind
+
+# Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than
+# too few, so that what nobody reports is no way round a budget.
+_BYTES_PER_TOKEN: Final = 3
+# So much has no text on average: a server that counts less leaves something out, as what it had in its cache.
+_BYTES_PER_TOKEN_MAX: Final = 8
+_QUOTA_WAIT_SECONDS: Final = 300.0
+_QUOTA_WAITS_COUNTED_MAX: Final = 8
+_CUT_SHORT: Final = frozenset({"length", "max_tokens"})
+
+
+TOO_LITTLE: Final = Problem(
+    reason=BUDGET_EXHAUSTED,
+    failure_class=FailureClass.LIMIT,
+    message="What is left of the token budget is less than the request costs.",
+)
+
+
+def tokens(state: State) -> int:
+    """Return what the run may use, top-ups included; 0 if it has no budget."""
+    tokens_max = state.run.options.limits.total_tokens_max
+    return tokens_max + state.loop.tokens_added if tokens_max else 0
+
+
+def left(state: State) -> int | None:
+    """Return how many tokens may still be used, 0 if none; None if there is no budget."""
+    budget = tokens(state)
+    return max(0, budget - used(state)) if budget else None
+
+
+def used(state: State) -> int:
+    """Return the tokens used of the run's budget, by itself and by runs that share it."""
+    own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
+    return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
+
+
+def is_used_up(state: State) -> bool:
+    """Return whether the model must not be called: nothing is left, or less than the open call needs."""
+    rest = left(state)
+    return rest is not None and rest < max(1, _needed_by_open_call(state))
+
+
+def ends_run(state: State) -> bool:
+    """Return whether the run is to fail because its budget is used up, and it shall not wait or no top-up can help."""
+    does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
+    return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
+
+
+def _is_beyond_top_ups(state: State) -> bool:
+    ceiling = state.run.options.limits.topped_up_tokens_max
+    needed_tokens = max(1, _needed_by_open_call(state))
+    return bool(ceiling) and used(state) + needed_tokens > max(ceiling, tokens(state))
+
+
+def _needed_by_open_call(state: State) -> int:
+    return state.loop.model_call.tokens_needed if state.loop.model_call else 0
+
+
+def missing(state: State) -> int:
+    """Return how many tokens a top-up must add at the least for the next model call, as far as that is known."""
+    last = state.loop.counted_prompt
+    # A prompt begins with the one before it.
+    needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
+    return max(1, needed_tokens - (left(state) or 0))
+
+
+def failure(state: State) -> RunFailure:
+    """Return why the run fails when it does not wait for a top-up."""
+    message = f"The run has used up its budget of {tokens(state)} tokens."
+    if left(state):
+        message = said_of_need(state)
+    if _is_beyond_top_ups(state):
+        message += f" Top-ups may raise it to {state.run.options.limits.topped_up_tokens_max} only."
+    return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
+
+
+def exhausted(state: State, now: float) -> Decision:
+    """Return what a run does whose budget is used up: it fails, or waits for a top-up as long as it may."""
+    if ends_run(state):
+        return Fail(failure=failure(state))
+    deadline = state.loop.top_up_deadline_time
+    if deadline is None:
+        deadline = now + state.run.options.limits.top_up_timeout_seconds
+    if deadline <= now:
+        return Finish(state=RunState.EXPIRED)
+    return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
+
+
+def quota_used_up(quota: AgentQuota) -> Problem:
+    """Return why a model call is not made whose agent has used up its tokens of the day."""
+    return Problem(
+        reason=AGENT_QUOTA_EXHAUSTED,
+        failure_class=FailureClass.LIMIT,
+        message=f"The runs of this agent have used up the {quota.tokens_max} tokens that they may use in a day (UTC).",
+    )
+
+
+def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
+    """Return what a run does whose agent has used up its tokens of the day: it fails, or waits for the next one.
+
+    It looks again after 5 minutes, then after 20 and so on: the ledger wakes the runs that wait when the agent is given
+    more, and may do so just before this one does. Each time it pauses, also if this clock is ahead of the ledger's.
+    """
+    if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
+        message = "The runs of its agent have used up the tokens that they may use in a day (UTC)."
+        failure = RunFailure(failure_class=FailureClass.LIMIT, reason=AGENT_QUOTA_EXHAUSTED, message=message)
+        return Fail(failure=failure)
+    waits = min(state.loop.model_call.quota_waits, _QUOTA_WAITS_COUNTED_MAX) if state.loop.model_call else 1
+    wake_time = min(max(day_end_time, now + 1), now + _QUOTA_WAIT_SECONDS * 4 ** (waits - 1))
+    return Park(state=RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), wake_time=wake_time)
+
+
+def needed(state: State, prompt_tokens: int) -> int:
+    """Return what a call needs that cannot be made with what is left, its prompt and one token; 0 if it can be."""
+    rest = left(state)
+    return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
+
+
+def said_of_need(state: State) -> str:
+    """Return why the open call is not made, for people."""
+    return (
+        f"The next model call needs about {_needed_by_open_call(state)} tokens, the descriptions of tools included; "
+        f"{left(state)} are left of the budget of {tokens(state)}."
+    )
+
+
+def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
+    """Return how many tokens the next answer may have: what was asked for, or what the prompt leaves of the budget."""
+    asked, rest = state.run.options.output_tokens_max, left(state)
+    if rest is None:
+        return asked
+    rest = max(1, rest - prompt_tokens)
+    return rest if asked is None else min(asked, rest)
+
+
+def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
+    """Return what is wrong with an answer that ended because the budget did: half an answer is none."""
+    is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
+    if not is_budget or answer.finish_reason.lower() not in _CUT_SHORT:
+        return None
+    return Problem(
+        reason=BUDGET_EXHAUSTED,
+        failure_class=FailureClass.LIMIT,
+        message=f"The answer did not fit into what was left of the budget of {tokens(state)} tokens.",
+    )
+
+
+def estimate(size_bytes: int) -> int:
+    """Return how many tokens so many bytes are taken for."""
+    return -(-size_bytes // _BYTES_PER_TOKEN)
+
+
+def prompt_tokens(state: State, prompt_bytes: int) -> int:
+    """Return how many tokens the next prompt is taken for.
+
+    What the model server counted of the last one, which the next one begins with, and an estimate of what came since.
+    """
+    last = state.loop.counted_prompt
+    if last is None:
+        return estimate(prompt_bytes)
+    tokens_min = -(-prompt_bytes // _BYTES_PER_TOKEN_MAX)
+    return max(tokens_min, last.tokens + estimate(max(0, prompt_bytes - last.size_bytes)))
+
+
+def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
+    """Return what a call used: what was reported of it, and an estimate of what was not."""
+    missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
+    missing_output = 0 if report.output_tokens else estimate(output_bytes)
+    return replace(
+        report,
+        input_tokens=report.input_tokens + missing_input,
+        output_tokens=report.output_tokens + missing_output,
+        estimated_tokens=missing_input + missing_output,
+        prompt_bytes=prompt_bytes if report.input_tokens else 0,
+    )
+
+
+def with_forgotten(state: State, usage: Usage) -> State:
+    """Return the state before whose next model call others were made of which nothing but their cost is kept."""
+    if usage == Usage():
+        return state
+    opened = state.loop.model_call
+    if opened is not None:
+        opened = replace(opened, usage_before=opened.usage_before + usage)
+    run, loop = replace(state.run, usage=state.run.usage + usage), replace(state.loop, model_call=opened)
+    return replace(state, run=run, loop=loop)
+
+
+def with_lost_call(state: State, usage_before: Usage) -> Usage:
+    """Return what the run has used when the worker that made the open call is gone.
+
+    What the call had shown is counted already; of one that had shown nothing,
+    the prompt counts.
+    """
+    if state.run.usage != usage_before:
+        return state.run.usage
+    prompt = estimate(len(msgspec.json.encode(history.of_run(state))))
+    return usage_before + Usage(input_tokens=prompt, estimated_tokens=prompt, model_calls=1)

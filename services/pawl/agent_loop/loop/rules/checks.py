@@ -1,0 +1,133 @@
+"""Checks of everything that comes from a client (LOOP-15)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX
+from pawl.chassis import strict_json
+from pawl.errors import InvalidField, InvalidJson, TooLarge
+
+MESSAGE_BYTES_MAX: Final = 256 * 1024
+RESULT_BYTES_MAX: Final = 1024 * 1024
+ANSWER_BYTES_MAX: Final = 64 * 1024
+REASON_BYTES_MAX: Final = 4 * 1024
+PROGRESS_BYTES_MAX: Final = 1024
+KEY_BYTES_MAX: Final = 200
+PAGE_SIZE_MAX: Final = 200
+OWN_TOOLS_MAX: Final = 64
+OWN_TOOLS_BYTES_MAX: Final = 64 * 1024
+WAIT_SECONDS_MAX: Final = 60.0
+SEQ_MAX: Final = 2**63 - 1
+
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""The control characters; tab, line feed and carriage return are text."""
+
+
+def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
+    """Return `value` if it is text of 1 to `bytes_max` bytes.
+
+    Raises:
+        TooLarge: it is longer.
+        InvalidField: it is empty, or has control characters.
+    """
+    if not value and not may_be_empty:
+        raise InvalidField(f"{field} is empty", field=field)
+    if len(value.encode()) > bytes_max:
+        raise TooLarge(f"{field} may have at most {bytes_max} bytes", field=field)
+    if (found := CONTROL.search(value)) is not None:
+        raise InvalidField(f"{field} has the control character U+{ord(found.group()):04X}", field=field)
+    return value
+
+
+def conversation_key(value: str) -> str:
+    """Return `value` if a conversation may have it as the key of a client, or if it is empty.
+
+    Raises:
+        TooLarge: it has more than 200 bytes.
+    """
+    if len(value.encode()) > KEY_BYTES_MAX:
+        raise TooLarge(f"conversation_key may have at most {KEY_BYTES_MAX} bytes", field="conversation_key")
+    return value
+
+
+def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
+    """Return the definitions of tools that are to come with a run, if they are not too many or too large.
+
+    Raises:
+        InvalidField: they are more than 64.
+        TooLarge: they have more than 64 KiB together.
+    """
+    if len(definitions) > OWN_TOOLS_MAX:
+        raise InvalidField(f"{field}: at most {OWN_TOOLS_MAX} tools come with a run", field=field)
+    if sum(map(len, definitions)) > OWN_TOOLS_BYTES_MAX:
+        raise TooLarge(f"{field}: the tools of a run have at most {OWN_TOOLS_BYTES_MAX} bytes together", field=field)
+    return definitions
+
+
+def result_json(content: bytes) -> bytes:
+    """Return `content` if it is strict JSON of at most 1 MiB.
+
+    Raises:
+        TooLarge, InvalidJson
+    """
+    strict_json.loads(content, bytes_max=RESULT_BYTES_MAX)
+    return content
+
+
+def arguments_json(content: bytes) -> bytes:
+    """Return `content` if it is a strict JSON object of at most 256 KiB.
+
+    Raises:
+        TooLarge, InvalidJson
+    """
+    if not isinstance(strict_json.loads(content, bytes_max=ARGUMENTS_BYTES_MAX), dict):
+        raise InvalidJson("arguments must be a JSON object")
+    return content
+
+
+def fraction(value: float | None) -> float | None:
+    """Return `value` if it is absent or from 0 to 1.
+
+    Raises:
+        InvalidField: it is something else.
+    """
+    if value is not None and not 0 <= value <= 1:
+        raise InvalidField("fraction must be from 0 to 1", field="fraction")
+    return value
+
+
+def page_size(value: int) -> int:
+    """Return `value` if it is 0 (the ledger's own) or a size that a page may have.
+
+    Raises:
+        InvalidField: it is larger.
+    """
+    if value > PAGE_SIZE_MAX:
+        raise InvalidField(f"page_size may be at most {PAGE_SIZE_MAX}", field="page_size")
+    return value
+
+
+def wait_seconds(value: float) -> float:
+    """Return `value` if a client may wait that long.
+
+    Raises:
+        InvalidField: it is not from 0 to 60.
+    """
+    if not math.isfinite(value) or not 0 <= value <= WAIT_SECONDS_MAX:
+        raise InvalidField("wait_seconds must be from 0 to 60", field="wait_seconds")
+    return value
+
+
+def seq(value: int, field: str) -> int:
+    """Return `value` if a log can be that long.
+
+    Raises:
+        InvalidField
+    """
+    if value > SEQ_MAX:
+        raise InvalidField(f"{field} is too large", field=field)
+    return value

@@ -1,0 +1,312 @@
+"""Changes of the state by commands. The ledger has judged them before: a command that is read here is taken."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import asking, completing, delegation, program, proposals, settle
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
+from pawl.agent_loop.loop.rules.command import (
+    AgentEnded,
+    Cancel,
+    Command,
+    Completed,
+    Decide,
+    Pause,
+    Progress,
+    Resolve,
+    Steer,
+    ToolResult,
+    TopUp,
+)
+from pawl.agent_loop.loop.rules.run import Grant
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.loop.rules.tool import RecordedDecision, RecordedResult
+from pawl.chassis import strict_json
+from pawl.chassis.ids import UserId
+from pawl.values import CallResolution, CallState, DecisionKind, ExecutionContext, RunState
+
+_WITHDRAWN = "The user sent a new message before this call was made; it was not made."
+_DID_NOT_HAPPEN = "An operator found that this call did not happen."
+
+
+def apply_command(state: State, command: Command, now: float) -> State:
+    """Return the state after `command`. One whose call is not pending any more changes nothing."""
+    match command.kind:
+        case ToolResult() as result:
+            call = state.calls.get(result.call_id)
+            if call is None or call.state is not CallState.OFFERED:
+                return state
+            note = state.loop.notes.get(call.call_id, "")
+            return state.with_calls([_with_result(call, result, now, note)])
+        case Decide() as decision:
+            return _decided(state, command, decision, now)
+        case Steer() as steer:
+            return _steered(state, steer, now)
+        case Cancel() as cancel:
+            run = replace(state.run, state=RunState.CANCELLING, stop_cause=cancel.cause, waits=())
+            return replace(state, run=run)
+        case Resolve() as resolution:
+            return _resolved(state, resolution, now)
+        case TopUp() as top_up:
+            added = state.loop.tokens_added + top_up.tokens
+            if state.shared_tokens_max is not None:
+                state = replace(state, shared_tokens_max=state.shared_tokens_max + top_up.tokens)
+            return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
+        case Pause() as pause:
+            return program.of(state.run).paused(state, command.time, resumes=pause.resumes)
+        case Completed():
+            return completing.completed(state, command.kind.call_id)
+        case AgentEnded() as ended:
+            return delegation.ended(state, ended, now)
+        case Progress():
+            # The ledger has told it; nothing follows from it.
+            return state
+        case _:
+            assert_never(command.kind)
+
+
+def decisions(state: State) -> tuple[RecordedDecision, ...]:
+    """Return what the unconsumed commands of a state decide about gated calls."""
+    return tuple(
+        RecordedDecision(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            kind=command.kind.kind,
+            user_id=command.user_id,
+            arguments_json=command.kind.arguments_json or call.arguments_json,
+            credential_id=command.credential_id,
+            delegate_user_id=command.delegate_user_id,
+            definition_sha256=state.run.definition_sha256(call.tool_name),
+            for_series=command.kind.for_series,
+        )
+        for command in state.commands
+        if isinstance(command.kind, Decide)
+        and (call := state.calls.get(command.kind.call_id)) is not None
+        and call.approval is not None
+        and not call.asks_in_mid_execution
+    )
+
+
+def results(state: State) -> tuple[RecordedResult, ...]:
+    """Return what the unconsumed commands of a state bring for front-end calls."""
+    return tuple(
+        replace(
+            _result_note(state, _with_result(call, command.kind, command.time), command.user_id),
+            credential_id=command.credential_id,
+            delegate_user_id=command.delegate_user_id,
+        )
+        for command in state.commands
+        if isinstance(command.kind, ToolResult)
+        and (call := state.calls.get(command.kind.call_id)) is not None
+        and call.state is CallState.OFFERED
+    )
+
+
+def given_up(state: State) -> tuple[RecordedResult, ...]:
+    """Return the front-end calls of the last two rounds that ended while a client held them, without its result."""
+    return tuple(
+        _result_note(state, call, state.run.user_id)
+        for call in state.calls.values()
+        if call.run_id == state.run.run_id
+        # With the step that settles the last call of a round the next one begins.
+        and call.round >= state.run.round - 1
+        and call.context is ExecutionContext.FRONTEND
+        and call.state in {CallState.EXPIRED, CallState.CANCELLED}
+        and call.start_time is not None
+        and call.question is None
+    )
+
+
+def may_have_been_held(base: State, after: State) -> bool:
+    """Return whether a step gives up a front-end call that a client may have come to hold since the run was read."""
+    given_up_calls = (after.calls[call.call_id] for call in base.open_calls if call.state is CallState.OFFERED)
+    return any(
+        call.state in {CallState.EXPIRED, CallState.CANCELLED} and call.start_time is None for call in given_up_calls
+    )
+
+
+def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
+    began, ended = call.start_time, call.end_time
+    return RecordedResult(
+        call_id=call.call_id,
+        tool_name=call.tool_name,
+        tool_version=call.tool_version,
+        user_id=user_id,
+        arguments_json=call.arguments_json,
+        content_json=call.result.content_json if call.result else b"",
+        state=call.state,
+        duration_seconds=0.0 if began is None or ended is None else max(0.0, ended - began),
+        definition_sha256=state.run.definition_sha256(call.tool_name),
+    )
+
+
+def others_change_calls(state: State) -> bool:
+    """Return whether the ledger itself changes open calls: it counts approvals by several people, and leases offers."""
+    return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
+
+
+def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
+    """Return the approvals and edits of calls that several people approve, also of what they were before an edit."""
+    return tuple(
+        RecordedDecision(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            kind=given.kind,
+            user_id=given.user_id,
+            arguments_json=b"" if given.arguments_sha256 else call.arguments_json,
+            arguments_sha256=given.arguments_sha256,
+            credential_id=given.credential_id,
+            delegate_user_id=given.delegate_user_id,
+            definition_sha256=state.run.definition_sha256(call.tool_name),
+            for_series=given.series is not None,
+        )
+        for call in shared_decisions(state)
+        if call.approval is not None
+        for given in (*call.approval.earlier_approvals, *call.approval.approvals)
+    )
+
+
+def shared_decisions(state: State) -> tuple[Call, ...]:
+    """Return the calls that wait for approvals of several people: each approval changes them in the ledger."""
+    return tuple(
+        call
+        for call in state.open_calls
+        if call.state is CallState.AWAITING_APPROVAL
+        and call.approval is not None
+        and call.approval.approvals_required > 1
+    )
+
+
+def _with_result(call: Call, command: ToolResult, now: float, note: str = "") -> Call:
+    result = command.result
+    if result.is_error and not result.error_reason:
+        result = replace(result, error_reason="TOOL_ERROR")
+    outcome = CallState.FAILED if result.is_error else CallState.SUCCEEDED
+    return settle.settled(call, outcome, result, now, note)
+
+
+def _decided(state: State, command: Command, decision: Decide, now: float) -> State:
+    call = state.calls.get(decision.call_id)
+    if call is None or call.state not in {CallState.AWAITING_APPROVAL, CallState.ASKED}:
+        return state
+    if call.asks_in_mid_execution:
+        if state.run.state is RunState.CANCELLING:
+            return state  # Its tool is stopped instead.
+        return asking.answered(state, call, decision.answer if decision.kind is DecisionKind.ANSWER else None)
+    if call.approval is not None:
+        call = replace(call, approval=_approval(call.approval, command, decision))
+    if call.approval is not None and decision.kind is DecisionKind.EDIT and call.approval.decision is None:
+        # Others approve what it is now: the request is shown again.
+        return state.with_calls([replace(call, arguments_json=decision.arguments_json)])
+    match decision.kind:
+        case DecisionKind.ANSWER:
+            call = _answered(call, decision.answer, now)
+        case DecisionKind.REJECT:
+            call = _rejected(call, decision.reason, now)
+        case DecisionKind.EDIT:
+            call = proposals.released(
+                replace(call, arguments_json=decision.arguments_json), state.run.options.limits, now
+            )
+        case DecisionKind.APPROVE:
+            call = proposals.released(call, state.run.options.limits, now)
+    return _granted(state.with_calls([call]), call)
+
+
+def _granted(state: State, call: Call) -> State:
+    """Return the state of a job as a decision about a call leaves it: one for the series says what the job is, too."""
+    job, approval = state.run.job, call.approval
+    if job is None or approval is None or approval.series is None:
+        return state
+    if approval.decision is None or approval.decision.series is None:
+        return state
+    series = approval.series
+    job = replace(
+        job,
+        arguments_json=call.arguments_json,
+        interval_seconds=series.interval_seconds,
+        # An edit may say fewer than there are: then the one that it is about is the last.
+        iterations_max=max(series.iterations_max, call.round),
+        end_time=series.end_time,
+    )
+    grant = Grant(series=series, call_id=call.call_id, approvals=approval.approvals)
+    return replace(state, run=replace(state.run, job=job, grant=grant))
+
+
+def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:
+    decided = Decided(
+        kind=decision.kind,
+        user_id=command.user_id,
+        reason=decision.reason,
+        time=command.time,
+        credential_id=command.credential_id,
+        delegate_user_id=command.delegate_user_id,
+        series=decision.edited_series or (approval.series if decision.for_series else None),
+    )
+    if decision.kind is not DecisionKind.EDIT:
+        approves = decision.kind is DecisionKind.APPROVE
+        approvals = (*approval.approvals, decided) if approves else approval.approvals
+        return replace(approval, decision=decided, approvals=approvals)
+    return replace(
+        approval,
+        decision=decided if approval.approvals_required == 1 else None,
+        digest=decision.edited_digest,
+        preview=decision.edited_preview,
+        approvals=(decided,),
+        series=decision.edited_series,
+    )
+
+
+def _answered(call: Call, answer: str, now: float) -> Call:
+    content = strict_json.dumps_canonical({"answer": answer})
+    if call.state is CallState.AWAITING_APPROVAL:
+        note = f"{call.tool_name} was not run: the reviewer gave this answer instead."
+    else:
+        note = f"No client ran {call.tool_name}: the user gave this answer instead." if call.offer else ""
+    return settle.settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, note)
+
+
+def _rejected(call: Call, reason: str, now: float) -> Call:
+    what = "approve this call" if call.state is CallState.AWAITING_APPROVAL else "answer"
+    message = f"The user refused to {what}." + (f" Reason: {reason}" if reason else "")
+    return settle.settled(call, CallState.REJECTED, settle.error("REJECTED", message), now)
+
+
+def _steered(state: State, steer: Steer, now: float) -> State:
+    """Withdraw what the program gives up for a message of the user; the rest of what is open goes on."""
+    for call in state.open_calls:
+        if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
+            state = asking.answered(state, call, None)
+    withdrawn = [
+        settle.withdrawn(call, _WITHDRAWN, now)
+        for call in state.open_calls
+        if not call.attempt and program.of(state.run).gives_up(call, state)
+    ]
+    loop = replace(state.loop, steers=(*state.loop.steers, steer.text))
+    return replace(state.with_calls(withdrawn), loop=loop)
+
+
+def _resolved(state: State, command: Resolve, now: float) -> State:
+    call = state.calls.get(command.call_id)
+    if call is None or call.state is not CallState.RUNNING or call.call_id not in state.loop.in_doubt:
+        return state
+    in_doubt = tuple(call_id for call_id in state.loop.in_doubt if call_id != call.call_id)
+    state = replace(state, loop=replace(state.loop, in_doubt=in_doubt))
+    note = state.loop.notes.get(call.call_id, "")
+    match command.resolution:
+        case CallResolution.HAPPENED:
+            result = CallResult(content_json=command.content_json or b"null")
+            return state.with_calls([settle.settled(call, CallState.SUCCEEDED, result, now, note)])
+        case CallResolution.TELL_MODEL:
+            result = settle.error("TOOL_ERROR", _DID_NOT_HAPPEN)
+            return state.with_calls([settle.settled(call, CallState.FAILED, result, now, note)])
+        case CallResolution.RUN_AGAIN:
+            # Runnable again: so it moves with this command, also when the run is stopped and it is withdrawn instead.
+            found = {**state.loop.unknowns_resolved}
+            found[call.call_id] = found.get(call.call_id, 0) + 1
+            state = state.with_calls([replace(call, state=CallState.RUNNABLE)])
+            return replace(state, loop=replace(state.loop, unknowns_resolved=found))

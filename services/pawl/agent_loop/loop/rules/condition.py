@@ -1,0 +1,168 @@
+"""Conditions on the results of iterations, by which a job watches for something without asking a model (ASYNC-4)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from pawl.agent_loop.loop.rules import expression
+from pawl.agent_loop.loop.rules.expression import ExpressionError
+
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
+_POINTER: Final = re.compile(r"(/[^/]{0,200}){0,16}")
+_EQUALS_BYTES_MAX: Final = 1024
+_NUMBER_MAX: Final = 1e300
+KEPT_BYTES_MAX: Final = 3 * 1024
+"""Most bytes of a value, as JSON, that is kept until the next iteration."""
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """The value that an iteration had at the place of a condition."""
+
+    sha256: str
+    value: Any = None
+    """None, too, if it is too large."""
+    is_too_large: bool = False
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """A number at a place of a result that is below or above another one, a value, a change, or an expression."""
+
+    pointer: str = ""
+    """A JSON pointer (RFC 6901); empty for the whole result."""
+    below: float | None = None
+    above: float | None = None
+    equals_json: bytes = b""
+    """Empty unless it is the value."""
+    changed: bool = False
+    expression: str = ""
+    """Empty unless it is in CEL."""
+
+    def is_met(self, content: Any, before: Seen | None = None, fired: int = 0) -> bool:
+        """Return whether a result, parsed, meets it; one that has no such place meets no number and no value.
+
+        `before` is what the iteration before has left, None for the first one.
+
+        Raises:
+            ExpressionError: the expression comes to nothing with it.
+        """
+        found = find(content, self.pointer)
+        if self.expression:
+            return self._holds(found, before, fired)
+        if self.changed:
+            return before is not None and before.sha256 != _digest(found)
+        if self.equals_json:
+            wanted = msgspec.json.decode(self.equals_json)
+            return _kind(found) is _kind(wanted) and bool(found == wanted)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            return False
+        return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
+
+    def seen(self, content: Any) -> Seen | None:
+        """Return what the next iteration is to know of a result, parsed; None for nothing."""
+        names_previous = bool(self.expression) and expression.names_previous(self.expression)
+        if not self.changed and not names_previous:
+            return None
+        found = find(content, self.pointer)
+        is_too_large = len(msgspec.json.encode(found)) > KEPT_BYTES_MAX
+        return Seen(sha256=_digest(found), value=None if is_too_large else found, is_too_large=is_too_large)
+
+    def _holds(self, found: Any, before: Seen | None, fired: int) -> bool:
+        if before is not None and before.is_too_large:
+            raise ExpressionError(f"previous had more than {KEPT_BYTES_MAX} bytes and was not kept: give a path")
+        previous = None if before is None else before.value
+        return expression.evaluate(self.expression, value=found, previous=previous, fired=fired)
+
+
+def _kind(value: Any) -> type:
+    """Return the type of a value as JSON has them: 20 and 20.0 are one number, and true is none."""
+    return float if type(value) is int else type(value)
+
+
+def _number(written: str) -> int | float:
+    """Return a float as the integer that it is, if it is one of 64 bits."""
+    value = float(written)
+    return int(value) if value.is_integer() and -(2**63) <= value < 2**64 else value
+
+
+_decode: Final = msgspec.json.Decoder(float_hook=_number).decode
+
+
+def _digest(value: Any) -> str:
+    """Return a digest that is the same for equal values; unless they are large, 20 and 20.0 are equal."""
+    encoded = _encode(value)
+    if len(encoded) <= expression.VALUE_BYTES_MAX:
+        encoded = _encode(_decode(encoded))
+    return hashlib.sha256(encoded).hexdigest()[:16]
+
+
+def find(data: Any, pointer: str) -> Any:
+    """Return the value at a JSON pointer (RFC 6901); None if there is none."""
+    for step in pointer.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(data, dict) and name in data:
+            data = data[name]
+        elif isinstance(data, list) and _INDEX.fullmatch(name) and int(name) < len(data):
+            data = data[int(name)]
+        else:
+            return None
+    return data
+
+
+def written(condition: Condition) -> dict[str, Any]:
+    """Return a condition as `read` takes it; what says several things, or none, is as wrong there."""
+    kinds = {
+        "below": condition.below,
+        "above": condition.above,
+        "equals": _value(condition.equals_json) if condition.equals_json else None,
+        "changed": condition.changed or None,
+        "cel": condition.expression or None,
+    }
+    said = {kind: value for kind, value in kinds.items() if value is not None}
+    return {"path": condition.pointer, **said} if condition.pointer else said
+
+
+def _value(data: bytes) -> Any:
+    """Return a value of JSON; of what is none a list, which is as wrong in a condition."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def read(said: object) -> Condition | None:
+    """Return the condition that a model has written, `"value < 20"` or `{"path": "/price", "below": 20}`.
+
+    None if it is none.
+
+    Raises:
+        ExpressionError: it is an expression that cannot be evaluated.
+    """
+    if isinstance(said, str):
+        said = {"cel": said}
+    if not isinstance(said, Mapping):
+        return None
+    said = dict(said)
+    pointer = said.pop("path", "")
+    if len(said) != 1 or not isinstance(pointer, str) or not _POINTER.fullmatch(pointer):
+        return None
+    ((kind, value),) = said.items()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and abs(value) <= _NUMBER_MAX and kind == "below":
+        return Condition(pointer=pointer, below=float(value))
+    if is_number and abs(value) <= _NUMBER_MAX and kind == "above":
+        return Condition(pointer=pointer, above=float(value))
+    if kind == "changed" and value is True:
+        return Condition(pointer=pointer, changed=True)
+    if kind == "cel" and isinstance(value, str):
+        expression.check(value)
+        return Condition(pointer=pointer, expression=value)
+    if kind == "equals" and isinstance(value, str | int | float | bool):
+        wanted = msgspec.json.encode(value)
+        return Condition(pointer=pointer, equals_json=wanted) if len(wanted) <= _EQUALS_BYTES_MAX else None
+    return None

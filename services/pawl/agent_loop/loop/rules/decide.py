@@ -1,0 +1,232 @@
+"""The rules of the loop: what to do next with a run, given all that is known of it.
+
+Plain functions, no I/O. `decide` gives one decision; `advance` carries decisions
+out on the state until work or waiting comes up. What holds for every run is here;
+what follows, where nothing stands against it, is for the program of the run to say.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.agent_loop.loop.rules import budget, completing, delegation, program, settle, step
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.decision import (
+    CheckFallback,
+    Decision,
+    Decline,
+    Delegate,
+    Execute,
+    Fail,
+    Finish,
+    Park,
+    PinTools,
+    PlanUndo,
+    Propose,
+    ReadAgent,
+    ReadCalls,
+    Resume,
+    Settle,
+    StartModel,
+    StopCalls,
+    StopModel,
+    TakeOver,
+    Wait,
+)
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
+from pawl.agent_loop.loop.rules.state import BEGIN, MODEL, State, check_of, stop_of
+from pawl.values import ENDED, CallState, ExecutionContext, OfferFallback, RunState, WaitKind
+
+_WAITS: Final = {
+    CallState.OFFERED: WaitKind.TOOL_RESULT,
+    CallState.AWAITING_APPROVAL: WaitKind.APPROVAL,
+    CallState.ASKED: WaitKind.ANSWER,
+    CallState.DELEGATED: WaitKind.AGENT,
+}
+
+IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
+"""The states in which a run may be COMPLETED."""
+
+_JOB_SECONDS: Final = 86_400.0
+
+
+def decide(state: State, now: float) -> Decision:
+    """Return what to do next.
+
+    Guarantees, whatever came before and whichever program the run has: it is
+    asked each time, unless the run is ending; nothing starts once the run is
+    CANCELLING or is about to fail, and no model call once the token budget is
+    used up; an open model call comes before open calls; a run ends only when
+    every call has its result.
+    """
+    if state.run.state in ENDED:
+        return Wait(until=None)
+    if _is_ending(state):
+        return _end(state, now)
+    failure = _limit_reached(state)
+    if failure is not None:
+        return Fail(failure=failure)
+    following = _begun_here(program.of(state.run).follows(state, now), state)
+    if not isinstance(following, Wait):
+        return following
+    if state.loop.model_call is not None:
+        return _go_on_with_model(state, now)
+    return _go_on_with_calls(state, following, now)
+
+
+def _begun_here(decision: Decision, state: State) -> Decision:
+    """Return what is new of what follows: not the work that is going on, and no end that the ledger would refuse."""
+    match decision:
+        case Propose():
+            new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
+            return Propose(calls=new) if new else Wait(until=None)
+        case PinTools() | PlanUndo() | ReadCalls() if state.under_way.issuperset(decision.names):
+            return Wait(until=None)
+        case Finish(state=RunState.COMPLETED) if state.run.state not in IN_MOTION:
+            return Resume()
+        case _:
+            return decision
+
+
+def _is_ending(state: State) -> bool:
+    return state.run.state is RunState.CANCELLING or state.loop.failure is not None
+
+
+def _end(state: State, now: float) -> Decision:
+    if MODEL in state.under_way:
+        return StopModel()
+    # First, and whatever runs: the ledger takes no step in which a call of a stopped run gets nearer to its start,
+    # as one does whose approval was taken just before.
+    not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
+    if not_begun:
+        # Perhaps not all at once, so that a run can be ended whatever its calls have grown to.
+        count = step.fitting([step.size_bytes(call) for call in not_begun], step.BYTES_MAX)
+        return Settle(calls=tuple(not_made(call, now) for call in not_begun[:count]), is_part=count < len(not_begun))
+    running = state.open_calls
+    to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
+    if to_stop:
+        return StopCalls(call_ids=to_stop)
+    if running:
+        return Wait(until=None)
+    if state.run.state is RunState.CANCELLING:
+        return Finish(state=RunState.CANCELLED)
+    return Finish(state=RunState.FAILED, failure=state.loop.failure)
+
+
+def not_made(call: Call, now: float) -> Call:
+    """Return a call that has not begun to run, as the stop of its run leaves it."""
+    message = "The run was stopped before this call was made."
+    if call.state is CallState.DELEGATED:
+        message = "The run was stopped before this call ended, and with it the run that did the call."
+    return settle.withdrawn(call, message, now)
+
+
+def _has_begun_running(call: Call, state: State) -> bool:
+    """Return whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
+    is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
+    return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
+
+
+def _limit_reached(state: State) -> RunFailure | None:
+    if state.run.is_job:
+        return None
+    limits = state.run.options.limits
+    if state.active_seconds >= limits.run_timeout_seconds:
+        message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
+        if BEGIN in state.under_way:
+            message += " It waited for its tools all the time: see whether tool-registry can be reached."
+        return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
+    if _is_in_round(state) and state.round_active_seconds >= limits.round_timeout_seconds:
+        message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
+        return RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_TIMEOUT", message=message)
+    return None
+
+
+def _is_in_round(state: State) -> bool:
+    return state.loop.model_call is not None or bool(state.open_calls)
+
+
+def _timeout_at(state: State, now: float) -> float:
+    if state.run.is_job:
+        # Its deadlines are those of its calls and its own: it is only looked at again.
+        return now + _JOB_SECONDS
+    limits = state.run.options.limits
+    left = limits.run_timeout_seconds - state.active_seconds
+    if state.run.round and _is_in_round(state):
+        left = min(left, limits.round_timeout_seconds - state.round_active_seconds)
+    return now + max(0.0, left)
+
+
+def _go_on_with_model(state: State, now: float) -> Decision:
+    if MODEL in state.under_way:
+        return Wait(until=_timeout_at(state, now))
+    opened = state.loop.model_call
+    if state.model_starts_in is None and (opened is None or not opened.held):
+        return TakeOver()
+    if budget.is_used_up(state):
+        return budget.exhausted(state, now)
+    if state.quota_end_time is not None:
+        return budget.waits_for_day(state, state.quota_end_time, now)
+    if opened is not None and opened.next_try_time is not None and opened.next_try_time > now:
+        return Park(state=RunState.WAITING, waits=(WaitKind.PROVIDER,), wake_time=opened.next_try_time)
+    return StartModel(delay_seconds=state.model_starts_in or 0.0)
+
+
+def _go_on_with_calls(state: State, following: Wait, now: float) -> Decision:
+    """Let overdue approvals, questions and offers expire or fall back, then go on with the calls that are open.
+
+    Without any, wait for what the program waits for, until its time.
+    """
+    overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
+    to_check = next((call for call in overdue if _falls_back(call)), None)
+    if to_check is not None and check_of(to_check.call_id) not in state.under_way:
+        return CheckFallback(call_id=to_check.call_id)
+    # Nobody waits for a turn that notices have begun.
+    unasked = state.open_calls if state.run.is_turn else overdue
+    unanswered = next((call for call in unasked if call.asks_in_mid_execution), None)
+    if unanswered is not None:
+        return Decline(call_id=unanswered.call_id)
+    lapsed = tuple(settle.expired(call, state.run.options, now) for call in overdue if not _falls_back(call))
+    if lapsed:
+        return Settle(calls=lapsed)
+    startable = tuple(call for call in state.open_calls if _can_start(call, state, now))
+    delegable = next((call for call in startable if call.context is ExecutionContext.AGENT), None)
+    if delegable is not None:
+        named = delegation.named(delegable)
+        if named and delegable.call_id not in state.agents:
+            return ReadAgent(call_id=delegable.call_id, name=named)
+        return Delegate(call_id=delegable.call_id)
+    if startable:
+        return Execute(call_ids=tuple(call.call_id for call in startable))
+    times = [*_deadlines(state, after=now), *([] if following.until is None else [following.until])]
+    if state.under_way:
+        return Wait(until=min([_timeout_at(state, now), *times]))
+    return _park(state, following.waits, min(times, default=None), now)
+
+
+def _falls_back(call: Call) -> bool:
+    return call.state is CallState.OFFERED and call.offer_fallback is OfferFallback.BACKEND_TOOL
+
+
+def _can_start(call: Call, state: State, now: float) -> bool:
+    if call.call_id in state.under_way or call.call_id in state.loop.in_doubt:
+        return False
+    if call.state is CallState.RUNNING:
+        # Its worker is gone, or it was completed. The registry knows what became of it, by its id.
+        return not completing.awaits(state, call, now)
+    return call.state is CallState.RUNNABLE and program.of(state.run).may_start(call, state)
+
+
+def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None, now: float) -> Park:
+    kinds = {_WAITS.get(call.state) for call in state.open_calls}
+    if completing.times(state, now):
+        kinds.add(WaitKind.COMPLETION)
+    waits = tuple(kind for kind in WaitKind if kind in kinds)
+    if any(call.call_id in state.loop.in_doubt for call in state.open_calls):
+        return Park(state=RunState.NEEDS_ATTENTION, waits=(), wake_time=wake_time)
+    return Park(state=RunState.WAITING, waits=(*waits, *others) or (WaitKind.TIME,), wake_time=wake_time)
+
+
+def _deadlines(state: State, *, after: float) -> list[float]:
+    times = (call.deadline_time for call in state.open_calls)
+    return [*(time for time in times if time is not None and time > after), *completing.times(state, after)]

@@ -1,0 +1,165 @@
+"""Changes of the state by the outcomes of this process's work."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import answering, asking, completing, program, proposals, settle
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.decision import Propose
+from pawl.agent_loop.loop.rules.event import OwnerEvent, Warned
+from pawl.agent_loop.loop.rules.fact import (
+    AgentRead,
+    CallChecked,
+    CallExecuted,
+    CallsRead,
+    CallStopped,
+    Fact,
+    FallbackChecked,
+    ModelAnswered,
+    ModelCut,
+    ModelFailed,
+    RunRefused,
+    ToolsPinned,
+)
+from pawl.agent_loop.loop.rules.run import UnknownOutcomePolicy
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.loop.rules.tool import TOOLS_MAX
+from pawl.values import REPEATABLE, CallState, ExecutionContext, Outcome, Question, RunState
+
+
+def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state after `fact`, and the events that tell of it.
+
+    A fact about a call that has been settled in the meantime changes nothing.
+    """
+    match fact:
+        case ToolsPinned():
+            loop = replace(state.loop, cursor=fact.cursor) if fact.cursor is not None else state.loop
+            run = replace(state.run, tools=fact.tools)
+            return replace(state, run=run, loop=loop, tools_pinned=True), _left_out(fact)
+        case RunRefused():
+            return replace(state, loop=replace(state.loop, failure=fact.failure)), ()
+        case ModelAnswered():
+            return answering.answered(state, fact, now)
+        case ModelFailed():
+            return answering.failed(state, fact, now)
+        case ModelCut():
+            return answering.cut(state, fact), ()
+        case CallExecuted():
+            return _executed(state, fact, now), ()
+        case CallStopped():
+            return _stopped(state, fact, now)
+        case FallbackChecked():
+            return _fallen_back(state, fact, now), ()
+        case AgentRead():
+            return replace(state, agents={**state.agents, fact.call_id: fact}), ()
+        case CallsRead():
+            return replace(state, named={call.call_id: call for call in fact.calls}), ()
+        case CallChecked():
+            return _checked(state, fact, now), ()
+        case _:
+            assert_never(fact)
+
+
+def _left_out(fact: ToolsPinned) -> tuple[OwnerEvent, ...]:
+    if not fact.left_out:
+        return ()
+    count = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}"
+    message = f"{count}. Name those that it needs: `tool_names` of its options, or `pawl run --tools`."
+    return (Warned(reason="TOOLS_LEFT_OUT", message=message),)
+
+
+def _executed(state: State, fact: CallExecuted, now: float) -> State:
+    call = state.calls[fact.call_id]
+    if fact.ended.outcome is Outcome.INPUT_REQUIRED:
+        is_running = call.state is CallState.RUNNING and state.run.state is not RunState.CANCELLING
+        question = fact.ended.question or Question(question="What is the answer?")
+        return asking.asked(state, call, question, now) if is_running else state
+    if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
+        return completing.begun(state, call, fact.ended.completion_seconds_left, now)
+    policy = state.run.options.unknown_outcome_policy
+    if (
+        fact.ended.outcome is Outcome.UNKNOWN
+        and policy is UnknownOutcomePolicy.NEEDS_ATTENTION
+        and call.effect_class not in REPEATABLE
+        and call.state is CallState.RUNNING
+    ):
+        doubted = (*state.loop.in_doubt, call.call_id)
+        return replace(state, loop=replace(state.loop, in_doubt=doubted))
+    state = completing.ended(state, call.call_id)
+    return _settle(state, settle.executed(call, fact.ended, now, state.loop.notes.get(call.call_id, "")))
+
+
+def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    call = state.calls[fact.call_id]
+    if call.settled:
+        return state, ()
+    state = completing.ended(state, call.call_id)
+    call = settle.stopped(call, fact.answer, now, state.loop.notes.get(call.call_id, ""))
+    state = state.with_calls([call])
+    if call.result is None or call.result.error_reason != settle.NOT_STOPPED:
+        return state, ()
+    run = replace(state.run, unstopped_call_ids=(*state.run.unstopped_call_ids, call.call_id))
+    warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped: it may go on.")
+    return replace(state, run=run), (warned,)
+
+
+def _checked(state: State, fact: CallChecked, now: float) -> State:
+    """Begin a call that the program proposed; one that began before, or that it proposes no more, changes nothing."""
+    is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
+    following = program.of(state.run).follows(state, now)
+    proposed = following.calls if isinstance(following, Propose) else ()
+    if is_stopped or all(call.call_id != fact.call.call_id for call in proposed):
+        return state
+    call = proposals.judged(fact.call, fact.verdict, state.run.options, now, state.run.series)
+    if call.state is CallState.AWAITING_APPROVAL and state.run.grant is not None:
+        # Once the series asks again, what was granted before is over.
+        state = replace(state, run=replace(state.run, grant=replace(state.run.grant, ended=True)))
+    if call.round > state.run.round:
+        state = _with_round(state, call.round)
+    notes = {**state.loop.notes, call.call_id: fact.verdict.note} if fact.verdict.note else state.loop.notes
+    run = replace(state.run, state=RunState.RUNNING, waits=())
+    return replace(state, run=run, loop=replace(state.loop, notes=notes)).with_calls([call])
+
+
+def _with_round(state: State, number: int) -> State:
+    """Begin a round; what is kept for calls that are still open stays."""
+    loop, opened = state.loop, {call.call_id for call in state.open_calls}
+    loop = replace(
+        loop,
+        notes={call_id: note for call_id, note in loop.notes.items() if call_id in opened},
+        unknowns_resolved={call_id: n for call_id, n in loop.unknowns_resolved.items() if call_id in opened},
+        answers={call_id: given for call_id, given in loop.answers.items() if call_id in opened},
+        in_doubt=tuple(call_id for call_id in loop.in_doubt if call_id in opened),
+        round_began_active_seconds=state.active_seconds,
+    )
+    return replace(state, run=replace(state.run, round=number), loop=loop)
+
+
+def _settle(state: State, call: Call) -> State:
+    return state.with_calls([call]) if not state.calls[call.call_id].settled else state
+
+
+def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:
+    call = state.calls[fact.call_id]
+    if call.state is not CallState.OFFERED:
+        return state
+    if fact.verdict.context in {ExecutionContext.FRONTEND, ExecutionContext.AGENT}:
+        message = f"No client ran this call in time, and {call.fallback_tool_name} cannot run in its place."
+        result = settle.error("EXPIRED", message)
+        return state.with_calls([settle.settled(call, CallState.EXPIRED, result, now)])
+    note = f"No client ran {call.tool_name} in time; {call.fallback_tool_name} took its place."
+    # The approval of the front-end tool, if there was one, is not one of this tool.
+    replaced = replace(
+        call,
+        tool_name=call.fallback_tool_name,
+        proposed_tool_name=call.name_for_model,
+        approval=None,
+        offer=None,
+    )
+    call = proposals.judged(replaced, fact.verdict, state.run.options, now)
+    notes = {**state.loop.notes, call.call_id: f"{note} {fact.verdict.note}".strip()}
+    return replace(state.with_calls([call]), loop=replace(state.loop, notes=notes))

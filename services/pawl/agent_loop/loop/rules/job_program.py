@@ -1,0 +1,188 @@
+"""The program of a job: one call, once or again and again. It calls no model; what it comes to is told by notices.
+
+Iteration n of a series is due at the beginning of the job plus n intervals, however long each takes: one that takes
+too long skips what it missed, and so does a pause; how many these are is told. Each is a round of one call, whose id
+follows from the run and the round.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import jobs, monitor
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, PinTools, Propose, Wait
+from pawl.agent_loop.loop.rules.loop_state import JobCursor
+from pawl.agent_loop.loop.rules.run import FailureClass, Job, RunFailure
+from pawl.agent_loop.loop.rules.state import State
+from pawl.chassis import strict_json
+from pawl.values import CallState, RunState, WaitKind
+
+BACKOFF_SECONDS_MAX: Final = 3600.0
+"""The longest pause that a job makes because its polls fail."""
+# Somebody was asked and did not want it: nobody is asked again.
+_NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
+# A rule says no, before the call or in between: as long as it is there every iteration would fail.
+_DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
+# A due time that was reached but for a rounding error was reached.
+_TINY: Final = 1e-6
+
+
+class _Said(msgspec.Struct, frozen=True):
+    success: bool = True
+
+
+def follows(state: State, now: float) -> Decision:
+    """Return the next iteration at its time, or the end. See `Program`."""
+    run, job = state.run, state.run.job
+    if job is None:
+        raise RuntimeError("a job has lost what it is to do")
+    if not (run.round or run.tools or state.tools_pinned):
+        return PinTools()
+    cursor = _cursor(state)
+    paused = (WaitKind.PAUSED,) if cursor.is_paused else ()
+    if state.open_calls:
+        return Wait(until=None, waits=paused)
+    last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
+    is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
+    if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _says_failed(last)):
+        return Fail(failure=_failure(last))
+    if run.round >= job.iterations_max or monitor.is_over(job, cursor):
+        return Finish(state=RunState.COMPLETED)
+    due = due_time(job, last, _not_before(job, last, cursor))
+    if job.end_time is not None and (due > job.end_time or (paused and now >= job.end_time)):
+        return Finish(state=RunState.COMPLETED)
+    if paused:
+        return Wait(until=job.end_time, waits=paused)
+    return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
+
+
+def may_start(call: Call, state: State) -> bool:  # noqa: ARG001  # there is one at a time
+    """Return that a call may start."""
+    return True
+
+
+def gives_up(call: Call, state: State) -> bool:  # noqa: ARG001  # nobody says anything to a job
+    """Return that no call is withdrawn for a message."""
+    return False
+
+
+def paused(state: State, time: float, *, resumes: bool) -> State:
+    """Return the state in which the job begins no iteration, or does so again."""
+    cursor = _cursor(state)
+    if cursor.is_paused is not resumes:
+        return state
+    after = replace(cursor, is_paused=not resumes, resume_time=time if resumes else cursor.resume_time)
+    return replace(state, loop=replace(state.loop, cursor=after))
+
+
+def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # its result is its last word
+    """Return the state as it is."""
+    return state
+
+
+def reported(base: State, after: State) -> State:
+    """Return the state with what the iteration came to that a step settles, to be told if it is to be.
+
+    A series of which a rule denies an iteration is paused, and says so: its user resumes it once it may go on.
+    """
+    job, cursor = after.run.job, _cursor(after)
+    if job is None:
+        return after
+    settled = [
+        call
+        for call in after.calls.values()
+        if call.run_id == after.run.run_id
+        and call.settled
+        and not (call.call_id in base.calls and base.calls[call.call_id].settled)
+    ]
+    if not settled:
+        return after
+    call = max(settled, key=lambda each: each.round)
+    said = jobs.said(call)
+    judged = monitor.judged(job, cursor, call, said)
+    denial = _denial(call) if job.interval_seconds else ""
+    seen, tells = monitor.tells(job, cursor, judged, call, said)
+    ends_digest = seen.digest_time != judged.digest_time
+    told = monitor.told(job, cursor, judged, said, after.run.output_text, paused=denial, ends_digest=ends_digest)
+    run = replace(after.run, output_text=told, missed_iterations=missed(job, call))
+    after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
+    if denial:
+        after = paused(after, call.end_time or 0.0, resumes=False)
+    return replace(after, tells_iteration=call.round) if tells or denial else after
+
+
+def _cursor(state: State) -> JobCursor:
+    cursor = state.loop.cursor
+    return cursor if isinstance(cursor, JobCursor) else JobCursor()
+
+
+def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
+    """Return when the iteration after `last` is due, or the first.
+
+    That is on the beat of the job, once `last` has ended, and not before `resume_time`.
+    """
+    if not job.interval_seconds:
+        return job.begin_time
+    times = (last.create_time, last.end_time, resume_time) if last is not None else (None, None, resume_time)
+    began, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
+    first = job.delay_first if last is None else math.floor(began + _TINY) + 1
+    return job.begin_time + job.interval_seconds * max(first, math.ceil(ended - _TINY), math.ceil(resumed - _TINY))
+
+
+def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
+    """Return the time before which no iteration begins: it was resumed then, or polls that fail become rarer."""
+    if last is None or last.end_time is None or (job.until is None and job.when is None):
+        return cursor.resume_time
+    doublings = max(0, min(cursor.failed_in_a_row, 20) - 1)
+    pause = min(job.interval_seconds * ((1 << doublings) - 1), BACKOFF_SECONDS_MAX)
+    return max(cursor.resume_time, last.end_time + pause)
+
+
+def missed(job: Job, last: Call) -> int:
+    """Return how many times an iteration was due until `last` ended, and there was none.
+
+    After the last one that there is to be none is due. Where the clock was set back it is too few.
+    """
+    if not job.interval_seconds:
+        return 0
+    after = due_time(job, last if last.round < job.iterations_max else replace(last, end_time=None))
+    beats = round((after - job.begin_time) / job.interval_seconds)
+    if job.end_time is not None:
+        beats = min(beats, math.floor((job.end_time - job.begin_time) / job.interval_seconds + _TINY) + 1)
+    return max(0, beats - job.delay_first - last.round)
+
+
+def _denial(call: Call) -> str:
+    """Return why a rule denies a call; empty if none does."""
+    is_denied = call.state is CallState.FAILED and call.result is not None and call.result.error_reason in _DENIED
+    return _message(call) if is_denied else ""
+
+
+def _message(call: Call) -> str:
+    """Return the error that a call has ended with, as it is told."""
+    said = None
+    if (result := call.result) is not None:
+        content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
+        said = content.get("error") if isinstance(content, dict) else content
+    otherwise = "The tool reports no success." if _says_failed(call) else f"The call ended {call.state.name}."
+    return (said if isinstance(said, str) and said else otherwise)[:1000]
+
+
+def _says_failed(call: Call) -> bool:
+    """Return whether a tool says in its result that it failed, with `"success": false`."""
+    try:
+        return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Said).success
+    except msgspec.DecodeError:
+        return False
+
+
+def _failure(call: Call) -> RunFailure:
+    result, message = call.result, _message(call)
+    reason = result.error_reason if result is not None and result.error_reason else call.state.name
+    reason = "TOOL_ERROR" if call.state is CallState.SUCCEEDED else reason
+    return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message)

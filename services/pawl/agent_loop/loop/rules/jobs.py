@@ -1,0 +1,416 @@
+"""Jobs: calls that go on in the background, from the call that begins one to what its conversation is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import background, budget, delegation, settle, text
+from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
+from pawl.agent_loop.loop.rules.run import (
+    Delegation,
+    Job,
+    Notice,
+    RoundLimitPolicy,
+    Run,
+    TokenBudgetPolicy,
+    ToolChoice,
+    UnknownOutcomePolicy,
+)
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.loop.rules.tool import Tool, Verdict
+from pawl.chassis import strict_json
+from pawl.chassis.ids import CallId
+from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
+from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, JobReports, RunState
+
+OPEN_MAX: Final = 10
+"""Most jobs of a conversation that are open at once (ASYNC-7)."""
+TIMEOUT_SECONDS: Final = 3600.0
+"""The time that an iteration may take whose tool does not say how long."""
+TURN_ROUNDS_MAX: Final = 3
+"""Most rounds of a turn that notices begin (ASYNC-5)."""
+ENTERED_SHARE: Final = 0.25
+"""Most of the context that notices fill which enter together; one alone may be larger."""
+OUTPUT_BYTES_MAX: Final = 16 * 1024
+"""Most bytes of a result that a conversation is told."""
+SILENT: Final = "[silent]"
+"""The answer of a model that has nothing to say."""
+
+_IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
+_NEEDS_USER: Final = "This tool needs the user, or the user's own program: it cannot run in the background."
+_REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
+_MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
+_NOT_SO: Final = "It was run at once, and not in the background: {}."
+
+
+WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
+"""The places of tools for which a run waits, and a turn that notices have begun does not."""
+
+
+def may_begin(run: Run) -> str:
+    """Return why a run may not have calls run in the background; empty if it may."""
+    if run.options.without_background:
+        return "that is switched off here"
+    if run.depth or run.job is not None:
+        return "a run that does a call of another one waits for what it does"
+    return ""
+
+
+def wishes_of(
+    calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
+) -> tuple[tuple[Call, ...], dict[CallId, Wish]]:
+    """Return calls that are to be checked without the parameters of `background`, and what these wish for.
+
+    With `as_tool` calls of `background.TOOL` are those that they ask for.
+    """
+    schemas = {tool.name: tool.arguments_schema_json for tool in tools}
+    wishes: dict[CallId, Wish] = {}
+    found = []
+    for call in calls:
+        if as_tool and call.tool_name == background.TOOL not in schemas:
+            meant, reading = background.read_tool(call.proposed_arguments, schemas)
+            if call.state is CallState.PROPOSED and not reading.fault:
+                call = replace(call, tool_name=meant, proposed_tool_name=background.TOOL)  # noqa: PLW2901
+        else:
+            reading = background.read(call.proposed_arguments, schemas.get(call.tool_name, b""))
+        if call.state is CallState.PROPOSED and reading.fault:
+            call = _refused(call, "INVALID_ARGUMENTS", reading.fault, now)  # noqa: PLW2901
+        elif call.state is CallState.PROPOSED and reading.arguments != call.proposed_arguments:
+            call = replace(call, arguments_json=reading.arguments.encode())  # noqa: PLW2901
+            if reading.wish is not None:
+                wishes[call.call_id] = reading.wish
+        found.append(call)
+    return tuple(found), wishes
+
+
+def detached(
+    state: State,
+    calls: Iterable[Call],
+    wishes: Mapping[CallId, Wish],
+    verdicts: Mapping[CallId, Verdict],
+    now: float,
+) -> State:
+    """Return the state in which those of the calls that were wished for in the background, and may be, are DETACHED."""
+    begun: dict[str, CallId] = {}
+    for call in calls:
+        wish = wishes.get(call.call_id)
+        if wish is None or call.settled:
+            continue
+        verdict = verdicts[call.call_id]
+        why_not = may_begin(state.run)
+        if verdict.without_background and not why_not:
+            why_not = f"{call.tool_name} does not run there"
+        if why_not:
+            note = f"{state.loop.notes.get(call.call_id, '')} {_NOT_SO.format(why_not)}".strip()
+            loop = replace(state.loop, notes={**state.loop.notes, call.call_id: note})
+            state = replace(state, loop=loop)
+            continue
+        key = _fingerprint(call, wish)
+        if key in begun:
+            message = f"The same call is in the background already, by this answer: {begun[key]}. It is not made twice."
+            state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
+            continue
+        begun[key] = call.call_id
+        state = _begun(state, call, wish, verdict, now)
+    if not state.run.is_turn:
+        return state
+    message = "Nobody has asked for this answer, so nobody is asked now. Say what you would do; the user decides."
+    return state.with_calls(
+        _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
+    )
+
+
+def as_driven(run: Run) -> Run:
+    """Return a run with the options by which it is driven, where it is a job or a turn that notices have begun."""
+    options, limits = run.options, run.options.limits
+    if run.job is not None and run.is_job:
+        seconds = run.job.timeout_seconds
+        if run.job.delegates:
+            limits = replace(limits, run_timeout_seconds=seconds)
+        else:
+            limits = replace(limits, tool_timeout_seconds=seconds, tool_timeout_seconds_max=seconds)
+        names = options.tool_names if run.job.delegates else (run.job.tool_name,)
+        options = replace(options, tool_names=names, without_tools=False, tool_choice=ToolChoice(), limits=limits)
+        return replace(run, options=options)
+    if not run.is_turn:
+        return run
+    # Nobody has asked for it, so it waits for nobody.
+    options = replace(
+        options,
+        limits=replace(limits, rounds_max=min(TURN_ROUNDS_MAX, limits.rounds_max)),
+        round_limit_policy=RoundLimitPolicy.FINAL_ANSWER,
+        token_budget_policy=TokenBudgetPolicy.FAIL,
+        unknown_outcome_policy=UnknownOutcomePolicy.TELL_MODEL,
+        tool_choice=ToolChoice(),
+        response_format=None,
+    )
+    return replace(run, options=options, job=None)
+
+
+def entered(state: State) -> State:
+    """Return the state with a message that tells the model what jobs have told the conversation.
+
+    What does not fit waits for the next model call, or the next turn.
+    """
+    taken, rest = list[bytes](), ENTERED_SHARE * state.run.options.limits.context_bytes_max
+    for notice in state.notices:
+        told = _escaped(msgspec.json.encode(_told(notice)))
+        rest -= len(told)
+        if taken and rest < 0:
+            break
+        taken.append(told)
+    if not taken:
+        return state
+    notices = state.notices[: len(taken)]
+    message = Message(
+        role=Role.NOTICE,
+        run_id=state.run.run_id,
+        text="\n".join(map(_line, notices)),
+        notices_json=b"[" + b",".join(taken) + b"]",
+    )
+    return replace(state.with_message(message), notices=state.notices[len(taken) :], entered=(*state.entered, *notices))
+
+
+def alarms(state: State) -> str:
+    """Return what the user of a turn is told whatever its model answers, a line each; empty if there is nothing."""
+    if not state.run.is_turn:
+        return ""
+    told = (
+        notice
+        for message in state.messages
+        if message.role is Role.NOTICE and message.run_id == state.run.run_id
+        for notice in msgspec.json.decode(message.notices_json)
+    )
+    return "\n".join(f"{each['tool']}: {each['alarm']} ({each['job_id']})" for each in told if "alarm" in each)
+
+
+def is_silent(said: str) -> bool:
+    """Return whether an answer says nothing."""
+    return said.strip().lower() in {"", SILENT}
+
+
+def may_become_silent(said: str) -> bool:
+    """Return whether an answer that begins so may come to say nothing."""
+    return SILENT.startswith(said.strip().lower())
+
+
+def wished(wish: Wish, tool_name: str, arguments_json: bytes, now: float) -> Job:
+    """Return the job that makes a call as it is wished."""
+    return Job(
+        tool_name=tool_name,
+        arguments_json=arguments_json,
+        begin_time=now,
+        interval_seconds=wish.interval_seconds,
+        iterations_max=wish.iterations_max,
+        end_time=now + wish.duration_seconds if wish.duration_seconds else None,
+        delay_first=wish.delay_first,
+        timeout_seconds=TIMEOUT_SECONDS,
+        estimated_minutes=wish.estimated_minutes,
+        reports=wish.reports,
+        report_iterations=wish.report_iterations,
+        report_seconds=wish.report_seconds,
+        until=wish.until,
+        when=wish.when,
+        failures_told=wish.failures_told,
+    )
+
+
+def admitted(job: Job, wish: Wish, verdict: Verdict) -> Job:
+    """Return a job that a user starts, as the verdict on its first call leaves it.
+
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: it may not be; the message says what would do.
+    """
+    if verdict.disposition is Disposition.REFUSE:
+        raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
+    if verdict.context not in _IN_BACKGROUND:
+        raise InvalidArguments(_NEEDS_USER)
+    if verdict.without_background:
+        raise InvalidArguments(f"{job.tool_name} does not run in the background.")
+    return replace(
+        _under_policy(job, wish, verdict),
+        arguments_json=verdict.arguments_json,
+        timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
+        delegates=verdict.context is ExecutionContext.AGENT,
+    )
+
+
+def _under_policy(job: Job, wish: Wish, verdict: Verdict) -> Job:
+    """Return a job of which the conversation is told what its tool says, if nobody has said anything else.
+
+    Who watches for something wants to hear of that alone, and of a call that is made once there is the end only.
+    """
+    policy = verdict.reports
+    if policy is None or wish.says_reports or wish.until is not None or wish.when is not None:
+        return job
+    if not job.interval_seconds and policy.reports is not JobReports.NONE:
+        return job
+    said = {name: getattr(policy, name) for name in policy.__struct_fields__}
+    return replace(job, **said)
+
+
+def title(job: Job) -> str:
+    """Return what stands in the conversation of a job."""
+    return f"{job.tool_name} (in the background)"
+
+
+def draft(run: Run, job: Job, now: float) -> Call:
+    """Return the call of the next iteration, PROPOSED."""
+    number = run.round + 1
+    digest = hashlib.sha256(f"{run.run_id}:{number}".encode()).hexdigest()[:32]
+    return Call(
+        store_id=run.store_id,
+        conversation_id=run.conversation_id,
+        run_id=run.run_id,
+        call_id=CallId(f"call_{digest}"),
+        round=number,
+        index=0,
+        tool_name=job.tool_name,
+        state=CallState.PROPOSED,
+        proposed_arguments=job.arguments_json.decode(errors="replace"),
+        create_time=now,
+        agent_name=run.agent.name if run.agent else "",
+    )
+
+
+def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -> State:
+    """Return the state with the call DETACHED, and the run that goes on with it; or FAILED, if it cannot be so."""
+    if call.context not in _IN_BACKGROUND:
+        return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
+    if state.open_jobs >= OPEN_MAX:
+        message = f"{OPEN_MAX} jobs of this conversation are open: stop one, or wait until one ends."
+        return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
+    run, run_id = state.run, delegation.child_run_id(call)
+    job = replace(
+        _under_policy(wished(wish, call.tool_name, call.arguments_json, now), wish, verdict),
+        timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
+        delegates=call.context is ExecutionContext.AGENT,
+    )
+    options, tokens = run.options, budget.left(state)
+    if job.delegates and tokens is not None:
+        if not tokens:
+            return state.with_calls([_refused(call, BUDGET_EXHAUSTED, "No tokens are left for an agent.", now)])
+        limits = replace(options.limits, total_tokens_max=tokens, topped_up_tokens_max=tokens)
+        options = replace(options, limits=limits)
+    begun = Delegation(
+        call_id=call.call_id,
+        run_id=run_id,
+        text=title(job),
+        options=options,
+        above=run.chain,
+        depth=run.depth,
+        user_roles=run.user_roles,
+        agent=run.agent,
+        job=job,
+    )
+    handle: dict[str, Any] = {"job_id": run_id, "state": "RUNNING"}
+    if call.state is CallState.AWAITING_APPROVAL:
+        handle["state"] = "AWAITING_APPROVAL"
+    if wish.estimated_minutes:
+        handle["estimated_minutes"] = wish.estimated_minutes
+    are_told = "are not told" if job.reports is JobReports.NONE else "are told"
+    told = (
+        f"It goes on in the background, and you {are_told} what it comes to. Do not wait for it, and do not repeat it."
+    )
+    note = f"{state.loop.notes.get(call.call_id, '')} {told}".strip()
+    bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
+    result = CallResult(content_json=strict_json.dumps_canonical(handle))
+    state = state.with_calls([settle.settled(bare, CallState.DETACHED, result, now, note)])
+    return replace(state, delegations=(*state.delegations, begun), open_jobs=state.open_jobs + 1)
+
+
+def _refused(call: Call, reason: str, message: str, now: float) -> Call:
+    return settle.settled(
+        replace(call, approval=None, offer=None), CallState.FAILED, settle.error(reason, message), now
+    )
+
+
+def _fingerprint(call: Call, wish: Wish) -> str:
+    return repr((call.tool_name, call.arguments_json, wish))
+
+
+def said(call: Call) -> str:
+    """Return what an iteration came to: the JSON of its result, or an object with `error`."""
+    content = call.result.content_json if call.result else b"null"
+    if len(content) <= OUTPUT_BYTES_MAX:
+        return content.decode(errors="replace")
+    cut = text.cut_bytes(content, OUTPUT_BYTES_MAX)
+    note = (
+        f"The first {OUTPUT_BYTES_MAX} of {len(content)} bytes; read_result with call_id {call.call_id} has the rest."
+    )
+    return strict_json.dumps_canonical({"cut": cut, "note": note}).decode()
+
+
+def _told(notice: Notice) -> dict[str, Any]:
+    """Return what the model is given of a notice."""
+    told: dict[str, Any] = {"job_id": notice.run_id, "tool": notice.job.tool_name}
+    if notice.occasion:
+        told |= {"state": "PAUSED" if notice.paused else "RUNNING", "iteration": notice.occasion}
+        if notice.round > notice.occasion:
+            # It waited, and the result is that of the last one that has ended by now.
+            told["iterations"] = notice.round
+    else:
+        told["state"] = notice.state.name
+        if notice.job.interval_seconds:
+            told["iterations"] = notice.round
+        if notice.failure is not None:
+            told["error"] = notice.failure.message
+    if alarm := _alarm(notice):
+        told["alarm"] = alarm
+    if notice.missed_iterations:
+        told["missed"] = notice.missed_iterations
+    if notice.output_text:
+        told["result"] = _json(notice.output_text)
+    return told
+
+
+def _json(said: str) -> Any:
+    try:
+        return msgspec.json.decode(said)
+    except msgspec.DecodeError:
+        return said
+
+
+def _alarm(notice: Notice) -> str:
+    """Return what the user is to be told of a notice in any case; empty if the model decides."""
+    job = notice.job
+    if not notice.occasion and notice.state in {RunState.FAILED, RunState.EXPIRED}:
+        return notice.state.name.lower()
+    if notice.paused:
+        return "paused"
+    if job.until is None and job.when is None:
+        return ""
+    outcome = _json(notice.output_text)
+    if isinstance(outcome, dict) and (outcome.get("met") or outcome.get("fired")):
+        return "condition met"
+    return "failing" if notice.occasion and job.reports is JobReports.END else ""
+
+
+def _escaped(encoded: bytes) -> bytes:
+    """Return JSON without characters that are invisible, turn the direction, or mark up the text of a model."""
+    return _MARKING.sub(_escape, encoded.decode()).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if character in "<>":
+        return f"\\u{ord(character):04x}"
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+def _line(notice: Notice) -> str:
+    """Return what people read of a notice."""
+    what = f"iteration {notice.occasion}" if notice.occasion else notice.state.name.lower()
+    if (alarm := _alarm(notice)) not in {"", what}:
+        what = f"{what}, {alarm}"
+    return f"{notice.job.tool_name}: {what} ({notice.run_id})"

@@ -1,0 +1,128 @@
+"""The options of a run: from what a client asks to what the ledger keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import field
+
+from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.loop.rules.limits import APPROVALS_MAX, CEILINGS, Limits
+from pawl.agent_loop.loop.rules.run import Options, ResponseFormat, RunOptions, ToolChoiceMode
+from pawl.chassis import strict_json
+from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
+
+INSTRUCTIONS_BYTES_MAX: Final = 64 * 1024
+NAME_CHARACTERS_MAX: Final = 256
+"""Most characters of the name of a model or a tool."""
+TOOL_NAMES_MAX: Final = 1000
+FALLBACKS_MAX: Final = 4
+"""Most models that a run can go on with when its own has failed."""
+TEMPERATURE_MAX: Final = 2.0
+SCHEMA_BYTES_MAX: Final = 64 * 1024
+"""Most bytes of the schema of a response format."""
+
+_FORMAT_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
+
+
+class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that the deployment gives where a client asks for nothing."""
+
+    model: str
+    instructions: str = ""
+    limits: Limits = field(default_factory=Limits)
+    ceilings: Limits = CEILINGS
+    """The most that a client may ask for."""
+    approvals_required: int = 0
+    without_background: bool = False
+
+
+class AskedOptions(Options, frozen=True, kw_only=True):
+    """Options that a client asks for; `limits` has only the fields that were present."""
+
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+
+def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
+    """Return options with nothing left open.
+
+    Raises:
+        InvalidField, TooLarge: a value is out of range, or two contradict each other.
+        InvalidSchema: the schema of the response format is no JSON. All else about it is for the registry to say.
+    """
+    _check_names(asked)
+    _check_tool_choice(asked)
+    checks.text(asked.instructions, "options.instructions", bytes_max=INSTRUCTIONS_BYTES_MAX, may_be_empty=True)
+    if asked.temperature is not None and not 0 <= asked.temperature <= TEMPERATURE_MAX:
+        raise InvalidField("temperature must be from 0 to 2", field="options.temperature")
+    if asked.approvals_required > APPROVALS_MAX:
+        message = f"approvals_required may be at most {APPROVALS_MAX}"
+        raise InvalidField(message, field="options.approvals_required")
+    if asked.output_tokens_max == 0:
+        raise InvalidField("output_tokens_max must be above 0", field="options.output_tokens_max")
+    if asked.response_format is not None:
+        _check_format(asked.response_format)
+    settled = {
+        "model": asked.model or defaults.model,
+        "model_fallbacks": tuple(dict.fromkeys(asked.model_fallbacks)),
+        "instructions": asked.instructions or defaults.instructions,
+        "tool_names": tuple(dict.fromkeys(asked.tool_names)),
+        "limits": defaults.limits.with_asked(asked.limits, defaults.ceilings),
+        "approvals_required": max(asked.approvals_required, defaults.approvals_required),
+        "without_background": asked.without_background or defaults.without_background,
+    }
+    return RunOptions(**msgspec.structs.asdict(asked) | settled)
+
+
+def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
+    """Return the options of a run that is under way, of whose gated calls the deployment now wants so many approvals.
+
+    Who raises that number means what goes on, too; lowered, it is as it was when the run was started.
+    """
+    if approvals_required <= max(1, options.approvals_required):
+        return options
+    return msgspec.structs.replace(options, approvals_required=approvals_required)
+
+
+def _check_names(asked: AskedOptions) -> None:
+    if len(asked.model) > NAME_CHARACTERS_MAX or not asked.model.isprintable():
+        raise InvalidField("model must be printable, at most 256 characters", field="options.model")
+    if len(asked.model_fallbacks) > FALLBACKS_MAX:
+        raise InvalidField(f"at most {FALLBACKS_MAX} models", field="options.model_fallbacks")
+    for name in asked.model_fallbacks:
+        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            message = "a model's name is printable, 1 to 256 characters"
+            raise InvalidField(message, field="options.model_fallbacks")
+    if len(asked.tool_names) > TOOL_NAMES_MAX:
+        raise InvalidField("at most 1000 tools", field="options.tool_names")
+    for name in asked.tool_names:
+        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            raise InvalidField("a tool's name is printable, 1 to 256 characters", field="options.tool_names")
+
+
+def _check_format(form: ResponseFormat) -> None:
+    if not _FORMAT_NAME.fullmatch(form.name):
+        message = "response_format.name has at most 64 of A-Z, a-z, 0-9, _ and -"
+        raise InvalidField(message, field="options.response_format.name")
+    if not form.schema_json:
+        raise InvalidField("response_format needs a schema_json", field="options.response_format.schema_json")
+    if len(form.schema_json) > SCHEMA_BYTES_MAX:
+        message = f"response_format.schema_json may have at most {SCHEMA_BYTES_MAX} bytes"
+        raise TooLarge(message, field="options.response_format.schema_json")
+    try:
+        strict_json.loads(form.schema_json, bytes_max=SCHEMA_BYTES_MAX)
+    except InvalidJson as error:
+        raise InvalidSchema(f"response_format.schema_json is not strict JSON: {error.message}") from None
+
+
+def _check_tool_choice(asked: AskedOptions) -> None:
+    choice = asked.tool_choice
+    if (choice.mode is ToolChoiceMode.TOOL) != bool(choice.tool_name):
+        raise InvalidField("tool_choice.tool_name goes with MODE_TOOL", field="options.tool_choice.tool_name")
+    if choice.mode in {ToolChoiceMode.TOOL, ToolChoiceMode.REQUIRED} and asked.without_tools:
+        raise InvalidField("without_tools leaves nothing to choose from", field="options.tool_choice.mode")
+    if choice.tool_name and asked.tool_names and choice.tool_name not in asked.tool_names:
+        raise InvalidField("tool_choice names a tool that tool_names leaves out", field="options.tool_choice.tool_name")

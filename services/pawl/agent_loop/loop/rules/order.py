@@ -1,0 +1,42 @@
+"""The order in which calls of a batch may start, as D1 fixes it (docs/requirements.md).
+
+Read-only and parallel-safe calls start at once, unless an earlier open call of
+the batch shares a resource key. Every other backend call, and each that a run of its own does, is serial: it waits for
+the serial calls before it, and for every earlier call that waits for a person's
+decision, because what follows may depend on it. With OVERTAKE_DECISIONS it does
+not wait for decisions. Nothing waits for a front end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.run import BatchOrder
+from pawl.values import CallState, ExecutionContext
+
+_DECISIONS: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED})
+_READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING, CallState.DELEGATED})
+
+
+def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:
+    """Return whether a RUNNABLE call may be started now."""
+    return not any(_holds_back(other, call, order) for other in batch if other.index < call.index)
+
+
+def waits_for_decision(call: Call, batch: Sequence[Call]) -> bool:
+    """Return whether a call that has not started stands behind a decision of a person."""
+    return not call.parallel and any(other.index < call.index and other.state in _DECISIONS for other in batch)
+
+
+def _holds_back(earlier: Call, call: Call, order: BatchOrder) -> bool:
+    if earlier.settled:
+        return False
+    if earlier.context is ExecutionContext.BACKEND and set(earlier.resource_keys) & set(call.resource_keys):
+        return earlier.state in _READY or order is BatchOrder.WAIT_FOR_DECISIONS
+    if call.parallel:
+        return False
+    if earlier.state in _DECISIONS:
+        return order is BatchOrder.WAIT_FOR_DECISIONS
+    return earlier.state in _READY and not earlier.parallel

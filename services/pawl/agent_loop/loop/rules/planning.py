@@ -1,0 +1,313 @@
+"""Carries decisions out on the state, up to the work that has to be done and the step that comes before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import answering, asking, budget, delegation, jobs, program, step
+from pawl.agent_loop.loop.rules.command import Cancel, Command, Steer
+from pawl.agent_loop.loop.rules.command_rules import apply_command
+from pawl.agent_loop.loop.rules.decide import IN_MOTION, decide, not_made
+from pawl.agent_loop.loop.rules.decision import (
+    CallModel,
+    CheckFallback,
+    Decision,
+    Decline,
+    Delegate,
+    EnterSteers,
+    Execute,
+    Fail,
+    Finish,
+    Park,
+    PinTools,
+    PlanUndo,
+    Propose,
+    ReadAgent,
+    ReadCalls,
+    Resume,
+    Settle,
+    StartModel,
+    StopCalls,
+    StopModel,
+    TakeOver,
+    Wait,
+)
+from pawl.agent_loop.loop.rules.event import TAKEOVER, OwnerEvent, RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.loop.rules.fact import Fact, Shown
+from pawl.agent_loop.loop.rules.fact_rules import apply_fact
+from pawl.agent_loop.loop.rules.loop_state import OpenModelCall
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.state import MODEL, State
+from pawl.chassis.ids import CallId
+from pawl.values import CallState, RunState, WaitKind
+
+_ROUNDS_NEAR_LIMIT: Final = 0.8
+# More decisions in a row than this, without any work, cannot be right.
+_DECISIONS_MAX: Final = 1000
+
+Work: TypeAlias = (
+    PinTools | PlanUndo | ReadCalls | ReadAgent | Propose | StartModel | Execute | CheckFallback | StopCalls
+)
+"""Decisions that are work to be done, after the step is durable."""
+
+Rest: TypeAlias = Wait | Park | Finish | StopModel
+"""Decisions that end a plan. After StopModel the plan goes on when the model's task has been cut."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The changes to make durable (what `state` has and the ledger lacks, and `events`), and what to do then."""
+
+    state: State
+    events: tuple[OwnerEvent, ...]
+    work: tuple[Work, ...]
+    rest: Rest
+
+
+def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
+    """Return the next step from what the ledger has, the commands it holds, and what happened here since.
+
+    Pure: the same arguments give the same plan, so a step that the ledger did
+    not take is planned again from a fresh base.
+    """
+    state, events = take_all(base, facts, now)
+    found = advance(state, events, now, written=base.run.state)
+    return replace(found, state=program.of(found.state.run).reported(state, found.state))
+
+
+def take_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
+    """Return the state with its unconsumed commands and these facts applied, and the events that tell of the facts.
+
+    What the program makes of the calls that have ended so is in it: what follows may depend on that.
+    """
+    state = take_in(base, now)
+    events: list[OwnerEvent] = []
+    for fact in facts:
+        state, told = apply_fact(state, fact, now)
+        events += told
+    return program.of(state.run).reported(base, state), events
+
+
+def take_in(base: State, now: float) -> State:
+    """Return the state with its unconsumed commands applied."""
+    return _taken(base, sorted(base.commands, key=_order_of), now)
+
+
+def take_part(base: State, now: float, bytes_max: int) -> State | None:
+    """Return the state with as many of its unconsumed commands applied as go into a step of their own.
+
+    None if all of them do: then other things may go into the step as well.
+    """
+    commands = sorted(base.commands, key=_order_of)
+    count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
+    if count == len(commands):
+        return None
+    state = _taken(base, commands[:count], now)
+    if state.run.state is not RunState.CANCELLING:
+        return state
+    # The ledger takes no step in which a call of a stopped run gets nearer to its start.
+    nearer = [call for call in state.open_calls if call is not base.calls.get(call.call_id)]
+    return state.with_calls(not_made(call, now) for call in nearer)
+
+
+def _taken(base: State, commands: Sequence[Command], now: float) -> State:
+    state = base
+    # What was taken about a call counts, though a message that withdraws the call came before: receipts are final.
+    # A tool that asks does not go on with an answer that a cancel came with.
+    for command in commands:
+        state = apply_command(state, command, now)
+    taken = tuple(command.command_id for command in commands)
+    left = tuple(command for command in base.commands if command.command_id not in taken)
+    return replace(state, commands=left, consumed=taken)
+
+
+def _bytes_of(state: State, command: Command) -> int:
+    """Return what a command adds to a step: what it brings, and the call that it moves."""
+    call = state.calls.get(getattr(command.kind, "call_id", CallId("")))
+    return step.size_bytes(command) + (0 if call is None else step.size_bytes(call))
+
+
+def _order_of(command: Command) -> int:
+    return 0 if isinstance(command.kind, Cancel) else 2 if isinstance(command.kind, Steer) else 1
+
+
+def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: RunState) -> Plan:
+    """Return the plan that follows from a state; `written` is that of the run as the ledger has it."""
+    told = list(events)
+    work: list[Work] = []
+    for _ in range(_DECISIONS_MAX):
+        decision = decide(state, now)
+        if isinstance(decision, Finish) and decision.state is RunState.COMPLETED and written not in IN_MOTION:
+            # It goes on and ends within this step: two of the ledger's.
+            decision = Resume()
+        if isinstance(decision, Work):
+            work.append(decision)
+        state, more = enact(state, decision, now)
+        told += more
+        if isinstance(decision, Wait | Park | Finish | StopModel):
+            return Plan(state=state, events=tuple(told), work=tuple(work), rest=decision)
+        if isinstance(decision, Resume) or (isinstance(decision, Settle) and decision.is_part):
+            return Plan(state=state, events=tuple(told), work=tuple(work), rest=Wait(until=now))
+    raise RuntimeError("the rules of the loop do not come to an end")
+
+
+def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state once `decision` is carried out, and the events that tell of it."""
+    match decision:
+        case Settle():
+            return state.with_calls(decision.calls), ()
+        case Decline():
+            return asking.answered(state, state.calls[decision.call_id], None), ()
+        case EnterSteers():
+            return _enter_steers(program.of(state.run).concluded(state, goes_on=True)), ()
+        case Fail():
+            return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
+        case PinTools() | PlanUndo() | ReadCalls() | ReadAgent() | Propose() | CheckFallback() | StopCalls():
+            return _with_work(state, *decision.names), ()
+        case Resume():
+            return _running(state), ()
+        case CallModel():
+            return _announce(state, decision)
+        case TakeOver():
+            return _take_over(state)
+        case StartModel():
+            return _start_model(state), ()
+        case Execute():
+            return _start_calls(state, decision, now), ()
+        case Delegate():
+            return _running(delegation.begin(state, state.calls[decision.call_id], now)), ()
+        case Park():
+            return _park(state, decision), ()
+        case Finish():
+            return _finish(state, decision), ()
+        case StopModel() | Wait():
+            return state, ()
+        case _:
+            assert_never(decision)
+
+
+def _with_work(state: State, *names: str) -> State:
+    return replace(state, under_way=state.under_way.union(names))
+
+
+def _enter_steers(state: State) -> State:
+    messages = [Message(role=Role.USER, run_id=state.run.run_id, text=text) for text in state.loop.steers]
+    return replace(state, messages=(*state.messages, *messages), loop=replace(state.loop, steers=()))
+
+
+def _start_calls(state: State, decision: Execute, now: float) -> State:
+    calls = [state.calls[call_id] for call_id in decision.call_ids]
+    started = [replace(call, state=CallState.RUNNING, attempt=call.attempt + 1, start_time=now) for call in calls]
+    return _with_work(_running(state.with_calls(started)), *decision.call_ids)
+
+
+def _start_model(state: State) -> State:
+    opened = state.loop.model_call
+    if opened is not None and opened.held:
+        loop = replace(
+            state.loop, model_call=replace(opened, held=False, next_try_time=None), top_up_deadline_time=None
+        )
+        state = replace(state, loop=loop)
+    # A run that was let go on from quarantine is QUEUED with its model call open. Were it to run with the answer only,
+    # the ledger would tell of that before the output, and the message would name other events than its own.
+    return replace(_with_work(_running(state), MODEL), model_starts_in=None, quota_end_time=None)
+
+
+def _park(state: State, decision: Park) -> State:
+    if WaitKind.BUDGET in decision.waits:
+        opened = state.loop.model_call
+        held = replace(opened, held=True) if opened else None
+        loop = replace(state.loop, model_call=held, top_up_deadline_time=decision.wake_time)
+        state = replace(state, loop=loop, model_starts_in=None)
+    tokens_needed = budget.missing(state) if WaitKind.BUDGET in decision.waits else 0
+    run = replace(state.run, state=decision.state, waits=decision.waits, tokens_needed=tokens_needed)
+    return replace(state, run=run)
+
+
+def _finish(state: State, decision: Finish) -> State:
+    if state.loop.model_call is not None:
+        # It is not made any more; what an earlier attempt had written is kept.
+        state = answering.with_partial(state, Shown())
+    # What its user said meanwhile is kept, though only the next run answers it.
+    state = _enter_steers(program.of(state.run).concluded(state, goes_on=False))
+    run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
+    return replace(state, run=run)
+
+
+def _running(state: State) -> State:
+    return replace(state, run=replace(state.run, state=RunState.RUNNING, waits=(), tokens_needed=0))
+
+
+def _announce(state: State, decision: CallModel) -> tuple[State, tuple[OwnerEvent, ...]]:
+    summary = decision.summarise_to_number > 0
+    opened = OpenModelCall(
+        attempt=1,
+        without_tools=decision.without_tools,
+        output_from_seq=state.run.last_seq + 1,
+        summarised_to_number=decision.summarise_to_number,
+        usage_before=state.run.usage,
+    )
+    loop = replace(
+        state.loop,
+        model_call=opened,
+        round_began_active_seconds=state.active_seconds,
+        in_doubt=(),
+        top_up_deadline_time=None,
+    )
+    run = state.run
+    if summary:
+        loop = replace(loop, summarised_round=decision.round)
+    else:
+        loop = replace(loop, notes={}, unknowns_resolved={}, answers={})
+        run = replace(run, round=decision.round)
+    started = RoundStarted(
+        round=decision.round,
+        model_attempt=1,
+        model=state.model,
+        without_tools=decision.without_tools,
+        summary=summary,
+    )
+    state = replace(_running(replace(state, run=run)), loop=loop, model_starts_in=0.0)
+    if not summary:
+        state = jobs.entered(state)
+    return state, (*_warnings(state, decision), started)
+
+
+def _warnings(state: State, decision: CallModel) -> tuple[Warned, ...]:
+    rounds_max = state.run.options.limits.rounds_max
+    if decision.summarise_to_number:
+        return (Warned(reason="HISTORY_SUMMARISED", message="The oldest messages are being replaced by a summary."),)
+    if decision.is_last:
+        message = f"After {rounds_max} rounds the model answers without tools."
+        return (Warned(reason="FINAL_ROUND", message=message),)
+    if decision.round == math.ceil(_ROUNDS_NEAR_LIMIT * rounds_max):
+        message = f"Round {decision.round} of {rounds_max}."
+        return (Warned(reason="ROUND_LIMIT_NEAR", message=message),)
+    return ()
+
+
+def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
+    opened = state.loop.model_call
+    if opened is None:
+        return state, ()
+    usage = budget.with_lost_call(state, opened.usage_before)
+    state = replace(state, run=replace(state.run, usage=usage))
+    # Whether the lost attempt showed anything is known by the log having grown since.
+    showed = state.run.last_seq > opened.output_from_seq
+    event = RoundRetrying(
+        round=state.run.round + opened.summary,
+        model_attempt=opened.attempt,
+        reason=TAKEOVER,
+        message="Another worker goes on with the run.",
+        void_from_seq=opened.output_from_seq if showed else 0,
+        usage=usage - opened.usage_before,
+        model=state.model,
+    )
+    again = replace(
+        opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1, usage_before=state.run.usage
+    )
+    return replace(state, loop=replace(state.loop, model_call=again), model_starts_in=0.0), (event,)

@@ -1,0 +1,447 @@
+"""The work of one run beside its drive, and what it has come to so far."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.agents.rules import draft_name
+from pawl.agent_loop.loop.agent_quotas import AgentQuotas
+from pawl.agent_loop.loop.model_call import ModelCall, request_of
+from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry, WorkerLedger
+from pawl.agent_loop.loop.rules import budget, delegation, jobs, output, proposals, repetition, step
+from pawl.agent_loop.loop.rules.answering import usage_of
+from pawl.agent_loop.loop.rules.assembly import ModelAnswer
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.decision import (
+    CheckFallback,
+    Execute,
+    PinTools,
+    PlanUndo,
+    Propose,
+    ReadAgent,
+    ReadCalls,
+    StartModel,
+    StopCalls,
+)
+from pawl.agent_loop.loop.rules.event import OutputDelta, ToolProgress
+from pawl.agent_loop.loop.rules.fact import (
+    AgentRead,
+    CallChecked,
+    CallExecuted,
+    CallsRead,
+    CallStopped,
+    Fact,
+    FallbackChecked,
+    ModelAnswered,
+    ModelCut,
+    ModelFailed,
+    OutputChecked,
+    RunRefused,
+    ToolsPinned,
+)
+from pawl.agent_loop.loop.rules.history import ReasoningEcho
+from pawl.agent_loop.loop.rules.planning import Work
+from pawl.agent_loop.loop.rules.run import FailureClass, PinnedAgent, PinnedTool, Run, RunFailure
+from pawl.agent_loop.loop.rules.state import BEGIN, MODEL, READ, State, check_of, stop_of
+from pawl.agent_loop.loop.rules.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
+from pawl.agent_loop.loop.tasks import Tasks
+from pawl.agent_loop.loop.tool_calls import ToolCalls
+from pawl.agent_loop.model.request import ModelPort
+from pawl.agent_loop.undo import planning as undo_planning
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import CallId, IdSource
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.retry import Retry
+from pawl.errors import AgentNotFound, ToolNotFound
+from pawl.values import Disposition, ExecutionContext, Progress, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDependencies:
+    """The dependencies that all runs of a worker share.
+
+    `run_due` has the worker look for runs at once, `run_due_at` at a time of the monotonic clock.
+    """
+
+    ledger: WorkerLedger
+    agents: AgentReader
+    registry: Registry
+    model: ModelPort
+    clock: Clock
+    ids: IdSource
+    random: Randomness
+    meter: Meter
+    default_model: str
+    reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
+    background_as_tool: bool = False
+    """True if models are given a tool for calls in the background, and no parameters."""
+    takes_images: bool = False
+    step_bytes_max: int = step.BYTES_MAX
+    run_due: Callable[[], None] = lambda: None
+    run_due_at: Callable[[float], None] = lambda _: None
+    makes_titles: bool = False
+    approvals_required: int = 1
+    """People who must approve a gated call of any run that goes on."""
+    quotas: AgentQuotas = field(default_factory=AgentQuotas)
+    credential_is_gone: Callable[[Principal], bool] = lambda _: False
+    """Whether the API key of a principal is not in force any more."""
+
+
+class RunTasks(Tasks):
+    """Does the work that plans ask for; `signal` is set when there is something to collect.
+
+    `now` gives the database's time, `active_seconds` how long the run has been active. `own_tools` came with the run.
+    """
+
+    def __init__(
+        self,
+        dependencies: WorkerDependencies,
+        run: Run,
+        *,
+        retry: Retry,
+        signal: asyncio.Event,
+        now: Callable[[], float],
+        active_seconds: Callable[[], float],
+        own_tools: Sequence[Tool] = (),
+    ) -> None:
+        super().__init__(signal)
+        self._dependencies = dependencies
+        self._signal = signal
+        self._now = now
+        self._active_seconds = active_seconds
+        self._retry = retry
+        self._own_tools = tuple(own_tools)
+        self.tool_calls = ToolCalls(
+            run,
+            registry=dependencies.registry,
+            retry=retry,
+            clock=dependencies.clock,
+            own_tools=own_tools,
+            credential_is_gone=dependencies.credential_is_gone,
+        )
+        self._progress: dict[CallId, ToolProgress] = {}
+        self._tools: tuple[Tool, ...] | None = None
+        self._model_call: ModelCall | None = None
+        self._model_before: ModelCall | None = None
+        # Of the run, when its last model call was to be made.
+        self._tokens_used = run.usage.total_tokens
+        # Not while a model call is ahead of the step that announces it.
+        self._is_durable = asyncio.Event()
+        self._is_durable.set()
+
+    def progress(self) -> tuple[ToolProgress, ...]:
+        """Return and forget the last progress of each call."""
+        progress = tuple(self._progress.values())
+        self._progress.clear()
+        return progress
+
+    def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
+        """Return and forget the model's output if it is time to show it, or `at_once`."""
+        due = self.output_due_at()
+        if self._model_call is None or due is None:
+            return ()
+        return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
+
+    def output_due_at(self) -> float | None:
+        """Return when, by the monotonic clock, output is to be shown; None if there is none."""
+        return self._model_call.output_due_at() if self._model_call else None
+
+    def model_usage(self) -> Usage | None:
+        """Return what the last model call has used so far, as far as that is known; None if there was none."""
+        return usage_of(self._model_call.usage()) if self._model_call else None
+
+    def begin(self, work: Work, state: State) -> None:
+        """Begin what `state`, which is durable, has announced."""
+        start = self.start
+        match work:
+            case PinTools():
+                start(BEGIN, self._pin_tools(state))
+            case PlanUndo():
+                planning = undo_planning.plan(
+                    state.run, ledger=self._dependencies.ledger, tool_calls=self.tool_calls, retry=self._retry
+                )
+                start(BEGIN, planning)
+            case ReadCalls():
+                start(READ, self._read(work.call_ids, state.run))
+            case ReadAgent():
+                start(work.call_id, self._read_agent(work, state.run))
+            case Propose():
+                for call in work.calls:
+                    start(check_of(call.call_id), self._check(call, state.run))
+            case StartModel():
+                self.begin_model(work, state)
+            case Execute():
+                for call_id in work.call_ids:
+                    start(call_id, self._execute(call_id, state))
+            case CheckFallback():
+                start(check_of(work.call_id), self._check_fallback(work.call_id, state))
+            case StopCalls():
+                for call_id in work.call_ids:
+                    start(stop_of(call_id), self._stop(call_id, state))
+            case _:
+                assert_never(work)
+
+    def begin_model(self, work: StartModel, state: State, *, is_ahead: bool = False) -> None:
+        """Begin a model call; with `is_ahead` before `state` is durable, until `catch_up` or `forget_model_ahead`."""
+        if is_ahead:
+            self._model_before = self._model_call
+            self._is_durable.clear()
+        self._model_call = ModelCall(
+            state,
+            model=self._dependencies.model,
+            monotonic=self._dependencies.clock.monotonic,
+            on_output=self._signal.set,
+        )
+        self.start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
+
+    def catch_up(self) -> None:
+        """Say that what a model call ahead was begun with is durable."""
+        self._model_before = None
+        self._is_durable.set()
+
+    async def forget_model_ahead(self) -> Usage:
+        """Stop a model call ahead as if it had never begun, if there is one; return what it has cost."""
+        call = self._model_call
+        if self._is_durable.is_set() or call is None:
+            return Usage()
+        await self.cut(MODEL)
+        self._model_call = self._model_before
+        self.catch_up()
+        usage = usage_of(call.usage())
+        self._dependencies.meter.model_called("forgotten", usage)
+        return usage
+
+    async def cut_model(self) -> ModelCut | None:
+        """Stop the model call; return what it had written, or None if it has ended by itself."""
+        call = self._model_call
+        if call is None or not await self.cut(MODEL):
+            return None
+        self._dependencies.meter.model_called("cut", usage_of(call.answer().usage))
+        return ModelCut(answer=call.answer())
+
+    async def _pin_tools(self, state: State) -> Fact:
+        options = state.run.options
+        chosen = options.tool_choice.tool_name
+        try:
+            found = await self._resolved(state.run)
+        except ToolNotFound as error:
+            return _no_tool(error.metadata.get("tool_name", ""))
+        # At the limit of their depth runs do without the tool that starts further ones.
+        may_delegate = delegation.may_delegate(state.run)
+        without = frozenset() if may_delegate else frozenset({ExecutionContext.AGENT})
+        # Nor does one that notices have begun wait for anybody.
+        without = jobs.WAITED_FOR if state.run.is_turn else without
+        self._tools = tuple(tool for tool in found.tools if tool.context not in without)
+        if chosen and all(tool.name != chosen for tool in self._tools):
+            return _no_tool(chosen)
+        pinned = tuple(
+            PinnedTool(name=tool.name, version=tool.version, definition_sha256=tool.definition_sha256)
+            for tool in self._tools
+        )
+        return ToolsPinned(tools=pinned, left_out=found.left_out)
+
+    async def _resolved(self, run: Run) -> Resolved:
+        """Return the tools of a run: those that came with it, and as many of the register as there is room for."""
+        if run.options.without_tools:
+            return Resolved(tools=())
+        own = {tool.name: tool for tool in self._own_tools}
+        found = await self._registered(run, own)
+        # One that was registered since, or is the same: what came with the run counts.
+        others = [tool for tool in found.tools if tool.name not in own]
+        missing = {tool.fallback_tool_name for tool in own.values()} - {tool.name for tool in others} - {""}
+        if missing:
+            others += (await self.tool_calls.resolve(sorted(missing), skip_missing=True)).tools
+        return replace(found, tools=(*own.values(), *others)[:TOOLS_MAX])
+
+    async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
+        """Return the tools of the register: the one that the model must call is among them, however many there are."""
+        options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
+        names = tuple(name for name in options.tool_names if name not in own)
+        if options.tool_names and not names:
+            return Resolved(tools=())
+        most = TOOLS_MAX - len(own)
+        found = await self.tool_calls.resolve(names, most=most, skip_missing=gives_tools)
+        chosen = options.tool_choice.tool_name
+        if not chosen or chosen in own or not found.left_out or any(tool.name == chosen for tool in found.tools):
+            return found
+        wanted = await self.tool_calls.resolve([chosen])
+        return replace(found, tools=(*wanted.tools, *found.tools)[:most])
+
+    async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
+        if delay_seconds:
+            await self._dependencies.clock.sleep(delay_seconds)
+        tools = await self._pinned_tools(state)
+        request = request_of(
+            replace(state, active_seconds=self._active_seconds()),
+            tools,
+            default_model=self._dependencies.default_model,
+            echo=self._dependencies.reasoning_echo,
+            takes_images=self._dependencies.takes_images,
+            background_as_tool=self._dependencies.background_as_tool,
+        )
+        ended = await self._used_up(call, state.run) or await call.stream(request, self._dependencies.random)
+        await self._is_durable.wait()
+        failed = isinstance(ended, ModelFailed)
+        self._dependencies.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
+        if isinstance(ended, ModelFailed):
+            return ended
+        opened = state.loop.model_call
+        if opened is None or opened.summary:
+            return ModelAnswered(answer=ended)
+        calls = proposals.draft(
+            state.run,
+            ended,
+            without_tools=opened.without_tools,
+            now=self._now(),
+            new_call_id=lambda: CallId(self._dependencies.ids.new("call")),
+        )
+        as_tool = self._dependencies.background_as_tool
+        calls, wishes = jobs.wishes_of(calls, tools, self._now(), as_tool=as_tool)
+        known = [tool.name for tool in state.run.tools]
+        is_near_loop = repetition.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
+        proposed = proposals.to_check(state.run, calls)
+        verdicts = await self._verdicts(proposed, known, may_read=not (is_near_loop or wishes))
+        return ModelAnswered(
+            answer=ended,
+            calls=calls,
+            verdicts=verdicts,
+            output=await self._checked_output(state, ended),
+            wishes=wishes,
+        )
+
+    async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
+        """Return that a call is not made, if the agent of its run has used up its tokens of the day."""
+        needed, now = self._dependencies, self._dependencies.clock.monotonic()
+        used = run.usage.total_tokens - self._tokens_used
+        self._tokens_used = run.usage.total_tokens
+        if not needed.quotas.must_be_read(run, used, now):
+            return None
+        # What the last call has used is counted then.
+        await self._is_durable.wait()
+        reading = partial(needed.quotas.read, run, needed.agents.agent_quota, now)
+        quota = await self._retry.until_answered(reading)
+        if not quota.is_used_up:
+            return None
+        error, end_time = budget.quota_used_up(quota), quota.day_end_time
+        return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
+
+    async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
+        """Return what an answer with which the run may end is beside the response format, if there is one."""
+        form, opened = state.run.options.response_format, state.loop.model_call
+        may_end = not answer.calls or (opened is not None and opened.without_tools)
+        if form is None or not may_end or output.is_refusal(answer):
+            return None
+        return await self.tool_calls.check_output(form.schema_json, output.document(answer.text))
+
+    async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
+        if self._tools is None:
+            pinned = [tool for tool in state.run.tools if not tool.definition_sha256]
+            found = (
+                await self.tool_calls.resolve([tool.name for tool in pinned], pinned) if pinned else Resolved(tools=())
+            )
+            own = (tool for tool in self._own_tools if state.run.definition_sha256(tool.name))
+            self._tools = (*own, *found.tools)
+        return self._tools
+
+    async def _execute(self, call_id: CallId, state: State) -> Fact:
+        call = state.calls[call_id]
+
+        def on_progress(said: Progress) -> None:
+            self._progress[call_id] = ToolProgress(
+                call_id=call_id, tool_name=call.tool_name, fraction=said.fraction, message=said.message
+            )
+            self._signal.set()
+
+        unknowns, answers = state.loop.unknowns_resolved.get(call_id, 0), state.loop.answers.get(call_id, ())
+        series = call.granted_series
+        if series is not None and state.run.grant is not None:
+            series = replace(series, grant_call_id=state.run.grant.call_id)
+        ended = await self.tool_calls.execute(call, unknowns, on_progress, answers, series)
+        self._dependencies.meter.call_executed(ended.outcome)
+        return CallExecuted(call_id=call_id, ended=ended)
+
+    async def _stop(self, call_id: CallId, state: State) -> Fact:
+        await self.cut(call_id)
+        return CallStopped(call_id=call_id, answer=await self.tool_calls.stop(state.calls[call_id]))
+
+    async def _read(self, call_ids: Sequence[CallId], run: Run) -> Fact:
+        ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
+        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in call_ids)
+        return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
+
+    async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
+        """Return the agent that a call names, if that of the run may give it tasks."""
+        agents, until_answered = self._dependencies.agents, self._retry.until_answered
+        if run.agent is None:
+            return AgentRead(call_id=work.call_id)
+        delegates = await self._delegates(run, run.agent)
+        if work.name not in delegates:
+            return AgentRead(call_id=work.call_id, delegates=delegates)
+        with suppress(AgentNotFound):
+            found = await until_answered(partial(agents.get_agent, run.store_id, work.name, 0))
+            return AgentRead(call_id=work.call_id, delegates=delegates, agent=found)
+        return AgentRead(call_id=work.call_id, delegates=delegates)
+
+    async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
+        """Return the agents to which that of a run may give tasks; of a draft as it is now, if it is still there."""
+        agents, draft = self._dependencies.agents, draft_name(pinned.name)
+        if draft:
+            read = partial(agents.get_draft, run.store_id, run.user_id, draft)
+        else:
+            read = partial(agents.get_agent, run.store_id, pinned.name, pinned.version)
+        try:
+            return (await self._retry.until_answered(read)).definition.delegates_to
+        except AgentNotFound:
+            if not draft:
+                raise
+            return ()
+
+    async def _check(self, call: Call, run: Run) -> Fact:
+        """Return the verdict on a call that is proposed; a refusal if the run has no such tool."""
+        if not run.tool_version(call.tool_name):
+            return CallChecked(call=call, verdict=_not_found(call))
+        known = [tool.name for tool in run.tools]
+        verdicts = await self._verdicts(proposals.to_check(run, [call]), known, may_read=True)
+        return CallChecked(call=call, verdict=verdicts[call.call_id])
+
+    async def _verdicts(
+        self, proposed: Sequence[ProposedCall], known: Sequence[str], *, may_read: bool
+    ) -> dict[CallId, Verdict]:
+        """Return the verdicts on calls; with `may_read`, with results of what only reads."""
+        verdicts = await self.tool_calls.check(proposed, known, may_read=may_read)
+        for verdict in verdicts.values():
+            if verdict.result is not None:
+                self._dependencies.meter.call_executed(verdict.result.outcome)
+        return verdicts
+
+    async def _check_fallback(self, call_id: CallId, state: State) -> Fact:
+        call = state.calls[call_id]
+        proposed = ProposedCall(
+            call_id=call_id,
+            tool_name=call.fallback_tool_name,
+            tool_version=state.run.tool_version(call.fallback_tool_name),
+            arguments_json=call.arguments_json,
+        )
+        verdicts = await self.tool_calls.check([proposed], [tool.name for tool in state.run.tools])
+        return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])
+
+
+def _not_found(call: Call) -> Verdict:
+    return Verdict(
+        call_id=call.call_id,
+        disposition=Disposition.REFUSE,
+        error_reason=ToolNotFound.reason,
+        error_message=f"There is no tool {call.tool_name} that the user may call.",
+    )
+
+
+def _no_tool(name: str) -> RunRefused:
+    message = f"There is no tool {name} that you may use."
+    return RunRefused(failure=RunFailure(failure_class=FailureClass.LIMIT, reason=ToolNotFound.reason, message=message))

@@ -1,0 +1,68 @@
+"""The work that goes on for one run beside its drive: named tasks that end with a fact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from pawl.agent_loop.loop.rules.fact import Fact
+
+
+class Tasks:
+    """Named tasks of one run. Not safe to share between runs."""
+
+    def __init__(self, on_end: asyncio.Event) -> None:
+        self._on_end = on_end
+        self._tasks: dict[str, asyncio.Task[Fact | None]] = {}
+        self._facts: list[Fact] = []
+        self._failure: BaseException | None = None
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        """The names of the work that is going on."""
+        return frozenset(self._tasks)
+
+    def start(self, name: str, work: Coroutine[Any, Any, Fact | None]) -> None:
+        """Do `work` beside the drive; its fact, if it has one, is collected."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[name] = task
+        task.add_done_callback(lambda ended: self._ended(name, ended))
+
+    def facts(self) -> tuple[Fact, ...]:
+        """Return and forget the facts collected so far.
+
+        Raises:
+            Exception: what a task raised; it is a fault of the program.
+        """
+        if self._failure is not None:
+            raise self._failure
+        facts, self._facts = tuple(self._facts), []
+        return facts
+
+    async def cut(self, name: str) -> bool:
+        """Cancel work and return when it has ended; whether it was cut, and did not end by itself."""
+        task = self._tasks.get(name)
+        if task is None:
+            return False
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    async def cut_all(self) -> None:
+        """Cancel all work and return when it has ended. What the registry runs detached goes on."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _ended(self, name: str, task: asyncio.Task[Fact | None]) -> None:
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
+        if not task.cancelled():
+            self._failure = self._failure or task.exception()
+            fact = None if task.exception() else task.result()
+            if fact is not None:
+                self._facts.append(fact)
+        self._on_end.set()

@@ -1,0 +1,245 @@
+"""The registry, as the loop uses it: asked again and again, and always with an answer for the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Final
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.ports import CallContext, Registry
+from pawl.agent_loop.loop.rules import settle
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.fact import OutputChecked
+from pawl.agent_loop.loop.rules.run import PinnedTool, Run
+from pawl.agent_loop.loop.rules.tool import (
+    ExecutionResult,
+    ProposedCall,
+    RecordedDecision,
+    RecordedResult,
+    Resolved,
+    Stopped,
+    Tool,
+    Verdict,
+)
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import CallId
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.retry import TRANSIENT, Retry
+from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ToolNotFound
+from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Progress, ReadTimeouts, Series
+
+_PATIENCE_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 2.0
+# The registry keeps the timeout. This is for one that does not answer at all.
+_GRACE_SECONDS: Final = 30.0
+_UNREACHABLE: Final = "The tool registry was away, or failed."
+_KEY_GONE: Final = "The API key with which the job was started is gone or has lost a role: start it with another one."
+_NULL: Final = CallResult(content_json=b"null")
+
+OnProgress = Callable[[Progress], None]
+
+
+class ToolCalls:
+    """Checks, runs and stops the calls of one run."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        registry: Registry,
+        retry: Retry,
+        clock: Clock,
+        own_tools: Sequence[Tool] = (),
+        credential_is_gone: Callable[[Principal], bool] = lambda _: False,
+    ) -> None:
+        self._run = run
+        self._credential_is_gone = credential_is_gone
+        self._own_tools = {tool.name: tool for tool in own_tools}
+        self._context = CallContext.of(run)
+        limits = run.options.limits
+        self._reads = ReadTimeouts(
+            timeout_seconds=limits.tool_timeout_seconds, timeout_seconds_max=limits.tool_timeout_seconds_max
+        )
+        self._registry = registry
+        self._retry = retry
+        self._clock = clock
+
+    async def resolve(
+        self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
+    ) -> Resolved:
+        """Return tools, and those that they fall back to; `most` 0 means any number.
+
+        `skip_missing` leaves those out that do not exist for this user.
+
+        Raises:
+            ToolNotFound: there is no such tool for this user.
+        """
+        found = await self._retry.until_answered(
+            lambda: self._registry.resolve(self._context, names, pinned, most=most, skip_missing=skip_missing)
+        )
+        tools = found.tools
+        known = {tool.name for tool in tools}
+        missing = {tool.fallback_tool_name for tool in tools} - known - {""}
+        if missing and not pinned:
+            # The check of the call will say which is not found when it comes to it.
+            with suppress(ToolNotFound):
+                more = await self._retry.until_answered(lambda: self._registry.resolve(self._context, sorted(missing)))
+                tools = (*tools, *more.tools)
+        # No more than `most`, also with the tools that they fall back to.
+        kept = tools[:most] if most else tools
+        return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
+
+    async def check(
+        self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
+    ) -> dict[CallId, Verdict]:
+        """Return a verdict on each call; a refusal if the registry is away or fails, or if the key of a job is gone.
+
+        With `may_read` it may come with the result of a call that only reads.
+        """
+        if not calls:
+            return {}
+        if self._run.job is not None and self._credential_is_gone(_principal(self._run)):
+            return {call.call_id: _refusal(call.call_id, "PERMISSION_DENIED", _KEY_GONE) for call in calls}
+        reads = self._reads if may_read else None
+        whole = [self._with_own_tool(call) for call in calls]
+        try:
+            verdicts = await self._retry.until_answered(
+                lambda: self._registry.check(self._context, whole, known_tool_names, reads),
+                seconds_max=_PATIENCE_SECONDS,
+            )
+        except TRANSIENT:
+            verdicts = ()
+        found = {verdict.call_id: verdict for verdict in verdicts}
+        return {
+            call.call_id: found.get(call.call_id) or _refusal(call.call_id, "TOOL_ERROR", _UNREACHABLE)
+            for call in calls
+        }
+
+    async def check_output(self, schema_json: bytes, output: str) -> OutputChecked:
+        """Return what an answer is beside the schema of a response format, however long that takes."""
+        store_id = self._context.store_id
+        return await self._retry.until_answered(lambda: self._registry.check_output(store_id, schema_json, output))
+
+    def _with_own_tool(self, call: ProposedCall) -> ProposedCall:
+        """Return a call with its tool, if that came with the run: the registry keeps none of those."""
+        own = self._own_tools.get(call.tool_name) if call.tool_version else None
+        return call if own is None else replace(call, own_tool=own)
+
+    async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
+        """Have these written to the audit chain, however long that takes: before that they have no effect."""
+        if decisions:
+            await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
+        if results:
+            await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
+
+    async def report(self, given_up: Sequence[RecordedResult], *, seconds_max: float) -> bool:
+        """Have front-end calls counted that were given up; whether they are: nothing waits for that any longer."""
+        if not given_up:
+            return True
+        try:
+            await self._retry.until_answered(
+                lambda: self._registry.record_results(self._context, given_up), seconds_max=seconds_max
+            )
+        except PawlError:
+            return False
+        return True
+
+    async def execute(
+        self,
+        call: Call,
+        unknowns_resolved: int,
+        on_progress: OnProgress,
+        answers: Sequence[Answer] = (),
+        series: Series | None = None,
+    ) -> ExecutionResult:
+        """Run a call, perhaps under the grant of a series, and return how it ended.
+
+        Never raises for the tool's or the registry's sake.
+        """
+        execution = Execution(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            arguments_json=call.arguments_json,
+            earlier_attempts=call.attempt - 1,
+            unknowns_resolved=unknowns_resolved,
+            timeout_seconds=call.timeout_seconds,
+            approved_digest=call.approved_digest,
+            rule_id=call.rule_id,
+            answers=tuple(answers),
+            series=series,
+        )
+        began, failures, lost = self._clock.monotonic(), 0, 0
+        while True:
+            left = began + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
+            asked = replace(execution, earlier_attempts=execution.earlier_attempts + lost)
+            ended = await self._attempt(call, asked, on_progress, left, failures)
+            if isinstance(ended, ExecutionResult):
+                return ended
+            failures += 1
+            # What was refused for want of room has not begun; of what broke off nobody knows.
+            lost += not isinstance(ended, Overloaded)
+
+    async def stop(self, call: Call) -> Stopped:
+        """Stop a call and return what it came to; not stopped if nobody can say."""
+        try:
+            return await self._retry.until_answered(
+                lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
+                seconds_max=_STOP_SECONDS,
+            )
+        except PawlError:
+            return Stopped(stopped=False)
+
+    async def _attempt(
+        self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
+    ) -> ExecutionResult | PawlError:
+        """Return how the call ended, or why it is to be asked for again by the same id."""
+        try:
+            async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, ExecutionResult):
+                        return piece
+                    on_progress(piece)
+            raise DependencyUnavailable("the execution ended without a result")
+        except TimeoutError:
+            return await self._give_up(call)
+        except TRANSIENT as error:
+            try:
+                await self._retry.pause(error, failures + 1, left=left)
+            except PawlError:
+                return _unreachable(call)
+            return error
+        except PawlError as error:
+            return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
+
+    async def _give_up(self, call: Call) -> ExecutionResult:
+        answer = await self.stop(call)
+        if answer.result is not None:
+            return answer.result
+        if answer.stopped:
+            message = f"The call took more than {call.timeout_seconds:g} seconds."
+            return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_TIMEOUT", message))
+        return _unreachable(call)
+
+
+def _refusal(call_id: CallId, reason: str, message: str) -> Verdict:
+    return Verdict(call_id=call_id, disposition=Disposition.REFUSE, error_reason=reason, error_message=message)
+
+
+def _principal(run: Run) -> Principal:
+    return Principal(
+        store_id=run.store_id,
+        user_id=run.user_id,
+        roles=frozenset(run.user_roles),
+        credential_id=run.credential_id,
+        delegate_user_id=run.delegate_user_id,
+    )
+
+
+def _unreachable(call: Call) -> ExecutionResult:
+    if call.effect_class in REPEATABLE:
+        return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_ERROR", _UNREACHABLE))
+    return ExecutionResult(outcome=Outcome.UNKNOWN, result=_NULL)

@@ -1,0 +1,167 @@
+"""Values of the loop from and to messages of pawl.event.v1."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult
+from pawl.agent_loop.loop.rules.condition import Condition
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.message import Message
+from pawl.agent_loop.loop.rules.options import AskedOptions
+from pawl.agent_loop.loop.rules.parts import Part
+from pawl.agent_loop.loop.rules.run import (
+    FailureClass,
+    Grant,
+    Job,
+    Monitor,
+    PinnedAgent,
+    Run,
+    RunFailure,
+    RunOptions,
+    Undo,
+)
+from pawl.agent_loop.loop.rules.tool import Tool
+from pawl.chassis.rpc.translate import Exceptions, Translator, Unknown, enum_defaults
+from pawl.errors import InvalidField
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.tool.v1 import tool_pb2
+from pawl.values import (
+    EffectClass,
+    ExecutionContext,
+    JobReports,
+    OfferFallback,
+    Question,
+    QuestionKind,
+    RunState,
+    Series,
+    Usage,
+)
+
+_DEFAULTS: Final[dict[type[Enum], Enum]] = {
+    **enum_defaults(RunOptions()),
+    EffectClass: EffectClass.AT_MOST_ONCE,
+    FailureClass: FailureClass.INTERNAL,
+    OfferFallback: OfferFallback.FAIL,
+    QuestionKind: QuestionKind.CLARIFICATION,
+    JobReports: JobReports.EVERY,
+}
+
+
+def _unknown(unknown: Unknown) -> ValueError:
+    return ValueError(f"{unknown.value} is not known")
+
+
+def _result(message: call_pb2.Call) -> CallResult | None:
+    """Return the result, or what stands for one that the ledger left out; None if there is none yet."""
+    if message.HasField("result"):
+        return RESULT.read(message.result)
+    if not message.result_omitted_bytes:
+        return None
+    size_bytes = message.result_omitted_bytes
+    return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to be repeated here.")
+
+
+WIRE: Final = Translator(_unknown, defaults=_DEFAULTS)
+
+
+def _no_known_value(unknown: Unknown) -> InvalidField:
+    return InvalidField(f"{unknown.field} has no known value", field=unknown.field)
+
+
+CLIENTS: Final = Translator(_no_known_value, defaults=enum_defaults(AskedOptions()))
+"""For requests of clients: a value that is not known is an InvalidField."""
+_LIMITS_ASKED: Final = Exceptions(
+    read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
+    write={"limits": lambda asked: dict(asked.limits) or None},
+)
+asked_options: Final = CLIENTS.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED, field="options").read
+"""Return what a client asks of a run; InvalidField if an enum has no known value."""
+
+USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
+FAILURE: Final = WIRE.struct(RunFailure, run_pb2.RunFailure)
+WIRE.struct(Condition, run_pb2.JobCondition)
+WIRE.struct(Monitor, run_pb2.JobMonitor)
+JOB: Final = WIRE.struct(Job, run_pb2.Job)
+RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState)
+SERIES: Final = WIRE.struct(Series, call_pb2.Series)
+WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))
+UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
+LIMITS: Final = WIRE.struct(Limits, run_pb2.RunLimits)
+OPTIONS: Final = WIRE.struct(RunOptions, run_pb2.RunOptions)
+ASKED: Final = WIRE.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED)
+AGENT: Final = WIRE.struct(PinnedAgent, run_pb2.PinnedAgent)
+RUN: Final = WIRE.struct(
+    Run,
+    run_pb2.Run,
+    Exceptions(
+        of_message=(
+            "epoch",
+            "create_time",
+            "start_time",
+            "end_time",
+            "pending_calls",
+            "active_calls",
+            "attention",
+            "crash_count",
+            "token_budget",
+            "queue_position",
+            "waiting",
+            "update_time",
+            "progress_time",
+            "call_counts",
+            "child_run_ids",
+            "labels",
+            "trimmed_rounds",
+            "trimmed_failures",
+        )
+    ),
+)
+PART: Final = WIRE.struct(Part, message_pb2.Part)
+MESSAGE: Final = WIRE.struct(
+    Message,
+    message_pb2.Message,
+    # The ledger gives ids, numbers and times.
+    Exceptions(
+        unwritten=("message_id", "run_id", "number", "user_id"),
+        of_message=("conversation_id", "create_time"),
+    ),
+)
+QUESTION: Final = WIRE.struct(Question, call_pb2.Question)
+RESULT: Final = WIRE.struct(CallResult, call_pb2.CallResult)
+WIRE.struct(
+    ApprovalRequest,
+    call_pb2.ApprovalRequest,
+    Exceptions(
+        read={"approvals_required": lambda message: max(1, message.approvals_required)},
+        unwritten=("decision", "approvals", "earlier_approvals"),
+    ),
+)
+CALL: Final = WIRE.struct(
+    Call,
+    call_pb2.Call,
+    Exceptions(
+        read={"result": _result},
+        # The ledger knows whose call it is and who holds an offer, and gives the times.
+        unwritten=("store_id", "conversation_id", "run_id", "offer", "create_time", "start_time", "end_time"),
+        of_message=("user_id", "result_omitted_bytes"),
+    ),
+)
+OWN_TOOL: Final = WIRE.struct(
+    Tool,
+    tool_pb2.OwnTool,
+    Exceptions(
+        read={
+            "name": lambda message: message.definition.name,
+            "version": lambda _: 1,
+            "description": lambda message: message.definition.description,
+            "arguments_schema_json": lambda message: message.definition.arguments_schema_json,
+            "fallback_tool_name": lambda message: message.definition.fallback_tool_name,
+            "context": lambda _: ExecutionContext.FRONTEND,
+            "own_definition": lambda message: message.definition.SerializeToString(),
+        },
+        write={"definition": lambda tool: tool_pb2.ToolDefinition.FromString(tool.own_definition)},
+    ),
+)
+"""Between a tool that came with a run, and its message."""

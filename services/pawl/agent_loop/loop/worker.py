@@ -1,0 +1,356 @@
+"""Claims runs, keeps their leases and drives them side by side.
+
+A run whose lease could not be confirmed in time is dropped before the lease
+ends: another worker may drive it then. The ledger refuses what a late worker
+writes all the same; dropping it keeps it from calling models and tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.ports import Claim, Loaded, Wakeups
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
+from pawl.agent_loop.loop.run_tasks import WorkerDependencies
+from pawl.chassis.ids import RunKey, WorkerId
+from pawl.chassis.process import logs
+from pawl.chassis.process.tasks import within
+from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
+
+_CLAIMED_AT_ONCE_MAX: Final = 64
+# A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
+_CLAIM_SECONDS_MIN: Final = 0.02
+# A sleep that ends so late says that this process has more to do than it can: it takes on nothing more for a while,
+# so that what it has, and the requests that it serves, do not wait for each other.
+_BUSY_SECONDS: Final = 0.05
+_BREATH_SECONDS_MAX: Final = 1.0
+# Work is stopped this long before a lease that nobody confirmed ends.
+_FENCE_MARGIN_SECONDS: Final = 0.5
+# A renewal that failed is tried again so soon: many attempts fit before the fence.
+_RENEW_AGAIN_SECONDS: Final = 0.25
+_REMEMBERED_MAX: Final = 4096
+_RELEASE_SECONDS_MAX: Final = 1.0
+# What is due later is found by looking now and then.
+_DUE_SECONDS_MAX: Final = 3600.0
+# Two clocks never agree to the last digit: a claim a moment too early would be in vain, and the next one is the poll's.
+_DUE_AFTER_SECONDS: Final = 0.001
+# A quarter of what a worker can drive is for runs that people wait for, unless it can drive one alone.
+_BACKGROUND_SHARE: Final = 0.75
+# From here on the next claim may find more that is due than this worker had room for.
+_CROWDED_SHARE: Final = 0.5
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """The limits of what a worker takes on, and its rhythm."""
+
+    runs_max: int = 256
+    lease_seconds: float = 10.0
+    renew_seconds: float = 2.0
+    poll_seconds: float = 1.0
+    hand_over_seconds: float = 1.0
+    hearsay_seconds: float = 0.2
+    """Work that this process only hears of is claimed so much later: the process that it came through takes it at once,
+    and the others cost nothing. If that one cannot, another one does."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    drive: Drive
+    task: asyncio.Task[str]
+    claimed_at: float
+    confirmed_until: float
+
+
+class _Recent(dict[K, V]):
+    """The entries that were put in last, a bounded number."""
+
+    def put(self, key: K, value: V) -> None:
+        self.pop(key, None)
+        self[key] = value
+        if len(self) > _REMEMBERED_MAX:
+            del self[next(iter(self))]
+
+
+class Worker:
+    """Drives runs until it is told to stop.
+
+    Run `claim_forever`, `renew_forever` and `fence_forever` side by side, each
+    again if it fails; at the end cancel them and call `hand_over`.
+    """
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        dependencies: WorkerDependencies,
+        limits: WorkerLimits,
+        new_drive: Callable[[Claim, WorkerDependencies, RunFailure | None], Drive] = Drive,
+    ) -> None:
+        self.worker_id = worker_id
+        self._dependencies = replace(dependencies, run_due=self.wake, run_due_at=self._wake_at)
+        self._ledger = dependencies.ledger
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._meter = dependencies.meter
+        self._limits = limits
+        self._new_drive = new_drive
+        self._held: dict[Claim, _Held] = {}
+        # So that a late answer about a claim that was left is not taken for a new one.
+        self._left_at = _Recent[Claim, float]()
+        # What came with a claim is how the run was before its first drive.
+        self._begun = _Recent[Claim, None]()
+        self._work_may_be_there = False
+        self._work_is_ours = asyncio.Event()
+        # That one of these is so, or that something is due sooner.
+        self._news = asyncio.Event()
+        # When runs are due that were parked here, the next one first: nobody else looks as soon as that.
+        self._due_times: list[float] = []
+        self._claiming = asyncio.Lock()
+        self._stopping = False
+
+    async def listen(self, wakeups: Wakeups) -> None:
+        """Be woken by hints from now on. Without them the worker polls."""
+        await wakeups.subscribe(self.worker_id, on_work=self._on_work, on_command=self._on_command)
+
+    def wake(self) -> None:
+        """Claim at once: what came through this process may have made a run due."""
+        self._work_is_ours.set()
+        self._work_may_be_there = True
+        self._news.set()
+
+    def _wake_at(self, due: float) -> None:
+        left = due - self._clock.monotonic()
+        if left <= 0:
+            self.wake()
+        elif left < _DUE_SECONDS_MAX and len(self._due_times) < _REMEMBERED_MAX:
+            heapq.heappush(self._due_times, due + _DUE_AFTER_SECONDS)
+            self._news.set()
+
+    async def claim_forever(self) -> None:
+        """Claim runs whenever there may be some and there is room."""
+        while not self._stopping:
+            self._work_may_be_there = False
+            self._work_is_ours.clear()
+            room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
+            began = self._clock.monotonic()
+            if room <= 0 or await self._claim(room) < room:
+                await self._wait_for_work(began)
+            await self._breathe(began + _CLAIM_SECONDS_MIN)
+
+    async def _wait_for_work(self, looked: float) -> None:
+        """Return when there may be work again, of which a claim that began then has not seen anything."""
+        poll_at = self._clock.monotonic() + self._limits.poll_seconds * (0.8 + 0.4 * self._random())
+        while not self._work_may_be_there:
+            while self._due_times and self._due_times[0] <= looked:
+                heapq.heappop(self._due_times)
+            left = min([poll_at, *self._due_times[:1]]) - self._clock.monotonic()
+            if left <= 0:
+                return
+            self._news.clear()
+            await within(left, self._news.wait())
+        await within(self._limits.hearsay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
+
+    async def _breathe(self, due: float) -> None:
+        """Sleep until `due`, and on for up to a second as long as this process has too much to do."""
+        end = due + _BREATH_SECONDS_MAX
+        while (left := due - self._clock.monotonic()) > 0:
+            await self._clock.sleep(left)
+            late = self._clock.monotonic() - due
+            if self._held and late > _BUSY_SECONDS:
+                due = min(due + 2 * late, end)
+
+    async def renew_forever(self) -> None:
+        """Renew all leases, and find out what was lost and who got commands."""
+        pause, is_failing = self._limits.renew_seconds, False
+        while True:
+            await self._clock.sleep(pause)
+            pause = self._limits.renew_seconds
+            try:
+                async with asyncio.timeout(self._limits.renew_seconds):
+                    await self._renew()
+                is_failing = False
+            except Exception as error:  # noqa: BLE001  # whatever it is: without renewals all drives are fenced
+                is_known = isinstance(error, TimeoutError | PawlError)
+                log = _log.debug if is_failing and is_known else _log.warning
+                log("lease.not_renewed", error=_said(error), exc_info=not is_known)
+                is_failing = True
+                pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
+
+    async def fence_forever(self) -> None:
+        """Drop each run whose lease is about to end unconfirmed."""
+        while True:
+            now = self._clock.monotonic()
+            for claim, held in list(self._held.items()):
+                if held.confirmed_until - _FENCE_MARGIN_SECONDS <= now:
+                    self._drop(claim, held, "lease.unconfirmed")
+            soonest = min((held.confirmed_until for held in self._held.values()), default=now + 1.0)
+            await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
+
+    async def hand_over(self) -> None:
+        """Stop all drives at their next commit point and give all runs back. Nothing is settled."""
+        self._stopping = True
+        tasks = [held.task for held in self._held.values()]
+        for held in self._held.values():
+            held.drive.hand_over()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._limits.hand_over_seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            # What a claim that is under way still brings is given back too.
+            async with asyncio.timeout(_RELEASE_SECONDS_MAX), self._claiming:
+                await self._ledger.release(self.worker_id)
+        except (TimeoutError, PawlError) as error:
+            # The leases end by themselves.
+            _log.warning("worker.not_released", error=_said(error))
+
+    async def _on_work(self) -> None:
+        self._work_may_be_there = True
+        self._news.set()
+
+    async def _on_command(self, key: RunKey) -> None:
+        for claim, held in self._held.items():
+            if claim.key == key:
+                held.drive.wake()
+
+    async def _claim(self, room: int) -> int:
+        async with self._claiming:
+            if self._stopping:
+                return 0
+            began = self._clock.monotonic()
+            claims = await self._ledger.claim(
+                self.worker_id,
+                runs_max=room,
+                lease_seconds=self._limits.lease_seconds,
+                background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_SHARE)),
+            )
+        for claim, loaded in claims.items():
+            self._start(claim, began, loaded)
+        return len(claims)
+
+    async def _renew(self) -> None:
+        began = self._clock.monotonic()
+        renewal = await self._ledger.renew(self.worker_id, lease_seconds=self._limits.lease_seconds)
+        confirmed = set(renewal.held)
+        for claim, held in list(self._held.items()):
+            if claim in confirmed:
+                held.confirmed_until = began + self._limits.lease_seconds
+            elif held.claimed_at < began:
+                self._drop(claim, held, "lease.lost")
+        for claim in renewal.held:
+            # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive ended and the
+            # ledger does not know it. Such a lease would be renewed for ever.
+            if not self._has_driven(claim, began):
+                _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
+                self._start(claim, began)
+        for claim in renewal.with_commands:
+            if claim in self._held:
+                self._held[claim].drive.wake()
+
+    def _start(self, claim: Claim, began: float, loaded: Loaded | None = None) -> None:
+        if self._has_driven(claim, began) or self._stopping:
+            return
+        loaded = None if claim in self._begun else loaded
+        self._begun.put(claim, None)
+        drive = self._new_drive(claim, self._dependencies, None)
+        task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
+        task.add_done_callback(lambda ended: self._forget(claim, ended))
+        self._held[claim] = _Held(
+            drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
+        )
+        self._meter.runs_held(len(self._held))
+
+    def _has_driven(self, claim: Claim, since: float) -> bool:
+        """Return whether there is a drive of this claim, or one has ended meanwhile."""
+        held = self._held.get(claim)
+        is_driving = held is not None and not held.task.done()
+        return is_driving or self._left_at.get(claim, -math.inf) >= since
+
+    def _drop(self, claim: Claim, held: _Held, why: str) -> None:
+        """Stop a drive. It is held until it has ended, so that no other begins under the same claim before."""
+        if held.task.cancelling():
+            return
+        _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
+        held.task.cancel()
+
+    def _forget(self, claim: Claim, ended: asyncio.Task[str]) -> None:
+        """Let go of a claim whose task is done, however that ended: a claim that is held is not driven again."""
+        if claim in self._held and self._held[claim].task is ended:
+            del self._held[claim]
+        how = "lost" if ended.cancelled() else "crashed"
+        if not ended.cancelled():
+            error = ended.exception()
+            if error is None:
+                how = ended.result()
+            else:
+                _log.error("run.not_given_up", run=claim.key.run_id, epoch=claim.epoch, exc_info=error)
+        self._meter.runs_held(len(self._held))
+        self._meter.run_left(how)
+        # The next one of its conversation, or one that waited for its place. One that parks has left a place only, and
+        # the ledger says it if one waits for that; if it was one of many, those that wait for this worker may be more.
+        if how != Left.PARKED or len(self._held) >= self._limits.runs_max * _CROWDED_SHARE:
+            self.wake()
+
+    async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
+        """Drive a run; return how it was left."""
+        claim = drive.claim
+        logs.bind(store=claim.key.store_id, run=claim.key.run_id)
+        try:
+            left: str = await drive.run(loaded)
+        except (LeaseLost, RunEnded, RunNotFound) as error:
+            left = "lost"
+            _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
+        except Exception:  # noqa: BLE001  # one run must not hurt the others
+            left = "failed" if await self._fail(claim) else await self._give_up(claim)
+        else:
+            _log.info("run.left", how=left, epoch=claim.epoch)
+        if left != "crashed":
+            self._left_at.put(claim, self._clock.monotonic())
+        return left
+
+    async def _fail(self, claim: Claim) -> bool:
+        """End a run whose drive crashed; whether it could be ended."""
+        error_id = self._dependencies.ids.new("err")
+        _log.exception("run.crashed", error_id=error_id)
+        message = f"{Internal().message} ({error_id})"
+        failure = RunFailure(failure_class=FailureClass.INTERNAL, reason=Internal.reason, message=message)
+        try:
+            await self._new_drive(claim, self._dependencies, failure).run()
+        except (LeaseLost, RunEnded, RunNotFound):
+            return True
+        except Exception:  # noqa: BLE001  # logged, and given up
+            _log.exception("run.cannot_be_failed", error_id=error_id)
+            return False
+        return True
+
+    async def _give_up(self, claim: Claim) -> str:
+        """Give a run back that can neither be driven nor ended, as if this worker had died of it.
+
+        Return how it was left. If the ledger cannot be told either, whatever it answers, the next renewal tries the
+        run again.
+        """
+        try:
+            quarantined = await self._ledger.report_crash(claim)
+        except (LeaseLost, RunEnded, RunNotFound):
+            return "lost"
+        except Exception as error:  # noqa: BLE001  # see above
+            _log.warning("run.not_given_up", error=_said(error), exc_info=not isinstance(error, PawlError))
+            return "crashed"
+        _log.error("run.given_up", epoch=claim.epoch, quarantined=quarantined)
+        return "given_up"
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,141 @@
+"""Names of tools as model servers allow them: ^[a-zA-Z0-9_-]{1,64}$, so without the dot of `<source>.<tool>`.
+
+A dot goes out as two underscores. Where another tool of the same request has
+that name, a digest is added, so that what comes back means one tool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from pawl.agent_loop.model.fields import Fields
+from pawl.agent_loop.model.request import CallPiece, ModelRequest, Piece
+
+_DOT: Final = "__"
+_DIGEST_DIGITS: Final = 8
+_CHARACTERS_MAX: Final = 64
+_NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+class Names:
+    """The names of one request, there and back. The same tools give the same names."""
+
+    def __init__(self, offered: Iterable[str]) -> None:
+        names = sorted(set(offered))
+        dotted = [name for name in names if "." in name]
+        taken = set(names) - set(dotted)
+        self._outward: dict[str, str] = {}
+        for name in dotted:
+            self._outward[name] = free = next(form for form in _forms(name) if form not in taken)
+            taken.add(free)
+        self._inward = {form: name for name, form in self._outward.items()}
+        self._plain = taken - self._inward.keys()
+        self._held: CallPiece | None = None
+
+    def outward(self, name: str) -> str:
+        """Return what a tool is called towards the model server, also one that is not offered any more."""
+        return self._outward.get(name) or (next(_forms(name)) if "." in name else name)
+
+    def inward(self, piece: Piece) -> Iterator[Piece]:
+        """Give the pieces of an answer with the names that the tools have here.
+
+        The beginning of a name that comes in parts is kept until the rest is there.
+        """
+        held, self._held = self._held, None
+        if held is not None:
+            if isinstance(piece, CallPiece) and piece.index == held.index and piece.call_id in {"", held.call_id}:
+                piece = _joined(held, piece)
+            else:
+                yield held
+        if isinstance(piece, CallPiece) and piece.name:
+            known = self._inward.get(piece.name)
+            if known is not None:
+                piece = msgspec.structs.replace(piece, name=known)
+            elif not piece.arguments and self._begins_one(piece.name):
+                self._held = piece
+                return
+        yield piece
+
+    def last(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Give the last pieces of an answer, and before them what was kept."""
+        for piece in pieces:
+            yield from self.inward(piece)
+        if self._held is not None:
+            yield self._held
+
+    def _begins_one(self, name: str) -> bool:
+        return name not in self._plain and any(form.startswith(name) for form in self._inward)
+
+
+def _joined(held: CallPiece, piece: CallPiece) -> CallPiece:
+    both = Fields()
+    both.add(held.fields_json)
+    both.add(piece.fields_json)
+    return CallPiece(
+        index=held.index,
+        call_id=held.call_id,
+        name=held.name + piece.name if piece.name != held.name else held.name,
+        arguments=piece.arguments,
+        fields_json=both.json(),
+    )
+
+
+def _forms(name: str) -> Iterator[str]:
+    """Give what a name with a dot may be called, the first choice first."""
+    plain = _NOT_ALLOWED.sub("_", name.replace(".", _DOT))
+    if len(plain) <= _CHARACTERS_MAX:
+        yield plain
+    salt = 0
+    while True:
+        digest = hashlib.sha256(f"{salt}:{name}".encode()).hexdigest()[:_DIGEST_DIGITS]
+        yield f"{plain[: _CHARACTERS_MAX - _DIGEST_DIGITS - 1]}_{digest}"
+        salt += 1
+
+
+def names_of(request: ModelRequest) -> Names | None:
+    """Return the names of a request, or None if each can go out as it is."""
+    offered = [str(_function(tool).get("name", "")) for tool in request.tools]
+    if any("." in name for name in offered) or any("." in name for name in _called(request)):
+        return Names(offered)
+    return None
+
+
+def renamed(request: ModelRequest, names: Names) -> ModelRequest:
+    """Return the request with the names that the model server allows: in tools, history and choice."""
+    choice = request.tool_choice
+    return msgspec.structs.replace(
+        request,
+        messages=tuple(_message(message, names) for message in request.messages),
+        tools=tuple(_with_name(tool, names) for tool in request.tools),
+        tool_choice=_with_name(choice, names) if isinstance(choice, Mapping) else choice,
+    )
+
+
+def _called(request: ModelRequest) -> Iterator[str]:
+    for message in request.messages:
+        for call in message.get("tool_calls") or ():
+            yield str(_function(call).get("name", ""))
+
+
+def _message(message: Mapping[str, Any], names: Names) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_name(call, names) for call in calls]}
+
+
+def _with_name(item: Mapping[str, Any], names: Names) -> Mapping[str, Any]:
+    function = _function(item)
+    if "." not in function.get("name", ""):
+        return item
+    return {**item, "function": {**function, "name": names.outward(function["name"])}}
+
+
+def _function(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = item.get("function")
+    return function if isinstance(function, Mapping) else {}

@@ -1,1 +1,0 @@
-"""AgentService over gRPC."""

@@ -1,0 +1,95 @@
+"""The program of an undo: one inverse after the other, then the report. Its cursor is the plan.
+
+It calls no model, unless the user says something meanwhile: then the report comes first, and the model answers.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules import budget
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.decision import (
+    CallModel,
+    Decision,
+    EnterSteers,
+    Finish,
+    PlanUndo,
+    Propose,
+    ReadCalls,
+    Wait,
+)
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.rules import PlannedUndo, UndoPlan
+from pawl.values import WITH_PEOPLE, RunState
+
+
+def follows(state: State, now: float) -> Decision:
+    """Return the next inverse once the one before it is settled, however it ended, or the end. See `Program`."""
+    planned = _plan(state)
+    if planned is None:
+        return PlanUndo()
+    if state.loop.model_call is not None or state.open_calls:
+        return Wait(until=None)
+    if state.loop.steers:
+        # What was not begun is left as it is: the user has something to say about it.
+        return EnterSteers()
+    if not planned.reported:
+        step = undo.following(planned, state.calls)
+        return Finish(state=RunState.COMPLETED) if step is None else _inverse(step, state, now)
+    last = state.last_message
+    if last is not None and last.role is Role.ASSISTANT:
+        return Finish(state=RunState.COMPLETED)
+    if budget.is_used_up(state):
+        return budget.exhausted(state, now)
+    return CallModel(round=state.run.round + 1, without_tools=True)
+
+
+def may_start(call: Call, state: State) -> bool:  # noqa: ARG001  # there is one at a time
+    """Return that a call may start."""
+    return True
+
+
+def gives_up(call: Call, state: State) -> bool:  # noqa: ARG001
+    """Return whether the inverse has not begun, for it waits for a person."""
+    return call.state in WITH_PEOPLE
+
+
+def paused(state: State, time: float, *, resumes: bool) -> State:  # noqa: ARG001  # only jobs are paused
+    """Return the state as it is."""
+    return state
+
+
+def concluded(state: State, *, goes_on: bool) -> State:
+    """Return the state with the report in the conversation; it is a round of its own if the run goes on."""
+    planned = _plan(state)
+    if planned is not None and planned.reported:
+        return state
+    said = undo.report(planned, state.run, state.calls)
+    planned = replace(planned or undo.UndoPlan(), reported=True)
+    run = replace(state.run, output_text=said, round=state.run.round + goes_on)
+    state = replace(state, run=run, loop=replace(state.loop, cursor=planned))
+    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=said))
+
+
+def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
+    """Return the state as it is."""
+    return after
+
+
+def _plan(state: State) -> UndoPlan | None:
+    cursor = state.loop.cursor
+    return cursor if isinstance(cursor, UndoPlan) else None
+
+
+def _inverse(step: PlannedUndo, state: State, now: float) -> Decision:
+    for known in (state.calls, state.named):
+        call = known.get(step.call_id)
+        inverse = None if call is None else undo.inverse_of(call)
+        if inverse is not None:
+            return Propose(calls=(undo.draft(state.run, step, inverse, now),))
+    if step.call_id in state.named:
+        raise RuntimeError("an undo was planned from calls that have no inverse")
+    return ReadCalls(call_ids=(step.call_id,))

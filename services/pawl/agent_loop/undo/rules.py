@@ -1,0 +1,282 @@
+"""Taking the calls of a run back: which can be, in which order, and what it has come to.
+
+The calls that try to undo a call have ids that follow from its own. So it is
+known from the calls alone what was tried, and no try is made twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop.rules.call import Call, Inverse
+from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.loop.rules.settle import NOT_STOPPED
+from pawl.chassis import strict_json
+from pawl.chassis.ids import CallId, RunId
+from pawl.values import WITH_PEOPLE, CallState, DecisionKind, EffectClass, ExecutionContext
+
+REASON_CHARACTERS_MAX: Final = 300
+_REPORT_LINES_MAX: Final = 50
+
+_IN_DOUBT: Final = frozenset({NOT_STOPPED, "TOOL_TIMEOUT"})
+"""Reasons of results of calls that may have had their effect, or may have it yet."""
+
+
+class UndoState(StrEnum):
+    """The fate of a call in an undo, expected or reached."""
+
+    TO_UNDO = "TO_UNDO"
+    RUNNING = "RUNNING"
+    NEEDS_APPROVAL = "NEEDS_APPROVAL"
+    UNDONE = "UNDONE"
+    ALREADY_UNDONE = "ALREADY_UNDONE"
+    FAILED = "FAILED"
+    CANNOT_BE_UNDONE = "CANNOT_BE_UNDONE"
+    NOTHING_TO_UNDO = "NOTHING_TO_UNDO"
+
+
+class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
+    """The meaning or the result of an undo for one call; `undo_call_id` is the last call that ran its inverse."""
+
+    call_id: CallId
+    tool_name: str
+    state: UndoState
+    summary: str = ""
+    reason: str = ""
+    undo_call_id: CallId = CallId("")
+    undo_run_id: RunId = RunId("")
+
+
+class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a run, and the calls that tried to undo it, oldest first. Contents of results may be left out."""
+
+    call: Call
+    tries: tuple[Call, ...] = ()
+    trimmed_rounds: int = 0
+    """Over 0 it stands for the calls of so many first rounds of a job, which are not kept; `call` is like them."""
+
+
+class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
+    """One inverse that an undo runs: as `undo_call_id`, to take `call_id` of the tool `tool_name` back."""
+
+    call_id: CallId
+    undo_call_id: CallId
+    tool_name: str
+    summary: str
+
+
+class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="undo"):
+    """The plan of an undo: what it does, in order, and what it cannot do; `reported` once the conversation knows it."""
+
+    steps: tuple[PlannedUndo, ...] = ()
+    others: tuple[CallUndo, ...] = ()
+    reported: bool = False
+
+
+def undo_call_id(call_id: CallId, attempt: int) -> CallId:
+    """Return the id of the call that tries for the `attempt`th time, from 1, to undo a call."""
+    return CallId(f"undo_{attempt}_{hashlib.sha256(call_id.encode()).hexdigest()[:32]}")
+
+
+def inverse_of(call: Call) -> Inverse | None:
+    """Return what takes the effect of a call back, if it has one and something does."""
+    return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
+
+
+def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:
+    """Return all sources, or that of one call, in the order of an undo: what ended last comes first."""
+    chosen = (source for source in sources if call_id in {"", source.call.call_id})
+    return tuple(sorted(chosen, key=_end, reverse=True))
+
+
+def judged(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
+    """Return what became of a call in the undo that is run `undo_run_id`, or what an undo would do with it now."""
+    call, inverse = source.call, inverse_of(source.call)
+    if source.trimmed_rounds:
+        reason = f"The first {source.trimmed_rounds} iterations are not kept any more."
+        state = UndoState.CANNOT_BE_UNDONE
+        if call.effect_class is EffectClass.READ_ONLY:
+            state, reason = UndoState.NOTHING_TO_UNDO, "They only read."
+        return CallUndo(call_id=CallId(""), tool_name=call.tool_name, state=state, reason=reason)
+    if inverse is None:
+        state, reason = _without_inverse(call)
+        return CallUndo(call_id=call.call_id, tool_name=call.tool_name, state=state, reason=reason)
+    own = [each for each in source.tries if each.run_id == undo_run_id]
+    last = next(reversed(own or source.tries), None)
+    state, reason = _tried(last, undo_run_id)
+    return CallUndo(
+        call_id=call.call_id,
+        tool_name=call.tool_name,
+        state=state,
+        summary=_line(inverse.summary),
+        reason=reason,
+        undo_call_id=last.call_id if last else CallId(""),
+        undo_run_id=last.run_id if last else RunId(""),
+    )
+
+
+def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
+    """Return what the undo `run` does: inverses in the order in which they run, each call at most once."""
+    steps, others = [], []
+    for source in in_order(sources, run.undo.call_id if run.undo else CallId("")):
+        found = judged(source, run.run_id)
+        if found.state is UndoState.TO_UNDO:
+            step = PlannedUndo(
+                call_id=found.call_id,
+                undo_call_id=undo_call_id(found.call_id, len(source.tries) + 1),
+                tool_name=found.tool_name,
+                summary=found.summary,
+            )
+            steps.append(step)
+        elif found.state is not UndoState.NOTHING_TO_UNDO:
+            others.append(found)
+    return UndoPlan(steps=tuple(steps), others=tuple(others))
+
+
+def following(planned: UndoPlan, calls: Mapping[CallId, Call]) -> PlannedUndo | None:
+    """Return the next step of a plan, the first that has no call yet."""
+    return next((step for step in planned.steps if step.undo_call_id not in calls), None)
+
+
+def draft(run: Run, step: PlannedUndo, inverse: Inverse, now: float) -> Call:
+    """Return the call of a step, PROPOSED, in the round after the current one."""
+    return Call(
+        store_id=run.store_id,
+        conversation_id=run.conversation_id,
+        run_id=run.run_id,
+        call_id=step.undo_call_id,
+        undoes_call_id=step.call_id,
+        round=run.round + 1,
+        index=0,
+        tool_name=inverse.tool_name,
+        state=CallState.PROPOSED,
+        proposed_arguments=inverse.arguments_json.decode(errors="replace"),
+        create_time=now,
+    )
+
+
+def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> str:
+    """Return what an undo has come to, for people and for the model."""
+    head = f"Undo of run {run.undo.run_id}" if run.undo else "Undo"
+    if planned is None:
+        return f"{head}: nothing was undone."
+    found = [*(_outcome(step, run, calls) for step in planned.steps), *planned.others]
+    if not found:
+        return f"{head}: there was nothing to undo."
+    undone = sum(each.state is UndoState.UNDONE for each in found)
+    lines = [f"{head}: {undone} of {len(found)} calls with effects {'was' if undone == 1 else 'were'} undone."]
+    lines += map(_told, found[:_REPORT_LINES_MAX])
+    if len(found) > _REPORT_LINES_MAX:
+        lines.append(f"- and {len(found) - _REPORT_LINES_MAX} more")
+    return "\n".join(lines)
+
+
+def request_text(run_id: RunId, call_id: CallId = CallId("")) -> str:
+    """Return the message that stands for the request in the conversation."""
+    return f"[Undo of call {call_id} of run {run_id}]" if call_id else f"[Undo of run {run_id}]"
+
+
+def slim(call: Call) -> Call:
+    """Return a call without what the rules of an undo do not look at."""
+    result = call.result
+    if result is not None and not result.is_error:
+        result = replace(result, content_json=b"null")
+    return replace(call, arguments_json=b"", proposed_arguments="", result=result)
+
+
+_TOLD: Final = {
+    UndoState.UNDONE: "undone",
+    UndoState.ALREADY_UNDONE: "was undone before",
+    UndoState.FAILED: "could not be undone now",
+    UndoState.CANNOT_BE_UNDONE: "cannot be undone",
+}
+
+
+def _told(found: CallUndo) -> str:
+    what = f"{found.tool_name} ({found.summary})" if found.summary else found.tool_name
+    reason = f": {found.reason}" if found.reason else ""
+    return f"- {what} {_TOLD.get(found.state, 'not undone')}{reason}"
+
+
+def _outcome(step: PlannedUndo, run: Run, calls: Mapping[CallId, Call]) -> CallUndo:
+    state, reason = _tried(calls.get(step.undo_call_id), run.run_id)
+    return CallUndo(call_id=step.call_id, tool_name=step.tool_name, state=state, summary=step.summary, reason=reason)
+
+
+def _end(source: UndoSource) -> tuple[float, int, int]:
+    call = source.call
+    return call.end_time or 0.0, call.round, call.index
+
+
+def _without_inverse(call: Call) -> tuple[UndoState, str]:
+    if call.imported:
+        return UndoState.CANNOT_BE_UNDONE, "It was made elsewhere, before the conversation was imported."
+    if call.effect_class is EffectClass.READ_ONLY:
+        return UndoState.NOTHING_TO_UNDO, "It only reads."
+    if call.context is ExecutionContext.HUMAN or (call.question is not None and not call.attempt):
+        return UndoState.NOTHING_TO_UNDO, "It was a question."
+    if _is_in_doubt(call):
+        return UndoState.CANNOT_BE_UNDONE, "It is not known whether it had its effect."
+    if call.state is CallState.DETACHED:
+        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} does it: undo that run."
+    if call.state is not CallState.SUCCEEDED:
+        return UndoState.NOTHING_TO_UNDO, "It did not succeed."
+    if _was_answered(call):
+        return UndoState.NOTHING_TO_UNDO, "A person answered it; it was not run."
+    if call.child_run_id:
+        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} did it: undo that run."
+    return UndoState.CANNOT_BE_UNDONE, "Its tool gives no way back."
+
+
+def _tried(last: Call | None, undo_run_id: RunId) -> tuple[UndoState, str]:
+    """Return what the last try came to, as the undo `undo_run_id` sees it."""
+    if last is None:
+        return UndoState.TO_UNDO, ""
+    own = last.run_id == undo_run_id
+    if not last.settled:
+        return UndoState.NEEDS_APPROVAL if last.state in WITH_PEOPLE else UndoState.RUNNING, ""
+    if _is_in_doubt(last):
+        return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse had its effect: it is not run again."
+    if last.state is CallState.SUCCEEDED and not _was_answered(last):
+        return UndoState.UNDONE if own else UndoState.ALREADY_UNDONE, ""
+    if not own:
+        return UndoState.TO_UNDO, _why(last)
+    missing = last.result is not None and last.result.error_reason == "TOOL_NOT_FOUND"
+    return UndoState.CANNOT_BE_UNDONE if missing else UndoState.FAILED, _why(last)
+
+
+def _is_in_doubt(call: Call) -> bool:
+    if call.effect_class is EffectClass.READ_ONLY:
+        return False
+    if call.state is CallState.OUTCOME_UNKNOWN or (call.state is CallState.CANCELLED and call.attempt):
+        return True
+    return call.result is not None and call.result.is_error and call.result.error_reason in _IN_DOUBT
+
+
+def _was_answered(call: Call) -> bool:
+    """Return whether a person gave the result of a gated call instead of letting it run."""
+    decision = call.approval.decision if call.approval else None
+    return decision is not None and decision.kind is DecisionKind.ANSWER
+
+
+def _why(call: Call) -> str:
+    if _was_answered(call):
+        return "A person answered; the inverse was not run."
+    content: object = None
+    if call.result is not None:
+        try:
+            content = msgspec.json.decode(call.result.content_json)
+        except msgspec.DecodeError:
+            content = None
+    said = content.get("error") if isinstance(content, dict) else content
+    return _line(said) if isinstance(said, str) and said else f"The inverse ended {call.state.name}."
+
+
+def _line(said: str) -> str:
+    return " ".join(strict_json.storable(said).split())[:REASON_CHARACTERS_MAX]

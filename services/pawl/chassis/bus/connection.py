@@ -1,0 +1,327 @@
+"""NATS: a connection that need not be there.
+
+Nothing here waits for the server or fails because of it: NATS carries wake-ups
+and live events, never the record. Without it Pawl is slower, not wrong.
+
+nats-py's own reconnecting is switched off. It does not cover the first connect,
+ends for good when the server refuses a login once (as one that is restarting may
+do), and dies silently of an unexpected error. Instead each connection is a new
+client, made by one loop here that also subscribes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, Self
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import DEFAULT_MAX_PAYLOAD_SIZE, Client
+from nats.js import JetStreamContext
+
+from pawl.chassis.bus import outbox as bus_outbox
+from pawl.chassis.bus.outbox import Outbox
+from pawl.chassis.bus.subscription import Callback, Subscription
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.metrics import Metrics
+from pawl.errors import DependencyUnavailable
+
+_CONNECT_TIMEOUT_SECONDS: Final = 3
+_BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_PING_INTERVAL_SECONDS: Final = 5
+# After three PINGs without a PONG nats-py gives a connection up.
+_PONG_SECONDS_MAX: Final = 10 * _PING_INTERVAL_SECONDS
+_FLUSH_TIMEOUT_SECONDS: Final = 1.0
+_CRASH_PAUSE_SECONDS: Final = 1.0
+# The server counts the headers of a message too.
+_HEADER_BYTES: Final = 1024
+
+_log = logs.get_logger(__name__)
+
+Hook = Callable[[], Awaitable[None]]
+
+
+async def flush(client: Client) -> None:
+    """Return when the server has taken all that was sent before: messages, and interest in subjects.
+
+    nats-py's own `flush` writes its PING ahead of what the client still gathers, so what was sent just before may
+    reach the server after the PONG, or never. And a PONG that nobody waits for any more ends its reading: so the
+    waiting goes on when the caller's ends, until the PONG comes or the connection is given up.
+    """
+    await tasks.shield(_flushed(client))
+
+
+async def _flushed(client: Client) -> None:
+    while client.pending_data_size:
+        await client.flush(_PONG_SECONDS_MAX)
+    await client.flush(_PONG_SECONDS_MAX)
+
+
+class _Client(Client):
+    """Never speaks in the clear where the URL says `tls://`, whatever greets it there, and says when it is lost.
+
+    nats-py believes the greeting, which anybody may send who sits in between, and sends the password. On a connection
+    that is lost it tries to send what is pending, and where that raises it tells nobody that it has closed.
+    """
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self._pending, self._pending_data_size = [], 0
+        await super()._process_op_err(e)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
+        if self._current_server is not None and self._current_server.uri.scheme == "tls":
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+
+class Bus:
+    """A connection to NATS; an async context manager that returns at once.
+
+    `url` is one or several `nats://user:password@host:port` with commas between;
+    without one nothing is ever connected. `name` shows in NATS monitoring. With `tls://`
+    nothing is said before the server has shown a certificate for its host; what each connection
+    checks that by, and shows itself, is made by `tls`, or else the authorities that the system trusts.
+    """
+
+    def __init__(
+        self, url: str | None, *, name: str, metrics: Metrics, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        self.is_configured = url is not None
+        """True if there is a NATS at all; without one nothing will ever be sent."""
+        self.connection_number = 0
+        """The number of the present or last connection; another number may mean another server."""
+        self.payload_bytes_max = DEFAULT_MAX_PAYLOAD_SIZE - _HEADER_BYTES
+        """The largest payload that the server takes beside a few headers, as it said on the last connection."""
+        self._url = url
+        self._name = name
+        self._tls = tls
+        self._subscriptions: set[Subscription] = set()
+        self._hooks: list[Hook] = []
+        self._hook_tasks: set[asyncio.Task[None]] = set()
+        self._client: Client | None = None
+        self._connected = asyncio.Event()
+        self._tried = asyncio.Event()
+        self._outbox = Outbox(metrics)
+        self._task: asyncio.Task[None] | None = None
+        self._gauge = metrics.gauge("bus_connected", "Whether NATS is connected: 1 or 0.")
+
+    async def __aenter__(self) -> Self:
+        if self._url is not None:
+            self._task = asyncio.get_running_loop().create_task(self._stay_connected(self._url), name="bus")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            await tasks.end([self._task])
+            self._task = None
+
+    @property
+    def connected(self) -> bool:
+        """True while messages are going out and coming in."""
+        return self._connected.is_set()
+
+    async def wait_connected(self) -> None:
+        """Return as soon as the bus is connected, which may be never."""
+        await self._connected.wait()
+
+    async def ping(self) -> None:
+        """Return if connected; at the start, once the first attempt has succeeded or failed.
+
+        Raises:
+            DependencyUnavailable: not connected.
+        """
+        if self._url is not None:
+            await self._tried.wait()
+        if not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Publish, at most once; never waits, never raises for the server's sake.
+
+        Dropped, and counted, while not connected or when too much is waiting.
+        """
+        if self.connected:
+            self._outbox.put(subject, data)
+        else:
+            self._outbox.drop()
+
+    async def publish_all(
+        self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: float = 5.0
+    ) -> None:
+        """Publish (subject, data, headers) one after the other; on return the server has them all.
+
+        Those that are larger than it takes are dropped, and counted.
+
+        Raises:
+            DependencyUnavailable: not connected, or lost in the middle; some may
+                have been published.
+        """
+        client, count = self._connected_client(), 0
+        try:
+            for subject, data, headers in messages:
+                if len(data) > self.payload_bytes_max:
+                    # It never can be sent, and the next ones can.
+                    self._outbox.refuse(subject, "MaxPayloadError")
+                    continue
+                await client.publish(subject, data, headers=dict(headers))
+                count += 1
+            async with asyncio.timeout(timeout_seconds):
+                await flush(client)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
+        self._outbox.published(count)
+
+    async def subscribe(self, subject: str, callback: Callback) -> Subscription:
+        """Call `callback` with subject and data of each message on `subject`, one at a time, in order.
+
+        Holds over all later connections; what is published between two is missed.
+        What the callback raises is logged.
+        """
+        subscription = Subscription(subject, callback, self._subscriptions.discard)
+        self._subscriptions.add(subscription)
+        if self._client is not None:
+            try:
+                await subscription.establish(self._client)
+            except (nats.errors.Error, OSError) as error:
+                # The connection is breaking; the next one subscribes.
+                _log.debug("bus.subscribe_later", subject=subject, error=type(error).__name__)
+        return subscription
+
+    def on_connected(self, hook: Hook) -> None:
+        """Run `hook` in a task of its own on each connection, the present one too.
+
+        It is cancelled when the connection is lost, so it may consume until then;
+        it is run again after a pause if it raises.
+        """
+        self._hooks.append(hook)
+        if self.connected:
+            self._start_hook(hook)
+
+    def jetstream(self) -> JetStreamContext:
+        """Return JetStream on the present connection; ask again after it is lost.
+
+        Raises:
+            DependencyUnavailable: not connected.
+        """
+        return self._connected_client().jetstream()
+
+    def _connected_client(self) -> Client:
+        if self._client is None or not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+        return self._client
+
+    async def _stay_connected(self, url: str) -> None:
+        failures = 0
+        while True:
+            closed = asyncio.Event()
+            client = _Client()
+            try:
+                await self._connect(client, url, closed)
+                failures = 0
+                await self._use(client, closed)
+                _log.warning("bus.disconnected")
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                if failures == 0:
+                    _log.warning("bus.unreachable", error=str(error) or type(error).__name__)
+                failures += 1
+            except Exception:  # noqa: BLE001  # whatever the client library does, try again
+                _log.exception("bus.failed")
+                failures += 1
+            finally:
+                await self._close(client)
+            tasks.check_cancelled()
+            pause = _BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)]
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
+
+    async def _connect(self, client: Client, url: str, closed: asyncio.Event) -> None:
+        async def on_closed() -> None:
+            closed.set()
+
+        async def on_error(error: Exception) -> None:
+            # Each failed attempt comes here too, and is reported by the loop.
+            _log.debug("bus.error", error=str(error) or type(error).__name__)
+
+        async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
+            await client.connect(
+                [part.strip() for part in url.split(",")],
+                name=self._name,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=_CONNECT_TIMEOUT_SECONDS,
+                ping_interval=_PING_INTERVAL_SECONDS,
+                pending_size=bus_outbox.BYTES_MAX,
+                tls=self._tls() if self._tls else None,
+                error_cb=on_error,
+                closed_cb=on_closed,
+            )
+
+    async def _use(self, client: Client, closed: asyncio.Event) -> None:
+        """Work with a fresh connection until it is lost."""
+        self._client = client
+        self.connection_number += 1
+        self.payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
+        for subscription in list(self._subscriptions):
+            await subscription.establish(client)
+        async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
+            await flush(client)
+        tasks.check_cancelled()
+        self._connected.set()
+        self._tried.set()
+        self._gauge.set(1)
+        _log.info(
+            "bus.connected", server=client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
+        )
+        for hook in self._hooks:
+            self._start_hook(hook)
+        sender = asyncio.get_running_loop().create_task(self._outbox.send(client), name="bus.send")
+        waiter = asyncio.get_running_loop().create_task(closed.wait(), name="bus.closed")
+        try:
+            await asyncio.wait({sender, waiter}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            self._connected.clear()
+            await self._drain(client)
+            await tasks.end([sender, waiter])
+            self._outbox.clear()
+
+    async def _drain(self, client: Client) -> None:
+        """Give what was published before the stop a moment to go out."""
+        if client.is_closed:
+            return
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+                await self._outbox.join()
+                await flush(client)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            _log.debug("bus.flush_failed", error=type(error).__name__)
+
+    async def _close(self, client: Client) -> None:
+        self._connected.clear()
+        self._tried.set()
+        self._client = None
+        self._gauge.set(0)
+        await tasks.end(self._hook_tasks)
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+                await client.close()
+        except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
+            # A client that never got as far as a connection cannot close it.
+            _log.debug("bus.close_failed", error=type(error).__name__)
+
+    def _start_hook(self, hook: Hook) -> None:
+        async def run() -> None:
+            while True:
+                try:
+                    await hook()
+                except Exception:  # noqa: BLE001  # a crashed consumer is started again
+                    _log.exception("bus.hook_failed")
+                    await asyncio.sleep(_CRASH_PAUSE_SECONDS)
+                else:
+                    return
+
+        tasks.start(self._hook_tasks, run(), name="bus.hook")

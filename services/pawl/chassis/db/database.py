@@ -1,0 +1,361 @@
+"""PostgreSQL: a pool that is there when the process starts, and errors that say so when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any, Final, Self, TypeAlias
+
+import asyncpg
+from asyncpg.exceptions import TargetServerAttributeNotMatched
+from asyncpg.pool import PoolConnectionProxy
+
+from pawl.chassis.db import schema as schemas
+from pawl.chassis.db.heartbeat import Heartbeat
+from pawl.chassis.db.kept import UNUSED_SECONDS_MAX, KeptConnections, Lent, PoolConnection, is_lost
+from pawl.chassis.db.rights import Rights
+from pawl.chassis.process import logs
+from pawl.chassis.process.start import StartError
+from pawl.errors import DependencyUnavailable
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+
+_CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+_ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
+# One connection in so many is for what is urgent.
+_RESERVED_PART: Final = 3
+_CLOSE_TIMEOUT_SECONDS: Final = 2.0
+
+# Each statement of Pawl looks rows up by an index, so one plan fits all arguments. Left to itself the server plans many
+# of them anew each time, and keeps those that it made for empty tables.
+_PLANNING: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
+# The server is there and says no: waiting for it at the start does not help.
+_REFUSALS: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+# The connection is gone, or the server is going or full.
+_UNREACHABLE: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+)
+# The server takes no sessions: it is down, starting or stopping.
+_REFUSING: Final = (ConnectionRefusedError, FileNotFoundError, asyncpg.CannotConnectNowError)
+# A session broke. If the server has gone, the heartbeat says so, once.
+_BROKEN: Final = (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
+# The session is of no more use: the server takes no writes, cannot read its files, or has let go of it.
+_UNFIT: Final = (
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.PostgresSystemError,
+)
+# The schema has changed: the next attempt plans the statement again.
+_OUTDATED: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)
+_UNUSABLE: Final = (*_UNREACHABLE, *_UNFIT, *_OUTDATED)
+# Whatever goes wrong while a session is opened, no statement has left.
+_NO_SESSION: Final = (*_UNREACHABLE, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+_log = logs.get_logger(__name__)
+
+
+class Database:
+    """A pool of connections to PostgreSQL; an async context manager.
+
+    Entering waits up to `start_timeout_seconds` for the server. Statements are
+    cut off by the server after `statement_timeout_seconds`. `variable` is where the
+    URL comes from, for whoever has to mend it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        application_name: str,
+        connections_max: int = 10,
+        statement_timeout_seconds: float = 10.0,
+        start_timeout_seconds: float = 30.0,
+        variable: str = "PAWL_DATABASE_URL",
+    ) -> None:
+        self._url = url
+        self._variable = variable
+        self._application_name = application_name
+        self._connections_max = connections_max
+        self._statement_timeout_seconds = statement_timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._kept: KeptConnections | None = None
+        self._held: set[Connection] = set()
+        self._cut_short: set[int] = set()
+        self._ordinary = asyncio.Semaphore(connections_max - connections_max // _RESERVED_PART)
+        self._heartbeat = Heartbeat(self._open_session, on_frozen=self._cut, on_read_only=self._renew)
+
+    async def __aenter__(self) -> Self:
+        self._pool = await self._connect()
+        self._kept = KeptConnections(self._pool)
+        await self._heartbeat.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pool, kept = self._pool, self._kept
+        self._pool = self._kept = None
+        if pool is None or kept is None:
+            return
+        await self._heartbeat.__aexit__()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                await kept.close()
+                await pool.close()
+        except (asyncpg.InterfaceError, *_UNREACHABLE):
+            pool.terminate()
+
+    @asynccontextmanager
+    async def acquire(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
+        """Give a connection outside a transaction: each statement commits by itself.
+
+        The block should do nothing else than talk to the database: a TimeoutError
+        or OSError in it is taken for the database's. A third of the connections is
+        there for `urgent` ones alone: what keeps runs alive does not wait for reads.
+
+        Raises:
+            DependencyUnavailable: the server cannot be reached or used, stopped in
+                the middle, or a statement ran into its timeout. A statement that was
+                on its way may or may not have been carried out.
+        """
+        kept = self._kept
+        if kept is None:
+            raise DependencyUnavailable("the database is closed")
+        deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
+        async with nullcontext() if urgent else _place(self._ordinary, deadline):
+            # Of before it is taken: all may be expired while it is being opened.
+            generation = kept.generation
+            connection = await self._take(kept, deadline)
+            try:
+                async with self._lent(kept, connection, generation):
+                    yield connection
+            except _UNUSABLE as error:
+                raise _unavailable(error) from error
+
+    @asynccontextmanager
+    async def transaction(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
+        """Give a connection inside a transaction: committed at the end, rolled back on any exception.
+
+        Raises:
+            DependencyUnavailable: as with `acquire`; if raised while committing,
+                the transaction may have been committed.
+        """
+        async with self.acquire(urgent=urgent) as connection, connection.transaction():
+            yield connection
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Connection]:
+        """Give a connection that reads the database as it is at one moment, and writes nothing; raises as `acquire`."""
+        async with self.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+            yield connection
+
+    async def fetch(self, statement: str, *arguments: Any, urgent: bool = False) -> list[asyncpg.Record]:
+        """Return the rows of one statement, which commits by itself; raises as `acquire`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.fetch(statement, *arguments)
+
+    async def fetchrow(self, statement: str, *arguments: Any, urgent: bool = False) -> asyncpg.Record | None:
+        """Return the first row of one statement, None without one; as `fetch`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.fetchrow(statement, *arguments)
+
+    async def fetchval(self, statement: str, *arguments: Any, urgent: bool = False) -> Any:
+        """Return the first value of the first row of one statement, None without one; as `fetch`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.fetchval(statement, *arguments)
+
+    async def execute(self, statement: str, *arguments: Any, urgent: bool = False) -> str:
+        """Run one statement and return its command tag; as `fetch`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.execute(statement, *arguments)
+
+    async def ping(self) -> None:
+        """Return if the server answers and takes writes; needs no connection of the pool.
+
+        Raises:
+            DependencyUnavailable: it does not.
+        """
+        if self._pool is None:
+            raise DependencyUnavailable("the database is closed")
+        await self._heartbeat.check()
+
+    async def _take(self, kept: KeptConnections, deadline: float) -> Lent:
+        if self._heartbeat.is_away:
+            raise DependencyUnavailable(self._heartbeat.failure)
+        try:
+            return await kept.take(deadline)
+        except _NO_SESSION as error:
+            if isinstance(error, _REFUSING):
+                self._heartbeat.note_refused()
+            raise _unavailable(error) from error
+
+    @asynccontextmanager
+    async def _lent(self, kept: KeptConnections, connection: Lent, generation: int) -> AsyncIterator[None]:
+        """Take the connection back at the end, and drop one that is of no more use."""
+        server_pid = connection.get_server_pid()
+        self._held.add(connection)
+        is_fit = False
+        try:
+            yield
+            is_fit = True
+        except asyncio.CancelledError:
+            self._cut_short.add(server_pid)
+            raise
+        except asyncpg.InterfaceError as error:
+            # Also what asyncpg says about wrong arguments: that is no outage.
+            if is_lost(connection):
+                raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
+            raise
+        except _UNFIT:
+            connection.terminate()
+            await kept.expire()
+            raise
+        except _OUTDATED:
+            raise
+        except asyncpg.InternalClientError as error:
+            # The server has said goodbye while nobody asked it anything, and has not hung up yet.
+            connection.terminate()
+            raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
+        finally:
+            self._held.discard(connection)
+            # One that cannot be taken back is dropped, and the work on it is done.
+            with suppress(*_NO_SESSION):
+                await kept.give(connection, generation=generation, is_fit=is_fit)
+
+    def _cut(self) -> None:
+        """Have those who wait for a server that does not answer wait no longer."""
+        for connection in self._held:
+            # One of before, whose holder has not noticed yet.
+            with suppress(asyncpg.InterfaceError):
+                connection.terminate()
+
+    async def _renew(self) -> None:
+        """Give out none of the sessions that are open now again."""
+        if self._kept is not None:
+            await self._kept.expire()
+
+    async def create_schema(self, schema: str, sql: str | None = None, rights: Rights | None = None) -> bool:
+        """Create `schema` from the service's `schema.sql`, or from `sql`, unless it exists; returns whether it did.
+
+        Atomic, and safe to call from several processes at once. `rights` are granted to another role.
+
+        Raises:
+            StartError: another version created the schema, or the pool's role may not create it.
+            DependencyUnavailable: the server cannot be reached.
+        """
+        async with self.acquire(urgent=True) as connection:
+            return await schemas.create(connection, schema, schemas.read(schema) if sql is None else sql, rights)
+
+    async def _take_back(self, connection: Connection) -> None:
+        """Take a connection back into the pool, without a round trip as a rule.
+
+        Nobody changes the state of a session for longer than a transaction, and
+        asyncpg rolls back what is open when it takes one back. But a statement goes
+        out in two halves. For one that is cancelled between them the server waits
+        for the end, and whatever came next would belong to it.
+        """
+        server_pid = connection.get_server_pid()
+        if server_pid in self._cut_short:
+            self._cut_short.discard(server_pid)
+            await connection.execute("SELECT 1")
+
+    async def _open_session(self) -> asyncpg.Connection[asyncpg.Record]:
+        settings = {"application_name": f"{self._application_name}-heartbeat"}
+        return await asyncpg.connect(self._url, timeout=_CONNECT_TIMEOUT_SECONDS, server_settings=settings)
+
+    async def _connect(self) -> asyncpg.Pool[asyncpg.Record]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._start_timeout_seconds
+        attempt = 0
+        while True:
+            try:
+                return await asyncpg.create_pool(
+                    self._url,
+                    min_size=1,
+                    max_size=self._connections_max,
+                    timeout=_CONNECT_TIMEOUT_SECONDS,
+                    command_timeout=self._statement_timeout_seconds + 1,
+                    max_inactive_connection_lifetime=UNUSED_SECONDS_MAX,
+                    reset=self._take_back,
+                    connection_class=PoolConnection,
+                    server_settings={
+                        "application_name": self._application_name,
+                        "statement_timeout": f"{self._statement_timeout_seconds * 1000:.0f}",
+                        "timezone": "UTC",
+                        **_PLANNING,
+                    },
+                )
+            except _REFUSALS as error:
+                raise StartError(f"{self._variable}: the database refuses: {error}") from None
+            except ssl.SSLCertVerificationError as error:
+                raise StartError(
+                    f"{self._variable}: the certificate of the database is not accepted: {error.verify_message}"
+                ) from None
+            except (ValueError, asyncpg.exceptions.ClientConfigurationError) as error:
+                raise StartError(f"{self._variable}: {error}") from None
+            except (*_UNREACHABLE, TargetServerAttributeNotMatched) as error:
+                pause = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
+                if loop.time() + pause > deadline:
+                    raise StartError(
+                        f"{self._variable}: no database answers after {self._start_timeout_seconds:g} s"
+                        f" ({type(error).__name__}): is PostgreSQL running at that address?"
+                    ) from None
+                if attempt == 0:
+                    _log.warning("database.waiting", error=type(error).__name__)
+                attempt += 1
+                await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
+
+
+class DatabaseAdapter:
+    """An adapter that stands on a database, and on nothing else."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
+def affected(tag: str) -> int:
+    """Return the number of rows of a command tag like `INSERT 0 3` or `DELETE 3`."""
+    return int(tag.rpartition(" ")[2])
+
+
+@asynccontextmanager
+async def _place(places: asyncio.Semaphore, deadline: float) -> AsyncIterator[None]:
+    try:
+        # Where one is free nobody waits, and it needs no timer.
+        async with asyncio.timeout_at(deadline) if places.locked() else nullcontext():
+            await places.acquire()
+    except TimeoutError as error:
+        raise _unavailable(error) from error
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def _unavailable(error: Exception) -> DependencyUnavailable:
+    is_slow = isinstance(error, TimeoutError | asyncpg.QueryCanceledError)
+    log = _log.debug if isinstance(error, _BROKEN) and not is_slow else _log.warning
+    log("database.unreachable", error=type(error).__name__)
+    if is_slow:
+        return DependencyUnavailable("the database did not answer in time")
+    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+        return DependencyUnavailable("the database takes no writes")
+    return DependencyUnavailable("the database cannot be reached or used")

@@ -1,0 +1,82 @@
+"""Erasures of conversations, for the services that keep something of them: job-store says what is to be erased."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from pawl.chassis.ids import ConversationId, StoreId
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.client import translated, translating
+from pawl.errors import PawlError, Unavailable
+from pawl.job.v1 import erasure_pb2 as pb
+from pawl.job.v1.erasure_pb2_grpc import ErasureServiceStub
+
+_POLL_SECONDS: Final = 5.0
+_DEADLINE_SECONDS: Final = 30.0
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasurePart:
+    """Some runs and calls of a conversation that is erased; with its last part nothing more of it is to come."""
+
+    store_id: StoreId
+    conversation_id: ConversationId
+    run_ids: Sequence[str]
+    call_ids: Sequence[str]
+
+
+class ErasureWork:
+    """Has `erase` remove what a service keeps of conversations, and tells job-store when it has. All of it repeats."""
+
+    def __init__(
+        self, job_store: grpc.aio.Channel, erase: Callable[[ErasurePart], Awaitable[None]], clock: Clock
+    ) -> None:
+        self._stub = ErasureServiceStub(job_store)
+        self._erase = erase
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Look for something to erase every five seconds."""
+        while True:
+            try:
+                await self.sweep()
+            except PawlError as error:
+                _log.debug("erasures.postponed", reason=error.reason)
+            except Exception:  # noqa: BLE001  # it is tried again
+                _log.exception("erasures.failed")
+            await self._clock.sleep(_POLL_SECONDS)
+
+    async def sweep(self) -> None:
+        """Erase all that is to be erased now. A conversation that cannot be erased waits for the next sweep, alone."""
+        failed: set[tuple[str, str]] = set()
+        with translating():
+            async for part in self._stub.ListErasures(pb.ListErasuresRequest(), timeout=_DEADLINE_SECONDS):
+                key = part.store_id, part.conversation_id
+                if key in failed:
+                    continue
+                try:
+                    await self._take(part)
+                except Exception as error:  # noqa: BLE001  # one conversation holds up no other
+                    log = _log.info if isinstance(error, Unavailable) else _log.exception
+                    log("erasures.not_erased", store=key[0], conversation=key[1], error=type(error).__name__)
+                    failed.add(key)
+
+    async def _take(self, part: pb.ListErasuresResponse) -> None:
+        await self._erase(
+            ErasurePart(
+                store_id=StoreId(part.store_id),
+                conversation_id=ConversationId(part.conversation_id),
+                run_ids=part.run_ids,
+                call_ids=part.call_ids,
+            )
+        )
+        if part.last:
+            done = pb.ConfirmErasureRequest(store_id=part.store_id, conversation_id=part.conversation_id)
+            await translated(self._stub.ConfirmErasure(done))

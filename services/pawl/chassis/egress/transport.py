@@ -1,0 +1,179 @@
+"""The one way out: a transport that resolves a name, judges its addresses and connects to one of those."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, cast
+
+import h11
+import httpcore2
+import httpx2
+
+from pawl.chassis.egress.addresses import Address, plain_address
+from pawl.chassis.egress.policy import EgressRules, Target, no_address, read_target
+from pawl.chassis.process.tasks import shield
+
+ADDRESSES_MAX: Final = 4
+"""Addresses of a host that are tried, one after the other."""
+CONNECT_SECONDS: Final = 5.0
+"""For each of them."""
+
+BeginLookup = Callable[[str, int], Awaitable[asyncio.Future[Sequence[str]]]]
+"""Begins to look up a host; see `Lookups.begin`."""
+
+INFORMATIONAL_MAX: Final = 10
+"""Answers of the statuses 100 to 199 before the one that counts."""
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """Sends a request if the rules allow its host and every address that the host has.
+
+    The name is resolved once, and the connection goes to an address that was
+    judged: a name that means something else a moment later is not asked again.
+    The name stays what certificates are checked against and what the header Host
+    says. Connections are not kept, because one that was opened for a name must
+    not serve another of the same address. Proxies of the environment are not used.
+
+    A client over it must not follow redirects on trust: each request that it
+    makes of one is judged here, but what headers go along is its own affair.
+
+    Raises, beside the errors of httpx2:
+        EgressRefused: nothing was sent, and no connection opened.
+    """
+
+    def __init__(
+        self,
+        rules: EgressRules,
+        *,
+        begin_lookup: BeginLookup,
+        tls: ssl.SSLContext,
+        with_secrets: bool = False,
+    ) -> None:
+        self._rules = rules
+        self._with_secrets = with_secrets
+        self._begin_lookup = begin_lookup
+        self._tls = tls
+        self.lookup: asyncio.Future[Sequence[str]] | None = None
+        """The last look-up of a name, which goes on when the request is cancelled: its thread cannot be stopped."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        target = read_target(str(request.url))
+        *others, last = await self.addresses(target)
+        for address in others:
+            try:
+                return await self._send(request, target, address)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                continue  # Nothing was sent yet, so the next one may be tried.
+        return await self._send(request, target, last)
+
+    async def addresses(self, target: Target) -> list[Address]:
+        """Return addresses of a target that may be connected to, the preferred ones first; one at least.
+
+        Raises:
+            EgressRefused: it must not be.
+        """
+        self._rules.check_target(target)
+        if self._with_secrets:
+            self._rules.check_secrets(target)
+        addresses = await self._addresses(target)
+        self._rules.check_addresses(target, addresses)
+        return addresses[:ADDRESSES_MAX]
+
+    async def _addresses(self, target: Target) -> list[Address]:
+        if target.address is not None:
+            return [target.address]
+        try:
+            self.lookup = lookup = await self._begin_lookup(target.host, target.port)
+            return list(dict.fromkeys(map(plain_address, await shield(lookup))))
+        except (OSError, ValueError):
+            raise no_address(target) from None
+
+    async def _send(self, request: httpx2.Request, target: Target, address: Address) -> httpx2.Response:
+        headers = request.headers.copy()
+        headers["Host"] = target.authority
+        timeouts: dict[str, Any] = dict(request.extensions.get("timeout", {}))
+        timeouts["connect"] = min(timeouts.get("connect") or CONNECT_SECONDS, CONNECT_SECONDS)
+        extensions = {**request.extensions, "timeout": timeouts, "target": target.target.encode("ascii")}
+        if target.address is None:
+            extensions["sni_hostname"] = target.host
+        literal = f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004  # IPv6
+        pinned = httpx2.Request(
+            request.method,
+            f"{target.scheme}://{literal}:{target.port}/",
+            headers=headers,
+            stream=request.stream,
+            extensions=extensions,
+        )
+        connection = _OneRequest(self._tls)
+        try:
+            response = await connection.handle_async_request(pinned)
+        except BaseException:
+            await connection.aclose()
+            raise
+        stream = cast("httpx2.AsyncByteStream", response.stream)
+        return httpx2.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_Stream(stream, connection),
+            extensions=response.extensions,
+        )
+
+
+class _OneRequest(httpx2.AsyncHTTPTransport):
+    """A transport for one request, without proxies of the environment."""
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        self._pool = _Pool(ssl_context=tls, max_connections=1, max_keepalive_connections=0)
+
+
+class _Pool(httpcore2.AsyncConnectionPool):
+    """The connection of one request."""
+
+    def create_connection(self, origin: httpcore2.Origin) -> _Connection:
+        return _Connection(origin, ssl_context=self._ssl_context)
+
+
+class _Connection(httpcore2.AsyncHTTPConnection):
+    """A connection that speaks HTTP/1.1, for one request."""
+
+    async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
+        try:
+            stream = await self._connect(request)
+        except BaseException:
+            self._connect_failed = True
+            raise
+        self._connection = _Http11(self._origin, stream)
+        return await self._connection.handle_async_request(request)
+
+
+class _Http11(httpcore2.AsyncHTTP11Connection):
+    """Ends after too many informational answers, which httpcore reads without a bound and without a pause."""
+
+    _informational = 0
+
+    async def _receive_event(self, timeout: float | None = None) -> h11.Event | type[h11.PAUSED]:
+        event = await super()._receive_event(timeout)
+        self._informational += isinstance(event, h11.InformationalResponse)
+        if self._informational > INFORMATIONAL_MAX:
+            raise httpcore2.RemoteProtocolError(f"more than {INFORMATIONAL_MAX} informational answers")
+        return event
+
+
+class _Stream(httpx2.AsyncByteStream):
+    """The body of a response; closing it closes the connection."""
+
+    def __init__(self, body: httpx2.AsyncByteStream, connection: httpx2.AsyncHTTPTransport) -> None:
+        self._body = body
+        self._connection = connection
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._body:
+            yield part
+
+    async def aclose(self) -> None:
+        try:
+            await self._body.aclose()
+        finally:
+            await self._connection.aclose()

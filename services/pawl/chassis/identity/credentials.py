@@ -1,0 +1,348 @@
+"""The credentials that a process knows: the local key, keys of services, those of a file and of rows, and tokens."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+from typing import TYPE_CHECKING, Annotated, Final, Generic, TypeVar
+
+import msgspec
+
+from pawl.chassis.identity.auth import (
+    CLIENT_ADDRESS,
+    GATEWAY,
+    GATEWAY_KEY,
+    Authenticator,
+    Credential,
+    Principal,
+    acting_for,
+    bearer_key,
+    local_principal,
+    principal_of,
+    service_principal,
+)
+from pawl.chassis.identity.key_rows import KeyRows, digest_of
+from pawl.chassis.identity.login_failures import LoginRefused
+from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock, SystemClock
+from pawl.chassis.process.settings import ServiceSettings, parse_secret, secret_file
+from pawl.chassis.process.start import StartError
+from pawl.errors import Unauthenticated
+
+if TYPE_CHECKING:
+    from pawl.chassis.identity.issuers import Issuers
+
+UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
+"""The one answer to every key that is not accepted, so that it does not tell which exist."""
+
+_FILE: Final = "file-"
+"""The beginning of the ids of keys that stand in a file."""
+_ROW: Final = "key_"
+"""The same for keys that are rows."""
+_LOOK_SECONDS: Final = 1.0
+_GONE_SECONDS: Final = 60.0
+_TELL_SECONDS: Final = 60.0
+
+_log = logs.get_logger(__name__)
+T = TypeVar("T")
+
+_Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of PAWL_API_KEYS_FILE. One with the role `deployment` has no store."""
+
+    key: Annotated[str, msgspec.Meta(min_length=16, max_length=4096)]
+    store_id: _Id | None = None
+    user_id: _Id
+    roles: list[_Id] = []
+    decides_for_users: bool = False
+
+    def __post_init__(self) -> None:
+        if (Role.DEPLOYMENT in self.roles) == (self.store_id is not None):
+            raise ValueError("a key has a `store_id`, or the role deployment and none")
+        if not rights(self.roles):
+            raise ValueError(OWN_ROLES_GO_BESIDE)
+
+
+def parse_keys(content: bytes) -> dict[bytes, Credential]:
+    """Return the credentials of an API keys file by digest: a JSON list of {key, store_id, user_id, roles}.
+
+    Raises:
+        ValueError: it has another form or names a key twice.
+    """
+    entries = msgspec.json.decode(content, type=list[ApiKey])
+    found = {}
+    for entry in entries:
+        digest = digest_of(entry.key)
+        found[digest] = Credential(
+            credential_id=CredentialId(f"{_FILE}{digest.hex()[:16]}"),
+            store_id=StoreId(entry.store_id or ""),
+            user_id=UserId(entry.user_id),
+            roles=frozenset(entry.roles),
+            decides_for_users=entry.decides_for_users,
+        )
+    if len(found) != len(entries):
+        raise ValueError("it has the same key twice")
+    return found
+
+
+def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
+    """Return the services by digest of their keys, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
+
+    Raises:
+        ValueError: it has another form, or one key for two services.
+    """
+    services = msgspec.json.decode(content, type=dict[str, list[_Sha256]])
+    named = {(digest, name) for name, digests in services.items() for digest in digests}
+    found = {bytes.fromhex(digest): service_principal(name) for digest, name in named}
+    if len(found) != len(named):
+        raise ValueError("it has one key for two services")
+    return found
+
+
+class WatchedFile(Generic[T]):
+    """The content of a file, read again within a second of a change; what cannot be parsed changes nothing.
+
+    A change of a file `beside` it counts too: `parse` reads those itself. A file that is gone changes nothing
+    either; but a minute after it was last seen `without` counts, the content that stands for it, if there is one.
+
+    Raises:
+        StartError: the first content cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        variable: str,
+        parse: Callable[[bytes], T],
+        clock: Clock,
+        *,
+        beside: Sequence[Path] = (),
+        without: bytes | None = None,
+    ) -> None:
+        self._path = path
+        self._beside = beside
+        self._variable = variable
+        self._parse = parse
+        self._clock = clock
+        self._without = None if without is None else parse(without)
+        self._looked_at = self._there_at = clock.monotonic()
+        self._told_at = float("-inf")
+        try:
+            self._seen = self._state()
+            self._content = parse(path.read_bytes())
+        except OSError as error:
+            raise StartError(f"{variable}: cannot read {error.filename or path}: {error.strerror}") from None
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise StartError(f"{variable}: {path}: {error}") from None
+
+    def __call__(self) -> T:
+        """Return what the file says."""
+        if self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._look()
+        return self._content if self._without is None or self._still_counts else self._without
+
+    @property
+    def _still_counts(self) -> bool:
+        return self._looked_at - self._there_at < _GONE_SECONDS
+
+    def _look(self) -> None:
+        self._looked_at = self._clock.monotonic()
+        try:
+            state = self._state()
+            content = self._path.read_bytes() if state != self._seen else None
+            self._there_at = self._looked_at
+            if content is not None:
+                self._content, self._seen = self._parse(content), state
+                _log.info("file.read_again", variable=self._variable, path=str(self._path))
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            self._tell(str(error))
+        else:
+            self._told_at = float("-inf")
+
+    def _tell(self, reason: str) -> None:
+        if self._looked_at - self._told_at >= _TELL_SECONDS:
+            self._told_at = self._looked_at
+            counts = self._without is None or self._still_counts
+            about = {"variable": self._variable, "path": str(self._path), "still_counts": counts}
+            _log.error("file.not_read_again", **about, reason=reason)
+
+    def _state(self) -> list[tuple[int, ...]]:
+        paths = (self._path, *self._beside)
+        stats = [path.stat() for path in paths]
+        for path, mode in zip(paths, (stat.st_mode for stat in stats), strict=True):
+            if not (S_ISREG(mode) or S_ISDIR(mode)):  # a pipe: who reads it waits, and with him all of the process
+                raise OSError(errno.EINVAL, "it is no file but a pipe or device", str(path))
+        # Who writes a file may set the first of its times, and no rights to read it change the second alone.
+        return [(stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) for stat in stats]
+
+
+def parse_service_key(content: bytes) -> str:
+    """Return the key of a service that the content of a file is.
+
+    Raises:
+        ValueError: it is none, or none that can be shown in a header.
+    """
+    key = parse_secret(content)
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("it is no key: it has other characters than the printable ones of ASCII")
+    return key
+
+
+def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | None:
+    """Return what a service shows to the others; if it is given as a file, what that says at the moment.
+
+    Raises:
+        StartError: the file cannot be used.
+    """
+    if path := secret_file("PAWL_SERVICE_KEY"):
+        return WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_service_key, clock)
+    return settings.service_key.get_secret_value if settings.service_key else None
+
+
+class KeyAuthenticator:
+    """Knows users by API keys and tokens, services by their keys, and whoever owns this machine by the local key.
+
+    Keys are looked up by their SHA-256, known ones and others alike, so the time an
+    answer takes tells nothing about them.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: Callable[[], Mapping[bytes, Credential]] = dict,
+        services: Callable[[], Mapping[bytes, Principal]] = dict,
+        rows: KeyRows | None = None,
+        local_key: str | None = None,
+        issuers: Issuers | None = None,
+    ) -> None:
+        self._issuers = issuers
+        self._keys = keys
+        self._rows = rows
+        self._services = services
+        self._local_digest = None if local_key is None else digest_of(local_key)
+
+    async def authenticate(
+        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+    ) -> Principal:
+        key = bearer_key(metadata)
+        digest = digest_of(key)
+        if digest == self._local_digest:
+            return local_principal(metadata)
+        if service := self._services().get(digest):
+            return acting_for(service, metadata)
+        if credential := self._keys().get(digest):
+            return principal_of(credential, metadata)
+        if self._rows is not None and (row := await self._rows.find(key, may_look=may_look)):
+            return principal_of(row.credential, metadata)
+        if self._issuers and (token := await self._token(self._issuers, key, may_look)):
+            return principal_of(token, metadata)
+        raise Unauthenticated(UNKNOWN) from self._why_not(digest)
+
+    def client_of(self, metadata: Mapping[str, str]) -> str:
+        service = self._services().get(digest_of(metadata.get(GATEWAY_KEY, "")))
+        return metadata.get(CLIENT_ADDRESS, "") if service == GATEWAY else ""
+
+    def _why_not(self, digest: bytes) -> LoginRefused:
+        ended = self._rows.ended(digest) if self._rows else None
+        if ended is None:
+            return LoginRefused("unknown")
+        return LoginRefused("revoked" if ended.is_revoked else "expired", ended.key_id)
+
+    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> Credential | None:
+        """Return the credential that a token is, None if the text has not the form of one."""
+        from pawl.chassis.identity.tokens import TokenRefused, is_token  # noqa: PLC0415  # loaded with the issuers
+
+        if not is_token(text):
+            return None
+        try:
+            return await issuers.credential(text, may_look=may_look)
+        except TokenRefused as refused:
+            if may_look():
+                _log.info("token.refused", reason=str(refused))
+            raise Unauthenticated(UNKNOWN) from LoginRefused("token")
+
+
+def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
+    """Return the issuers of tokens that the settings name; somebody must `run` them.
+
+    Raises:
+        StartError: the file of them cannot be used.
+    """
+    if settings.oidc_file is None:
+        return None
+    # They bring cryptography and HTTP along: 10 MB, which those who have no tokens do without.
+    from pawl.chassis.identity.issuers import Issuers  # noqa: PLC0415
+    from pawl.chassis.identity.tokens import parse_providers  # noqa: PLC0415
+
+    return Issuers(
+        WatchedFile(settings.oidc_file, "PAWL_OIDC_FILE", parse_providers, clock, without=b"[]"), clock=clock
+    )
+
+
+def _file_keys(settings: ServiceSettings, clock: Clock) -> Callable[[], Mapping[bytes, Credential]]:
+    if not settings.api_keys_file:
+        return dict
+    return WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
+
+
+def gone(
+    settings: ServiceSettings, clock: Clock, rows: Callable[[], KeyRows | None] = lambda: None
+) -> Callable[[Principal], bool]:
+    """Return a predicate: the API key of a principal, of the file or of the rows, is not in force any more.
+
+    It is not there, or is of somebody else, or has lost a role that the principal has. What is not known is in force.
+
+    Raises:
+        StartError: the file cannot be used.
+    """
+    keys = _file_keys(settings, clock)
+
+    def is_gone(principal: Principal) -> bool:
+        key_id, known = principal.credential_id, rows()
+        found: Credential | None
+        if key_id.startswith(_FILE):
+            found = next((each for each in keys().values() if each.credential_id == key_id), None)
+        elif key_id.startswith(_ROW) and known is not None and known.is_fresh:
+            grant = known.in_force(key_id)
+            found = grant.credential if grant else None
+        else:
+            return False
+        return found is None or not _gives(found, principal)
+
+    return is_gone
+
+
+def _gives(credential: Credential, principal: Principal) -> bool:
+    """Return whether a credential may give a principal now."""
+    whose = principal.delegate_user_id or principal.user_id
+    if credential.user_id != whose or credential.store_id not in {StoreId(""), principal.store_id}:
+        return False
+    if Role.DELEGATE in credential.roles:
+        return principal.roles <= credential.roles
+    return not principal.delegate_user_id and principal.roles <= principal_of(credential, {}).roles
+
+
+def authenticator(
+    settings: ServiceSettings, *, rows: KeyRows | None = None, issuers: Issuers | None = None
+) -> Authenticator:
+    """Return what the settings ask for, beside keys that are rows, and tokens.
+
+    Raises:
+        StartError: a file of keys cannot be used.
+    """
+    clock = SystemClock()
+    local_key = settings.local_key.get_secret_value() if settings.local_key else None
+    keys = _file_keys(settings, clock)
+    services: Callable[[], Mapping[bytes, Principal]] = dict
+    if settings.service_keys_file:
+        services = WatchedFile(
+            settings.service_keys_file, "PAWL_SERVICE_KEYS_FILE", parse_service_keys, clock, without=b"{}"
+        )
+    return KeyAuthenticator(keys=keys, services=services, rows=rows, local_key=local_key, issuers=issuers)

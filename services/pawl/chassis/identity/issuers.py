@@ -1,0 +1,261 @@
+"""The issuers of tokens: their public keys as they publish them, through rotation and outage."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Final, TypeVar
+
+import httpx2
+import msgspec
+
+from pawl.chassis.identity.auth import Credential
+from pawl.chassis.identity.tokens import (
+    KEYS_BYTES_MAX,
+    Provider,
+    PublicKey,
+    Token,
+    TokenRefused,
+    check_claims,
+    credential_of,
+    fitting,
+    is_safe_url,
+    is_signed,
+    parse_keys,
+    provider_of,
+    read_token,
+)
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.clock import Clock
+from pawl.errors import DependencyUnavailable
+
+_REFRESH_SECONDS: Final = 300.0
+_RETRY_SECONDS: Final = 30.0
+_AT_ONCE_MAX: Final = 3
+_AT_ONCE_SECONDS: Final = 30.0
+"""The time in which so many fetches from an issuer begin at most, however many ask for keys that nobody has seen."""
+_LOOK_SECONDS: Final = 10.0
+_OUTAGE_SECONDS_MAX: Final = 24 * 3600.0
+_FETCH_SECONDS_MAX: Final = 5.0
+_WELL_KNOWN: Final = "/.well-known/openid-configuration"
+
+_log = logs.get_logger(__name__)
+
+FetchKeys = Callable[[str, str | None], Awaitable[tuple[PublicKey, ...]]]
+"""Return the keys of an issuer, by its own URL and, if that is known, the URL of its keys; raises FetchFailed."""
+
+
+class FetchFailed(Exception):
+    """The keys of an issuer cannot be had now."""
+
+
+class Description(msgspec.Struct, frozen=True):
+    """An issuer's description of itself (OpenID Connect Discovery 1.0, section 4), as far as tokens are checked."""
+
+    issuer: str
+    jwks_uri: Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+D = TypeVar("D", bound=Description)
+
+
+class KeyFetcher:
+    """Fetches the keys of issuers over HTTP: no redirects, and with limits of size and time."""
+
+    def __init__(self) -> None:
+        self._tls = httpx2.create_ssl_context()
+
+    async def __call__(self, issuer: str, jwks_url: str | None) -> tuple[PublicKey, ...]:
+        try:
+            async with asyncio.timeout(_FETCH_SECONDS_MAX), open_client(self._tls) as client:
+                return parse_keys(
+                    await _get(client, jwks_url or (await describe(client, issuer, Description)).jwks_uri)
+                )
+        except TimeoutError:
+            raise FetchFailed("no answer in time") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, ValueError) as error:
+            raise FetchFailed(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def open_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
+    """Return a client for what issuers serve."""
+    # Over http it is this machine that is asked: a proxy of the environment could answer in its place.
+    here = {"http://": None}
+    return httpx2.AsyncClient(verify=tls, headers={"accept-encoding": "identity"}, mounts=here)
+
+
+async def describe(client: httpx2.AsyncClient, issuer: str, kind: type[D]) -> D:
+    """Return what an issuer says of itself.
+
+    Raises:
+        FetchFailed: it does not, or what it says cannot be believed.
+        httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError: as they say.
+    """
+    found = msgspec.json.decode(await _get(client, issuer.removesuffix("/") + _WELL_KNOWN), type=kind)
+    if found.issuer != issuer:
+        raise FetchFailed("it describes another issuer")
+    is_downgrade = issuer.startswith("https:") and not found.jwks_uri.startswith("https:")
+    if is_downgrade or not is_safe_url(found.jwks_uri):
+        raise FetchFailed("its keys are not at an https:// URL")
+    return found
+
+
+async def _get(client: httpx2.AsyncClient, url: str) -> bytes:
+    async with client.stream("GET", url) as response:
+        if response.status_code != httpx2.codes.OK:
+            raise FetchFailed(f"status {response.status_code} of {url}")
+        return await read_at_most(response, KEYS_BYTES_MAX)
+
+
+async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        FetchFailed: it has more than `bytes_max`.
+    """
+    content = bytearray()
+    async for part in response.aiter_raw():
+        content += part
+        if len(content) > bytes_max:
+            raise FetchFailed(f"more than {bytes_max} bytes of {response.url}")
+    return bytes(content)
+
+
+class IssuerKeys:
+    """The keys of one issuer. One that it no longer publishes counts no more from the next fetch on.
+
+    While the issuer cannot be reached, the keys that it had go on for a day.
+    """
+
+    def __init__(self, issuer: str, jwks_url: str | None, *, fetch: FetchKeys, clock: Clock) -> None:
+        self._issuer = issuer
+        self._jwks_url = jwks_url
+        self._fetch = fetch
+        self._clock = clock
+        self._keys: tuple[PublicKey, ...] = ()
+        self._fetched_at: float | None = None
+        self._began_at: deque[float] = deque(maxlen=_AT_ONCE_MAX)
+        self._is_down = False
+        self._is_wanted = False
+        self._fetching: asyncio.Task[None] | None = None
+
+    async def fitting(self, token: Token, *, may_look: Callable[[], bool]) -> list[PublicKey]:
+        """Return the keys that a token may be signed with; where none is known, after a look at the issuer if allowed.
+
+        Raises:
+            DependencyUnavailable: the issuer cannot be asked, so nobody knows.
+        """
+        found = fitting(self._keys, token)
+        if not found or self._is_outdated():
+            await self.look(may_look)
+            found = fitting(self._keys, token)
+        if self._is_outdated() or (self._is_down and not found):
+            raise DependencyUnavailable("the token cannot be checked now, its issuer does not answer: try again later")
+        return found
+
+    async def look(self, may_look: Callable[[], bool]) -> bool:
+        """Return whether the keys are those of now, after a look at the issuer if allowed; else it comes soon.
+
+        So who fails too often keeps nobody at his address from the keys of a rotation.
+        """
+        if may_look():
+            return await self.refresh()
+        self._is_wanted = True
+        return False
+
+    async def refresh(self) -> bool:
+        """Return once the keys are those of now. False, at once, if the issuer has been asked too often lately."""
+        if self._fetching is None and len(self._began_at) == _AT_ONCE_MAX and self._since(0) < _AT_ONCE_SECONDS:
+            return False
+        await self._join_fetch()
+        return True
+
+    async def keep_fresh(self) -> None:
+        """Fetch the keys if that is due: every five minutes, sooner after a failure or for a key that was missed."""
+        is_soon = self._is_down or self._is_wanted
+        if not self._began_at or self._since(-1) >= (_RETRY_SECONDS if is_soon else _REFRESH_SECONDS):
+            await self._join_fetch()
+
+    async def close(self) -> None:
+        """End a fetch that is under way."""
+        if self._fetching is not None:
+            await tasks.end([self._fetching])
+
+    def _is_outdated(self) -> bool:
+        return self._fetched_at is None or self._clock.monotonic() - self._fetched_at > _OUTAGE_SECONDS_MAX
+
+    def _since(self, which: int) -> float:
+        """Return how long ago one of the last fetches began."""
+        return self._clock.monotonic() - self._began_at[which]
+
+    async def _join_fetch(self) -> None:
+        """Return after one fetch, which all who wait share, and which goes on when they leave."""
+        if self._fetching is None:
+            self._began_at.append(self._clock.monotonic())
+            self._is_wanted = False
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys(), name="issuers.fetch")
+        await tasks.shield(self._fetching)
+
+    async def _fetch_keys(self) -> None:
+        began_at = self._began_at[-1]
+        try:
+            keys = await self._fetch(self._issuer, self._jwks_url)
+        except FetchFailed as error:
+            self._is_down = True
+            _log.warning("issuer.unreachable", issuer=self._issuer, error=str(error))
+        else:
+            if self._is_down or [key.key_id for key in keys] != [key.key_id for key in self._keys]:
+                _log.info("issuer.keys", issuer=self._issuer, key_ids=[key.key_id for key in keys])
+            self._keys, self._fetched_at, self._is_down = keys, began_at, False
+        finally:
+            self._fetching = None
+
+
+class Issuers:
+    """Knows callers by tokens of the providers that a file names now."""
+
+    def __init__(
+        self, providers: Callable[[], Sequence[Provider]], *, clock: Clock, fetch: FetchKeys | None = None
+    ) -> None:
+        self._providers = providers
+        self._clock = clock
+        self._fetch = fetch or KeyFetcher()
+        self._keys: dict[tuple[str, str | None], IssuerKeys] = {}
+
+    async def credential(self, text: str, *, may_look: Callable[[], bool] = lambda: True) -> Credential:
+        """Return the credential that a token is; `may_look` is asked before its issuer is, for keys that are not known.
+
+        Raises:
+            TokenRefused: it does not count.
+            DependencyUnavailable: its issuer cannot be asked for the keys.
+        """
+        token = read_token(text)
+        provider = provider_of(self._providers(), token)
+        check_claims(provider, token, self._clock.now())
+        keys = self._keys_of(provider)
+        found = await keys.fitting(token, may_look=may_look)
+        is_good = is_signed(token, found)
+        may_be_new = found and not is_good and token.key_id is None
+        if may_be_new and await keys.look(may_look):
+            is_good = is_signed(token, await keys.fitting(token, may_look=may_look))
+        if not is_good:
+            raise TokenRefused("the signature is wrong" if found else "its issuer has no such key")
+        return credential_of(provider, token.claims)
+
+    async def run(self) -> None:
+        """Keep the keys of all issuers fresh, until cancelled."""
+        try:
+            while True:
+                await asyncio.gather(*(self._keys_of(provider).keep_fresh() for provider in self._providers()))
+                await self._clock.sleep(_LOOK_SECONDS)
+        finally:
+            for keys in self._keys.values():
+                await keys.close()
+
+    def _keys_of(self, provider: Provider) -> IssuerKeys:
+        place = (provider.issuer, provider.jwks_url)
+        if place not in self._keys:
+            self._keys[place] = IssuerKeys(*place, fetch=self._fetch, clock=self._clock)
+        return self._keys[place]

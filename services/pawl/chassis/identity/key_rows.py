@@ -1,0 +1,270 @@
+"""API keys that are rows of job-store: the form of their secrets, and the snapshot that each process keeps of them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from pawl.chassis.identity.auth import Credential
+from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.clock import Clock
+from pawl.errors import DependencyUnavailable, PawlError
+
+SECRET_BYTES: Final = 32
+USES_MAX: Final = 1000
+"""Most keys that one call says were used."""
+
+ENDED_MAX: Final = 10_000
+"""Most keys that have ended and are remembered, so that the audit has them: the first ones give way."""
+
+_SYNC_SECONDS: Final = 2.0
+_SYNC_AT_ONCE_SECONDS: Final = 0.5
+_STALE_SECONDS: Final = 60.0
+_USE_SECONDS: Final = 60.0
+_DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_CHECKSUM_LENGTH: Final = 6
+_SECRET: Final = re.compile(r"pawl_[A-Za-z0-9_-]{43}[A-Za-z0-9]{6}", re.ASCII)
+
+_log = logs.get_logger(__name__)
+
+
+def digest_of(key: str) -> bytes:
+    """Return the digest under which a key is looked up and kept: SHA-256. Keys are random, so it needs no salt."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def secret_of(random: bytes) -> str:
+    """Return the secret of 32 random bytes: `pawl_`, 43 characters of base64url, and 6 of a checksum.
+
+    By its form scanners find one that was published, and garbage is refused without a look.
+    """
+    if len(random) != SECRET_BYTES:
+        raise ValueError(f"a secret is made of {SECRET_BYTES} bytes")
+    text = f"pawl_{base64.urlsafe_b64encode(random).decode().rstrip('=')}"
+    return text + _checksum(text)
+
+
+def is_secret(text: str) -> bool:
+    """Return whether a text has the form of a secret, its checksum included."""
+    return _SECRET.fullmatch(text) is not None and _checksum(text[:-_CHECKSUM_LENGTH]) == text[-_CHECKSUM_LENGTH:]
+
+
+def _checksum(text: str) -> str:
+    number, digits = zlib.crc32(text.encode()), ""
+    for _ in range(_CHECKSUM_LENGTH):
+        number, digit = divmod(number, len(_DIGITS))
+        digits = _DIGITS[digit] + digits
+    return digits
+
+
+class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A key: its rights, and the digest to know it by.
+
+    Its store is empty for the deployment's. `expire_time` is in seconds since 1970.
+    """
+
+    key_id: KeyId
+    digest: bytes
+    store_id: StoreId
+    user_id: UserId
+    roles: frozenset[str]
+    decides_for_users: bool
+    expire_time: float | None
+    is_revoked: bool
+    maker_user_ids: frozenset[UserId] = frozenset()
+
+    @property
+    def credential(self) -> Credential:
+        """The rights it gives."""
+        return Credential(
+            credential_id=CredentialId(self.key_id),
+            store_id=self.store_id,
+            user_id=self.user_id,
+            roles=self.roles,
+            maker_user_ids=self.maker_user_ids,
+            decides_for_users=self.decides_for_users,
+            expires_at=self.expire_time,
+        )
+
+
+class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys that have changed, in order of their last change, and the change after which to go on."""
+
+    keys: Sequence[KeyGrant]
+    last_change: int
+    has_more: bool
+
+
+class KeySource(Protocol):
+    """The keys that there are."""
+
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+        """Return the keys that have changed since a change, 0 for all; note which were used.
+
+        A `last_change` before `after_change` says that the keys
+        are those of an older database.
+
+        Raises:
+            PawlError: they cannot be had now.
+        """
+
+
+class KeyRows:
+    """A snapshot of the keys, brought up to date every 2 s by `run`.
+
+    A key that is not in it is looked for at once before it is refused: so a new
+    one is known at once everywhere. All who wait for that share one look, and
+    there is one each half second at most. Without news for 60 s no key is taken,
+    since any may have been revoked.
+    """
+
+    def __init__(self, source: KeySource, clock: Clock) -> None:
+        self._source = source
+        self._clock = clock
+        self._by_digest: dict[bytes, KeyGrant] = {}
+        self._ended: dict[bytes, KeyGrant] = {}
+        self._last_change = 0
+        self._began_at = float("-inf")
+        self._fresh_at = float("-inf")
+        self._is_failing = False
+        self._lock = asyncio.Lock()
+        self._next: asyncio.Task[bool] | None = None
+        self._used: set[str] = set()
+        self._reported: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Keep the snapshot up to date, for ever."""
+        while True:
+            async with self._lock:
+                await self._sync()
+            await self._clock.sleep(_SYNC_SECONDS)
+
+    async def find(self, secret: str, *, may_look: Callable[[], bool] = lambda: True) -> KeyGrant | None:
+        """Return the key with that secret, None if there is none that is in force; counts as its use.
+
+        `may_look` is asked before a look for what the snapshot cannot tell.
+
+        Raises:
+            DependencyUnavailable: it cannot be told now.
+        """
+        if not is_secret(secret):
+            return None
+        digest = digest_of(secret)
+        found = self._in_force(self._known(digest))
+        if found is None or self._is_stale:
+            if (may_look() and not await self._sync_at_once()) or self._is_stale:
+                raise DependencyUnavailable("keys cannot be checked now: try again")
+            found = self._in_force(self._known(digest))
+        if found is not None:
+            self._used.add(found.key_id)
+        return found
+
+    def ended(self, digest: bytes) -> KeyGrant | None:
+        """Return the key with that digest if it was revoked or has expired and is remembered, for the audit."""
+        found = self._known(digest)
+        return None if self._in_force(found) else found
+
+    def in_force(self, key_id: str) -> KeyGrant | None:
+        """Return the key with that id; None if it is not in force."""
+        found = next((grant for grant in self._by_digest.values() if grant.key_id == key_id), None)
+        return self._in_force(found)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the snapshot is up to date."""
+        return not self._is_stale
+
+    @property
+    def _is_stale(self) -> bool:
+        return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
+
+    def _known(self, digest: bytes) -> KeyGrant | None:
+        # By a clock that was wrong a key may have ended too early.
+        return self._by_digest.get(digest) or self._ended.get(digest)
+
+    def _in_force(self, grant: KeyGrant | None) -> KeyGrant | None:
+        if grant is None or grant.is_revoked:
+            return None
+        return None if grant.expire_time is not None and grant.expire_time <= self._clock.now() else grant
+
+    async def _sync_at_once(self) -> bool:
+        """Return whether the snapshot is up to date, as of a moment after this call."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._sync_next(), name="keys.sync")
+        return await tasks.shield(self._next)
+
+    async def _sync_next(self) -> bool:
+        try:
+            wait_seconds = self._began_at + _SYNC_AT_ONCE_SECONDS - self._clock.monotonic()
+            if wait_seconds > 0:
+                await self._clock.sleep(wait_seconds)
+            await self._lock.acquire()
+        finally:
+            # Whoever comes from here on may mean a key that is newer than this look.
+            self._next = None
+        try:
+            return await self._sync()
+        finally:
+            self._lock.release()
+
+    async def _sync(self) -> bool:
+        began_at = self._began_at = self._clock.monotonic()
+        # After a long silence the database may be another one, an older copy for example.
+        is_anew = self._is_stale
+        used = self._uses_to_report(began_at)
+        after_change = 0 if is_anew else self._last_change
+        try:
+            await self._read(after_change, used)
+        except PawlError as error:
+            if not self._is_failing:
+                _log.warning("keys.not_synced", reason=error.message)
+            self._is_failing = True
+            return False
+        if self._is_failing:
+            _log.info("keys.synced_again")
+        self._is_failing = False
+        self._fresh_at = began_at
+        self._used.difference_update(used)
+        self._reported.update(dict.fromkeys(used, began_at))
+        return True
+
+    async def _read(self, after_change: int, used: Sequence[str]) -> None:
+        """Bring the snapshot up to date; it changes when all is read."""
+        is_anew = after_change == 0
+        found: list[KeyGrant] = []
+        has_more = True
+        while has_more:
+            changes = await self._source.sync_keys(after_change, used)
+            used = ()
+            if changes.last_change < after_change:
+                after_change, is_anew, found = 0, True, []
+            else:
+                found += changes.keys
+                after_change, has_more = changes.last_change, changes.has_more
+        if is_anew:
+            self._by_digest, self._ended = {}, {}
+        if found or is_anew:
+            self._apply(found)
+        self._last_change = after_change
+
+    def _apply(self, changed: Iterable[KeyGrant]) -> None:
+        self._by_digest |= {grant.digest: grant for grant in changed}
+        known = self._by_digest.values()
+        for grant in [grant for grant in known if self._in_force(grant) is None]:
+            self._ended[grant.digest] = self._by_digest.pop(grant.digest)
+            self._used.discard(grant.key_id)
+            self._reported.pop(grant.key_id, None)
+        while len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def _uses_to_report(self, now: float) -> list[str]:
+        due = (key_id for key_id in self._used if now - self._reported.get(key_id, float("-inf")) >= _USE_SECONDS)
+        return [key_id for key_id, _ in zip(due, range(USES_MAX), strict=False)]

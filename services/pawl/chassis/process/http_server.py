@@ -1,0 +1,223 @@
+"""The HTTP server of a process: the gateway's API, and the pages for machines that look after any service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.settings import join_address, split_address
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc.tls import Tls, http_context
+
+_HEAD_SECONDS: Final = 10.0
+_HEAD_BYTES_MAX: Final = 32 * 1024
+_KEEP_ALIVE_SECONDS: Final = 30
+_SILENT_SECONDS: Final = 40
+"""The time after which a connection ends whose other end acknowledges neither data nor keep-alive probes."""
+_TAKE_SECONDS: Final = 30.0
+"""The time after which a reader that takes nothing of its answer is cut off."""
+_BACKLOG: Final = 1024
+_PART_BYTES: Final = 64 * 1024
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """The answer of a page."""
+
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: int = 200
+
+
+Page = Callable[[], Response]
+
+_NOT_FOUND: Final = Response(body=b"not found\n", status=404)
+_ONLY_GET: Final = Response(body=b"only GET\n", status=405)
+
+
+def application(pages: Mapping[str, Page]) -> Any:
+    """Return an ASGI application that serves fixed pages, one request a connection."""
+
+    async def serve(scope: Any, _receive: Any, send: Any) -> None:
+        page = pages.get(scope["path"])
+        response = _NOT_FOUND if page is None else page() if scope["method"] == "GET" else _ONLY_GET
+        fields = {"content-type": response.content_type, "content-length": len(response.body), "connection": "close"}
+        headers = [(name.encode(), f"{value}".encode()) for name, value in fields.items()]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body})
+
+    return serve
+
+
+class HttpServer:
+    """Serves an ASGI application; an async context manager, with its `address` inside.
+
+    At its end nothing new is accepted, `closing` is set for streams to end, and what is being answered gets
+    `drain_seconds`.
+    """
+
+    protocol = "http"
+    internal_address = ""
+
+    def __init__(
+        self,
+        app: Any,
+        listen: str,
+        *,
+        closing: asyncio.Event | None = None,
+        tls: Tls | None = None,
+        connections_max: int = 64,
+        drain_seconds: float = 1.0,
+    ) -> None:
+        self._listen = listen
+        self._closing = closing or asyncio.Event()
+        self._drain_seconds = drain_seconds
+        config = uvicorn.Config(
+            _in_parts(app),
+            http=_Protocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=connections_max,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        )
+        config.load()
+        if tls is not None:
+            config.ssl = http_context(tls)
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        host, port = split_address(self._listen)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            bound = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG, reuse_port=False)
+        except OSError as error:
+            raise StartError(f"cannot listen on {self._listen}: {error.strerror or error}") from None
+        _notice_silence(bound)
+        self.address = join_address(host, bound.getsockname()[1])
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve([bound]), name="http.server")
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+            await asyncio.sleep(0.005)
+        _log.info("http.listening", address=self.address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closing.set()
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        await asyncio.wait({self._serving}, timeout=self._drain_seconds)
+        self._server.force_exit = True
+        for task in list(self._server.server_state.tasks):
+            task.cancel()
+        await asyncio.wait({self._serving}, timeout=self._drain_seconds)
+        await tasks.end([self._serving])
+
+
+def _notice_silence(listening: socket.socket) -> None:
+    """Let the system end connections whose other end is gone without a word; those that are accepted inherit it."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),
+        ("TCP_KEEPINTVL", _SILENT_SECONDS // 8),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", _SILENT_SECONDS * 1000),  # For what was sent: Linux alone has it.
+    ):
+        if hasattr(socket, name):
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _in_parts(app: Any) -> Any:
+    """Return `app` sending bodies in small parts.
+
+    A TLS transport does not count bytes that it has passed to the socket. After one large write its buffer would look
+    empty, so the server could not tell a stalled reader from a slow one.
+    """
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        async def send_parts(message: Any) -> None:
+            body = message.get("body", b"")
+            last = max(len(body) - 1, 0) // _PART_BYTES * _PART_BYTES
+            for start in range(0, last, _PART_BYTES):
+                await send({**message, "body": body[start : start + _PART_BYTES], "more_body": True})
+            await send({**message, "body": body[last:]} if last else message)
+
+        await app(scope, receive, send_parts)
+
+    return serve
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Protocol(H11Protocol):
+    """Closes connections whose request does not arrive, or whose answer nobody takes: h11 bounds sizes, and no time."""
+
+    _late: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=1)  # Pause at any unsent byte. With 0, TLS pauses an empty buffer too.
+        self._late = self.loop.call_later(_HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        cycle: Any = self.cycle  # None before the first request
+        is_answering = cycle is not None and not cycle.response_complete
+        if is_answering and self._late is not None:
+            self._late.cancel()
+            self._late = None
+        elif not is_answering and self._late is None:
+            self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(_TAKE_SECONDS, self._look, left)
+
+    def _look(self, left: int) -> None:
+        """Cut off a reader that has taken nothing; to close would be to wait for it."""
+        if self.transport.get_write_buffer_size() >= left:
+            self.transport.abort()
+        else:
+            self._look_later()

@@ -1,0 +1,255 @@
+"""The parts that the main functions of all services have in common.
+
+async def main(stop: asyncio.Event) -> None:
+    settings = load(JobStoreSettings)
+    async with Service("job_store", settings) as service:
+        database = await service.open_database()
+        await service.create_schema(database, "job_store")
+        bus = await service.open_bus()
+        server = service.rpc_server(keys)
+        server.add(add_LedgerServiceServicer_to_server, Ledger(...), service_only=True)
+        await service.serve(server, stop)
+
+if __name__ == "__main__":
+    run_service(main)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Self, TypeVar
+
+import grpc
+import msgspec
+
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.durability import require_durable
+from pawl.chassis.db.rights import Rights, changeable, role_of
+from pawl.chassis.identity.credentials import authenticator, read_issuers, service_key
+from pawl.chassis.identity.key_rows import KeyRows, KeySource
+from pawl.chassis.ids import IdSource
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.health import HealthMonitor
+from pawl.chassis.process.http_server import HttpServer, Response, application
+from pawl.chassis.process.lifecycle import Background
+from pawl.chassis.process.metrics import CONTENT_TYPE, Metrics
+from pawl.chassis.process.settings import ServiceSettings, is_loopback
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc import tls
+from pawl.chassis.rpc.client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
+from pawl.chassis.rpc.limits import Limits
+from pawl.chassis.rpc.server import RpcServer
+from pawl.chassis.rpc.status import from_rpc_error
+
+_log = logs.get_logger(__name__)
+T = TypeVar("T")
+
+
+class Service:
+    """The common parts of one process; an async context manager.
+
+    At its end the loops of `background` are cancelled, then what was opened
+    through it is closed, in the reverse order. `serve` has drained the calls by
+    then, so a loop that calls wait for (a group commit, say) is there to the last.
+    """
+
+    def __init__(self, name: str, settings: ServiceSettings) -> None:
+        self.name = name
+        self.instance_id = f"i-{secrets.token_hex(4)}"
+        self.clock = SystemClock()
+        self.ids = IdSource(self.clock)
+        self.metrics = Metrics(name)
+        self.health = HealthMonitor()
+        self.background = Background()
+        self.key_rows: KeyRows | None = None
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        logs.configure(service=name, instance_id=self.instance_id, level=settings.log_level, log_format="auto")
+        self._tls = tls.of_service(
+            settings.tls_certificate_file, settings.tls_key_file, settings.tls_ca_file, clock=self.clock
+        )
+        if self._tls is not None:
+            tls.check_own(self._tls(), name.replace("_", "-"), is_called=settings.internal_listen is not None)
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        # The loops use what the stack closes.
+        await self.background.__aexit__(*error)
+        await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # as given to us
+
+    async def enter(self, part: AbstractAsyncContextManager[T]) -> T:
+        """Enter a part of the service, to be left with it."""
+        return await self._stack.enter_async_context(part)
+
+    async def open_database(self) -> Database:
+        """Return the connected database; the service's health follows it.
+
+        Raises:
+            StartError: PAWL_DATABASE_URL is missing, leads nowhere, or to a database
+                that does not keep what it acknowledges; see `durability`.
+        """
+        if self._settings.database_url is None:
+            raise StartError("PAWL_DATABASE_URL: is required")
+        database = await self.enter(
+            Database(
+                self._settings.database_url.get_secret_value(),
+                application_name=f"pawl-{self.name}-{self.instance_id}",
+                connections_max=self._settings.database_connections_max,
+            )
+        )
+        await require_durable(database, unsafe_allowed=self._settings.database_unsafe)
+        self.health.add("database", database.ping)
+        return database
+
+    async def create_schema(self, database: Database, schema: str, *, append_only: Collection[str] = ()) -> None:
+        """Create `schema` unless it exists.
+
+        With PAWL_DATABASE_OWNER_URL the owner creates it and grants the role of `database` what a service needs:
+        only SELECT and INSERT on `append_only` tables. Logs a warning where that role can do more with them.
+
+        Raises:
+            StartError: another version created the schema, or a role lacks a right.
+            DependencyUnavailable: the server cannot be reached.
+        """
+        owner_url = self._settings.database_owner_url
+        if owner_url is not None:
+            rights = Rights(role=await role_of(database), append_only=frozenset(append_only))
+            owner = Database(
+                owner_url.get_secret_value(),
+                application_name=f"pawl-{self.name}-{self.instance_id}-owner",
+                connections_max=1,
+                variable="PAWL_DATABASE_OWNER_URL",
+            )
+            async with owner:
+                await owner.create_schema(schema, rights=rights)
+        # Finds the owner's schema, unless that is in another database.
+        await database.create_schema(schema)
+        if exposed := await changeable(database, schema, append_only):
+            _log.warning(
+                "database.append_only_unprotected",
+                tables=[f"{schema}.{table}" for table in exposed],
+                because="the role of PAWL_DATABASE_URL could change them; with PAWL_DATABASE_OWNER_URL it has less",
+            )
+
+    async def open_bus(self) -> Bus:
+        """Return the bus, connected or not; health reports it and does not depend on it."""
+        url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
+        settings = self._settings
+        files = (settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file)
+        name = f"pawl-{self.name}-{self.instance_id}"
+        bus = await self.enter(Bus(url, name=name, metrics=self.metrics, tls=tls.of_bus(*files)))
+        self.health.add("nats", bus.ping, optional=True)
+        return bus
+
+    async def open_channel(
+        self,
+        peer: str,
+        addresses: str,
+        *,
+        message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
+        public: bool = False,
+        optional: bool = False,
+    ) -> grpc.aio.Channel:
+        """Return a channel to another service, with the service key; health reports whether it answers.
+
+        A `public` one is to what the service serves to everybody: its calls bring their own key, and raise what the
+        other end reports as the PawlError that it is. Unless `optional`, health depends on the service. With an
+        authority of certificates the channel speaks TLS, and that of the other end must have the name of the service.
+        """
+        channel = await self.enter(
+            open_channel(
+                addresses,
+                service_key=None if public else service_key(self._settings, self.clock),
+                message_bytes_max=message_bytes_max,
+                batches=not public,
+                tls=self._tls if self._settings.tls_ca_file else None,
+                server_name=peer.replace("_", "-"),
+                translate=from_rpc_error if public else None,
+            )
+        )
+        self.health.add(peer, lambda: ping(channel), optional=optional)
+        return channel
+
+    def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
+        """Return the server that the settings describe; add the servicers, then `serve` it.
+
+        Callers may use these `keys` as well as those of the settings.
+        """
+        issuers = read_issuers(self._settings, self.clock)
+        if issuers:
+            self.background.start("issuers", issuers.run)
+        rows = self.key_rows = KeyRows(keys, self.clock) if keys else None
+        if rows:
+            self.background.start("keys", rows.run)
+        return RpcServer(
+            self._settings.listen,
+            authenticator=authenticator(self._settings, rows=rows, issuers=issuers),
+            ids=self.ids,
+            metrics=self.metrics,
+            limits=Limits(
+                message_bytes_max=self._settings.message_bytes_max,
+                streams_max=self._settings.streams_max,
+                store_share=self._settings.store_share,
+                user_share=self._settings.user_share,
+                request_stream_bytes_max=self._settings.request_stream_bytes_max,
+            ),
+            drain_seconds=self._settings.drain_seconds,
+            tls=self._tls,
+            internal_listen=self._settings.internal_listen,
+        )
+
+    @property
+    def tls(self) -> tls.Tls | None:
+        """The certificates that this process shows and checks; None without."""
+        return self._tls
+
+    async def serve(self, server: RpcServer | HttpServer, stop: asyncio.Event) -> None:
+        """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
+        pages = {
+            "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
+            "/healthz": self.health.page,
+        }
+        self._warn_of_strangers()
+        async with AsyncExitStack() as stack:
+            http = HttpServer(application(pages), self._settings.metrics_listen, tls=self._tls)
+            await stack.enter_async_context(http)
+            if isinstance(server, RpcServer):
+                self.health.follow(server)
+            await stack.enter_async_context(server)
+            await stack.enter_async_context(self.health)
+            internal = {"internal": server.internal_address} if server.internal_address else {}
+            self._write_addresses({server.protocol: server.address, "metrics": http.address, **internal})
+            await stop.wait()
+
+    def _warn_of_strangers(self) -> None:
+        """Say once that keys and contents go over a network that others may read."""
+        listens = (self._settings.listen, self._settings.metrics_listen)
+        if self._tls is None and (open_to := [address for address in listens if not is_loopback(address)]):
+            _log.warning(
+                "tls.absent",
+                addresses=open_to,
+                detail="whoever reads the network reads keys and contents: give PAWL_TLS_CERTIFICATE_FILE and"
+                " PAWL_TLS_KEY_FILE, or put something in front that ends TLS",
+            )
+
+    def _write_addresses(self, addresses: dict[str, str]) -> None:
+        path = self._settings.address_file
+        if path is None:
+            return
+        # Whoever waits for the file never sees half of it.
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            part.write_bytes(msgspec.json.encode(addresses) + b"\n")
+            Path.replace(part, path)
+        except OSError as error:
+            raise StartError(f"PAWL_ADDRESS_FILE: cannot write {path}: {error.strerror}") from None

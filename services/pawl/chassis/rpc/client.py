@@ -1,0 +1,439 @@
+"""Channels to other services, and their errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.chassis.identity.auth import named_user
+from pawl.chassis.process import tasks
+from pawl.chassis.process.settings import split_address
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX, Batches, Line, Responses, Shown, only_response
+from pawl.chassis.rpc.interceptor import REQUEST_ID_KEY, current_request_id
+from pawl.chassis.rpc.limits import KEEPALIVE
+from pawl.chassis.rpc.renewal import RenewedChannel
+from pawl.chassis.rpc.replicas import key_of
+from pawl.chassis.rpc.status import from_rpc_error, of_peer
+from pawl.chassis.rpc.tls import Tls, channel_credentials
+from pawl.errors import DependencyUnavailable
+
+T = TypeVar("T")
+Translate = Callable[[grpc.aio.AioRpcError], Exception]
+"""Makes another error of one of gRPC."""
+
+DEFAULT_DEADLINE_SECONDS: Final = 10.0
+_SILENT_SECONDS: Final = 1.0
+_SENT_MAX: Final = 4
+PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+# What a batch adds to a response, with room to spare.
+_ENVELOPE_BYTES: Final = 1024
+
+# A name may stand for several replicas, and gRPC gives each stream to the next one.
+_STREAMS_OF_A_NAME: Final = 4
+
+# Retries are the caller's: it alone knows what is safe to send again, and one
+# layer of them is enough. gRPC still repeats by itself what never left this side.
+# Replicas whose health says NOT_SERVING get no calls.
+_SERVICE_CONFIG: Final = msgspec.json.encode(
+    {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
+).decode()
+
+
+def open_channel(
+    addresses: str,
+    *,
+    service_key: str | Callable[[], str] | None = None,
+    metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
+    deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+    batches: bool = False,
+    tls: Tls | None = None,
+    server_name: str | None = None,
+    translate: Translate | None = None,
+) -> grpc.aio.Channel:
+    """Return a channel to one service; nothing is connected before the first call.
+
+    `addresses` is one `host:port`, whose name may stand for several replicas, or
+    several `ip:port` with commas between. Calls are spread over all of them that
+    can be reached and are healthy; lost ones are tried again within 2 s.
+
+    Each call carries `service_key`, or what that gives at the moment, what `metadata` gives when it is made, and the
+    id of the request that is being served. Calls with a unary response end after `deadline_seconds` unless they
+    bring their own `timeout`; response streams have no deadline of their own.
+    There are no retries beyond those that gRPC makes for calls that were never
+    sent.
+
+    With `batches`, calls with one request go in batches where they can, which is cheaper.
+    Of several addresses each store has one that is preferred: see `rpc_replicas`. Over up
+    to four of the replicas that one name stands for they are spread. The other end must be for
+    services, and errors come as the PawlError that they are.
+
+    With `translate`, errors of calls are raised as what it makes of them. A call with a unary response is a plain
+    coroutine then. Of several addresses, or those of a name, one that is silent for a second holds up no call that is
+    safe to repeat, and no stream that it does not take: they are sent to the next.
+
+    With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
+    must have `server_name`, or else the host of the one address.
+
+    Close it, or use it as an async context manager.
+
+    Raises:
+        StartError: the addresses cannot be used together.
+    """
+    reached = partial(connect, tls=tls, server_name=server_name, options=_options(message_bytes_max))
+    channel = reached(_target(addresses))
+    replicas = _parts(addresses) if batches else []
+    return _Channel(
+        channel,
+        service_key=service_key,
+        metadata=metadata,
+        deadline_seconds=deadline_seconds,
+        replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
+        response_bytes_max=message_bytes_max,
+        translate=translate,
+        has_replicas=len(_parts(addresses)) > 1 or _may_be_several(addresses),
+    )
+
+
+def connect(
+    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.aio.Channel:
+    """Return a bare channel to a gRPC name, over TLS if there are certificates."""
+    options = options or _options(PEER_MESSAGE_BYTES_MAX)
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    named = [*options, *([("grpc.ssl_target_name_override", server_name)] if server_name else [])]
+    return RenewedChannel(tls, lambda shown: grpc.aio.secure_channel(target, channel_credentials(shown), options=named))
+
+
+async def ping(channel: grpc.aio.Channel) -> None:
+    """Return if a replica at the other end of the channel can be reached and is healthy.
+
+    Raises:
+        DependencyUnavailable: none is.
+    """
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    reply = await translated(stub.Check(health_pb2.HealthCheckRequest()))
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        raise DependencyUnavailable("the service says that it is not serving")
+
+
+async def translated(call: Awaitable[T]) -> T:
+    """Return the response of a call; raises as `translating` does."""
+    with translating():
+        return await call
+
+
+@contextmanager
+def translating() -> Iterator[None]:
+    """Raise what a peer reported as the PawlError it was, around the await of a call or the reading of a stream.
+
+    A peer that cannot be reached or does not answer in time becomes
+    DependencyUnavailable. Cancelling passes through.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise of_peer(from_rpc_error(error)) from error
+
+
+class _Channel(grpc.aio.Channel):
+    """Adds metadata and deadline to calls.
+
+    Not done with interceptors: grpc.aio runs each intercepted call in a task of
+    its own, which costs more than the call.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        service_key: str | Callable[[], str] | None,
+        metadata: Callable[[], Sequence[tuple[str, str]]],
+        deadline_seconds: float,
+        replicas: Mapping[str, grpc.aio.Channel],
+        response_bytes_max: int,
+        translate: Translate | None,
+        has_replicas: bool,
+    ) -> None:
+        self._channel = channel
+        self._translate = translate
+        self._has_replicas = has_replicas
+        self._replicas = replicas
+        self._asked_metadata = metadata
+        self._deadline_seconds = deadline_seconds
+        self._service_key = service_key
+        self._batches: Batches | None = None
+        if replicas:
+            self._batches = Batches(
+                [_line(address, one) for address, one in replicas.items()],
+                shown=self._shown,
+                response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
+            )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        if self._batches is not None:
+            await self._batches.close()
+        await asyncio.gather(*(channel.close(grace) for channel in {self._channel, *self._replicas.values()}))
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        def alone(channel: grpc.aio.Channel) -> Any:
+            return self._answering(self._calling(channel.unary_unary(*args, **kwargs), self._deadline_seconds))
+
+        if self._translate is not None and self._has_replicas:
+            return partial(_first_answer, alone(self._channel), args[0])
+        return self._batching(alone, self._deadline_seconds, *args, **kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        def alone(channel: grpc.aio.Channel) -> Any:
+            return self._streaming(channel.unary_stream(*args, **kwargs), only_reads=True)
+
+        return self._batching(alone, None, *args, **kwargs)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answering(self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._streaming(self._channel.stream_stream(*args, **kwargs))
+
+    def _shown(self) -> Shown:
+        key = self._service_key() if callable(self._service_key) else self._service_key
+        return (("authorization", f"Bearer {key}"),) if key else ()
+
+    def _calling(self, method: Any, deadline_seconds: float | None) -> Any:
+        def call(
+            request: Any = None,
+            *,
+            timeout: float | None = None,
+            metadata: Sequence[tuple[str, str | bytes]] | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            return method(
+                request,
+                timeout=deadline_seconds if timeout is None else timeout,
+                metadata=(*self._shown(), *self._asked_metadata(), *_request_id(), *(metadata or ())),
+                **kwargs,
+            )
+
+        return call
+
+    def _answering(self, method: Any) -> Any:
+        translate = self._translate
+        if translate is None:
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await method(*args, **kwargs)
+            except grpc.aio.AioRpcError as error:
+                raise translate(error) from None  # The message has its details.
+
+        return call
+
+    def _batching(
+        self,
+        alone: Callable[[grpc.aio.Channel], Any],
+        deadline_seconds: float | None,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: Any = None,
+    ) -> Any:
+        """Return what makes calls of a method in batches, and those that are too large or special by themselves.
+
+        These go the way of `alone`, to the replica that they would have gone to in a batch.
+        """
+        batches = self._batches
+        if batches is None or method.startswith("/grpc."):
+            return alone(self._channel)
+        to_each = {address: alone(channel) for address, channel in self._replicas.items()}
+
+        def call(request: Any, *, timeout: float | None = None, **special: Any) -> Any:
+            raw = request_serializer(request) if request_serializer else request
+            user = named_user(special.get("metadata") or ())
+            key = user.store_id if user else key_of(request)
+            if special or len(raw) > REQUEST_BYTES_MAX:
+                return to_each[batches.line(key).name](request, timeout=timeout, **special)
+            seconds = deadline_seconds if timeout is None else timeout
+            ids = {"request_id": current_request_id(), "key": key}
+            begin = partial(batches.begin, method, raw, timeout_seconds=seconds, **ids)
+            if deadline_seconds is None:
+                return Responses(begin, response_deserializer)
+            return only_response(begin, response_deserializer)
+
+        return call
+
+    def _streaming(self, method: Any, *, only_reads: bool = False) -> Any:
+        start = self._calling(method, None)
+        may_begin_again = only_reads and self._translate is not None and self._has_replicas
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = partial(start, *args, **kwargs)
+            return _StreamCall(begin(), self._translate, begin if may_begin_again else None)
+
+        return call
+
+
+class _StreamCall:
+    """A call with a response stream; anything but reading is the call's own.
+
+    grpc.aio forgets to cancel the RPC when its reader is cancelled at the moment
+    the request has just gone out. The server would work on for nobody.
+
+    With `begin` the call begins again while the other end does not take it: gRPC sends it to the next replica.
+    """
+
+    def __init__(self, call: Any, translate: Translate | None, begin: Callable[[], Any] | None) -> None:
+        self._call = call
+        self._translate = translate
+        self._begin = begin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        # The iterator of gRPC would keep each response until the next one.
+        if (response := await self.read()) is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return response
+
+    async def read(self) -> Any:
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
+            await self._reading(self._opened(begin))
+        return await self._reading(self._call.read())
+
+    async def _opened(self, begin: Callable[[], Any]) -> None:
+        for _ in range(_SENT_MAX - 1):
+            # Servers send these before the first response.
+            if await tasks.within(_SILENT_SECONDS, self._call.initial_metadata()) is not None:
+                return
+            self._call.cancel()
+            self._call = begin()
+
+    async def _reading(self, response: Awaitable[Any]) -> Any:
+        try:
+            return await response
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
+        except grpc.aio.AioRpcError as error:
+            if self._translate is None:
+                raise
+            raise self._translate(error) from None
+
+
+async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
+    """Return the first answer to a request, which is sent again after each second of silence if that is safe.
+
+    Requests that only read or have an id are safe, unless they are long polls. gRPC sends each to the next replica.
+    """
+    only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
+    has_id, takes_its_time = (bool(getattr(request, field, None)) for field in ("request_id", "wait_seconds"))
+    if takes_its_time or not (only_reads or has_id):
+        return await method(request, **special)
+    asked: list[asyncio.Task[Any]] = []
+    try:
+        while True:
+            asked.append(asyncio.ensure_future(method(request, **special)))
+            seconds = _SILENT_SECONDS if len(asked) < _SENT_MAX else None
+            done, _ = await asyncio.wait(asked, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return done.pop().result()
+    finally:
+        await tasks.end(asked)
+
+
+def _request_id() -> tuple[tuple[str, str], ...]:
+    request_id = current_request_id()
+    return ((REQUEST_ID_KEY, request_id),) if request_id else ()
+
+
+def _line(address: str, channel: grpc.aio.Channel) -> Line:
+    """Return the way for batches to what is at an address."""
+    # Not through the wrappers above: a stream is no part of a request.
+    open_stream: Any = BatchServiceStub(channel).Batch
+    return Line(
+        address,
+        lambda shown: open_stream(metadata=shown),
+        partial(channel.get_state, try_to_connect=True),
+        streams_max=1 if address.startswith("unix:") or _ip_version(address) else _STREAMS_OF_A_NAME,
+    )
+
+
+def _parts(addresses: str) -> list[str]:
+    parts = [address.strip() for address in addresses.split(",")]
+    return parts if len(parts) == 1 else [part.replace("localhost:", "127.0.0.1:") for part in parts]
+
+
+def _target(addresses: str) -> str:
+    """Return the gRPC name of one or several addresses."""
+    parts = _parts(addresses)
+    if len(parts) == 1:
+        return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
+    if all(part.startswith("unix:") for part in parts):
+        return "unix:" + ",".join(part.removeprefix("unix:") for part in parts)
+    versions = set(map(_ip_version, parts))
+    if versions not in ({4}, {6}):
+        raise StartError(
+            f"{addresses}: several addresses must be IP addresses of one version;"
+            " or give one name that stands for all replicas"
+        )
+    return f"ipv{versions.pop()}:{','.join(parts)}"
+
+
+def _ip_version(address: str) -> int:
+    """Return 4 or 6; 0 if the address has a name for a host."""
+    try:
+        return ipaddress.ip_address(split_address(address)[0]).version
+    except ValueError:
+        return 0
+
+
+def _may_be_several(address: str) -> bool:
+    """Return whether an address is a name that may stand for several replicas."""
+    return not address.startswith(("unix:", "localhost:")) and not _ip_version(address)
+
+
+def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.service_config", _SERVICE_CONFIG),
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        # So long a connection may take to be made. A port that nobody listens at is tried again no later for it.
+        ("grpc.min_reconnect_backoff_ms", 1_500),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+        *KEEPALIVE,
+        # Channels of one process to one address share nothing: closing one leaves the others.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

@@ -1,0 +1,492 @@
+"""The work around every RPC that a service answers, whatever its kind.
+
+grpc.aio leaves a server open at several places; they are closed here, once:
+
+* It reads and parses a request before the method is called and answers bytes it
+  cannot parse with UNKNOWN. So methods get raw bytes, read and parsed here after
+  the caller is known and there is room for the call.
+* It sends the text of an uncaught exception to the client. Here the client gets
+  INTERNAL with an id; the log has the traceback under that id.
+* Its limit on concurrent RPCs is late. Here calls over the limit are refused at
+  once, unary calls and streams counted apart.
+* Whether the client is still there, and how long it waits, is the handler's
+  business. Here each handler ends a little before the client's deadline, while
+  the client still listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+
+from pawl.chassis.identity import auth
+from pawl.chassis.identity.auth import WHO_CALLS, Authenticator, Principal
+from pawl.chassis.identity.login_failures import LoginFailures, source_of
+from pawl.chassis.identity.roles import ANYBODY
+from pawl.chassis.ids import IdSource, is_id
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.metrics import RpcMetrics
+from pawl.chassis.rpc import status, tls
+from pawl.chassis.rpc.kinds import Behaviour, Context, read_raw
+from pawl.chassis.rpc.limits import Arrivals, Crowd, Limits, Places, read_one
+from pawl.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Internal,
+    MethodNotFound,
+    Overloaded,
+    PawlError,
+    ShuttingDown,
+    Unauthenticated,
+    Unavailable,
+)
+
+REQUEST_ID_KEY: Final = "pawl-request-id"
+"""Metadata that names a request through all services and logs; made up where absent."""
+
+_UNKNOWN: Final = "unknown"
+_WITHDRAWN: Final = "the key of this service counts no more: call again with the present one"
+# Their requests are small, and come with the call.
+_STRANGERS_ARRIVING_MAX: Final = 8
+# What is left for sending the status after a handler ran out of time.
+_DEADLINE_MARGIN_SECONDS: Final = 0.02
+
+T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
+_request_id: ContextVar[str] = ContextVar("pawl_request_id", default="")
+_current_call: ContextVar[_ActiveCall] = ContextVar("pawl_call")
+
+
+def current_request_id() -> str:
+    """Return the id of the request that this task serves, or an empty text."""
+    return _request_id.get()
+
+
+def count_as_stream() -> None:
+    """Count the unary call that this task serves among the streams, because it is going to wait.
+
+    Raises:
+        Overloaded: there is no place among them.
+    """
+    call = _current_call.get(None)
+    if call is not None:
+        call.method.interceptor.count_as_stream(call)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The rules for calls of a service's methods."""
+
+    service_only: bool = False
+    """Only services may call."""
+    open: bool = False
+    """Anybody may call, among a crowd of their own, and nothing is logged: for health checks."""
+    forwarded: bool = False
+    """Agent-loop calls for a user, whom its metadata name."""
+    drain_streams: bool = False
+    """At shutdown, streams get the drain time to end by themselves."""
+
+
+class Interceptor(grpc.aio.ServerInterceptor):
+    """Wraps every method of a server. `access` gives the treatment by service name, `callers` who may call a method.
+
+    With `certified_services` the key of a service counts only beside its certificate.
+    """
+
+    def __init__(
+        self,
+        *,
+        authenticator: Authenticator,
+        ids: IdSource,
+        metrics: RpcMetrics,
+        limits: Limits,
+        access: dict[str, Access],
+        callers: Mapping[str, frozenset[str]],
+        certified_services: bool = False,
+    ) -> None:
+        self.authenticator = authenticator
+        self.certified_services = certified_services
+        self.failures = LoginFailures(metrics.login_failures, SystemClock())
+        self.callers = callers
+        self.ids = ids
+        self.metrics = metrics
+        self.limits = limits
+        self._access = access
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self.arrivals = Arrivals()
+        self._unary_calls = Places("calls are running", limits.unary_calls_max, limits)
+        self._strangers = Crowd(limits.streams_max)
+        self.strangers_arriving = Crowd(_STRANGERS_ARRIVING_MAX)
+        self.streams = Places("streams and waits are open", limits.streams_max, limits)
+        self.request_streams = Places("streams of requests are open", limits.request_streams_max, limits)
+        self.stopping = False
+        self._active: set[_ActiveCall] = set()
+        self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            Method(self, _UNKNOWN, Access(), is_stream=True).wrap(_refuse_unknown)
+        )
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        name = handler_call_details.method
+        wrapped = self._methods.get(name)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return self._unknown
+            wrapped = self._methods[name] = self._wrap(name, handler)
+        return wrapped
+
+    def _wrap(self, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+        access = self._access.get(name.split("/")[1], Access())
+        is_stream = handler.request_streaming or handler.response_streaming
+        method = Method(self, name, access, is_stream=is_stream, reads_many=handler.request_streaming)
+        behaviour = read_raw(handler, method.receive, bytes_max=self.limits.message_bytes_max)
+        return grpc.stream_stream_rpc_method_handler(method.wrap(behaviour), None, handler.response_serializer)
+
+    def carried(self, name: str, *, is_stream: bool) -> Method:
+        """Return the method of that name for calls that come in batches, on a stream that was let in."""
+        return Method(self, name, Access(service_only=True, drain_streams=True), is_stream=is_stream)
+
+    def enter(self, call: _ActiveCall, principal: Principal, *, is_carried: bool = False) -> None:
+        """Make room for a call, or refuse it. Carried calls are let in as long as their stream is there."""
+        self._active.add(call)
+        if self.stopping and not is_carried:
+            raise ShuttingDown
+        call.take(self.streams if call.method.is_stream else self._unary_calls, principal)
+        if call.method.reads_many and not principal.is_service:
+            call.take(self.request_streams, principal)
+
+    def enter_stranger(self, call: _ActiveCall, connection: str) -> None:
+        """Make room for a call of somebody who need not say who calls."""
+        self._active.add(call)
+        self._strangers.enter(call, connection)
+
+    def count_as_stream(self, call: _ActiveCall) -> None:
+        """Have a call leave its place for one among the streams."""
+        if call.principal is not None and self._unary_calls in call.places:
+            call.take(self.streams, call.principal)
+            call.give_back(self._unary_calls)
+
+    def leave(self, call: _ActiveCall) -> None:
+        """Give the room of a call back."""
+        self._active.discard(call)
+        self._strangers.leave(call)
+        for places in list(call.places):
+            call.give_back(places)
+
+    async def end_outdated(self) -> None:
+        """End the calls of those who would not be let in any more, with what they would be told."""
+        found: dict[tuple[tuple[str, str], ...], Principal | PawlError] = {}
+        for call in list(self._active):
+            if call.caller is None:
+                continue
+            shown = tuple(call.shown.items())
+            if shown not in found:
+                found[shown] = await self._again(call.shown)
+            try:
+                if isinstance(again := found[shown], PawlError):
+                    raise again
+                auth.check_still(call.caller, again)
+            except PawlError as error:
+                # A service has calls of many under way with it, and has another key when this one is withdrawn.
+                call.end(DependencyUnavailable(_WITHDRAWN) if call.caller.is_service else error)
+
+    async def _again(self, shown: Mapping[str, str]) -> Principal | PawlError:
+        # What is known costs nothing, so nothing waits here; calls of others go on in between.
+        await asyncio.sleep(0)
+        try:
+            return await self.authenticator.authenticate(shown, source="", may_look=lambda: False)
+        except PawlError as error:
+            return error
+        except Exception:  # noqa: BLE001  # others must not go on for ever because of one
+            _log.exception("callers.not_checked")
+            return DependencyUnavailable("who calls cannot be checked now: try again")
+
+    def stop_calls(self, *, drainable: bool) -> None:
+        """End running calls with SHUTTING_DOWN; with `drainable`, those too that may drain."""
+        self.stopping = True
+        for call in list(self._active):
+            access = call.method.access
+            if drainable or access.open or (call.method.is_stream and not access.drain_streams):
+                call.end(ShuttingDown())
+
+
+class _ActiveCall:
+    """One RPC from its first to its last moment here."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.started = time.perf_counter()
+        self.code = "CANCELLED"
+        self.places: list[Places] = []
+        self.principal: Principal | None = None
+        self.reason: PawlError | None = None
+        self.running = False
+        self.is_told = False
+        self.caller: Principal | None = None
+        self.shown: dict[str, str] = {}
+        self.scope: asyncio.Timeout | None = None
+
+    def take(self, places: Places, principal: Principal) -> None:
+        """Take a place beside those that it has."""
+        places.take(principal)
+        self.places.append(places)
+        self.principal = principal
+
+    def give_back(self, places: Places) -> None:
+        """Give one of its places back."""
+        if self.principal is not None:
+            self.places.remove(places)
+            places.give_back(self.principal)
+
+    def end(self, reason: PawlError) -> None:
+        self.reason = reason
+        # One that is telling its client how it ended is left alone.
+        if self.scope is not None and self.running and not self.scope.expired():
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+class Method:
+    """One method of a server: what is done around each of its calls."""
+
+    def __init__(
+        self, interceptor: Interceptor, name: str, access: Access, *, is_stream: bool, reads_many: bool = False
+    ) -> None:
+        self.interceptor = interceptor
+        self.name = name
+        self.access = access
+        self.callers = ANYBODY if name == _UNKNOWN else interceptor.callers.get(name)
+        self.is_stream = is_stream
+        self.reads_many = reads_many
+        self._seconds = interceptor.metrics.seconds.labels(name)
+        self._in_flight = interceptor.metrics.in_flight.labels(name)
+
+    def wrap(self, behaviour: Behaviour) -> Behaviour:
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
+            call, refused = self._begin(), ""
+            try:
+                response = await self._run(call, behaviour, requests, context)
+                if response is not None:
+                    await context.write(response)
+                call.code = _code_name(context)
+            except Exception as raised:  # noqa: BLE001  # the client must get a status of ours, whatever it is
+                error = _leading(raised)
+                if isinstance(error, grpc.aio.AbortError):
+                    call.code = _code_name(context)
+                    raise error from None
+                refusal = self._refusal(error, call)
+                call.code, refused = refusal.kind.value, refusal.reason
+                # An AbortError that `abort` did not raise would be taken for a fault of the program.
+                if context.done():
+                    raise asyncio.CancelledError from None  # Nobody listens any more.
+                try:
+                    await status.abort(context, refusal)
+                except grpc.aio.InternalError:
+                    raise asyncio.CancelledError from None  # It went in this moment.
+            finally:
+                self._end(call, refused)
+
+        return serve
+
+    async def serve_carried(self, serve: Callable[[], Awaitable[T]], request_id: str, timeout_seconds: float) -> T:
+        """Serve a call that came in a batch, in a task of its own whose caller is known; no time is for ever.
+
+        Raises:
+            PawlError: what the client is to be told.
+        """
+        call, refused = self._begin(), ""
+        if is_id(request_id):
+            _request_id.set(request_id)
+            logs.bind(request_id=request_id)
+        try:
+            principal = auth.current_principal()
+            auth.check_may_call(principal, self.callers)
+            self.interceptor.enter(call, principal, is_carried=True)
+            answer = await _in_time(call, _less_margin(timeout_seconds) if timeout_seconds else None, serve)
+            call.code = "OK"
+            return answer
+        except Exception as raised:  # noqa: BLE001  # as in `wrap`
+            refusal = self._refusal(_leading(raised), call)
+            call.code, refused = refusal.kind.value, refusal.reason
+            raise refusal from None
+        finally:
+            self._end(call, refused)
+
+    async def receive(self, context: Context) -> bytes:
+        """Return the one request of a call that was let in."""
+        if not self.access.open:
+            return await self.interceptor.arrivals.read(context, _current_call.get().caller or auth.current_principal())
+        call, arriving = _current_call.get(), self.interceptor.strangers_arriving
+        arriving.enter(call, context.peer())
+        try:
+            return await read_one(context)
+        finally:
+            arriving.leave(call)
+
+    async def _run(
+        self, call: _ActiveCall, behaviour: Behaviour, requests: AsyncIterator[bytes], context: Context
+    ) -> Any:
+        metadata = _metadata(context)
+        given = metadata.get(REQUEST_ID_KEY, "")
+        request_id = given if is_id(given) else self.interceptor.ids.new("req")
+        _request_id.set(request_id)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+        if self.access.open:
+            self.interceptor.enter_stranger(call, context.peer())
+        else:
+            principal = await self._login(call, context, metadata)
+            auth.set_principal(principal)
+            logs.bind(request_id=request_id, **_caller(principal))
+            auth.check_may_call(principal, self.callers)
+            if self.name != _UNKNOWN:
+                named = context.invocation_metadata() or ()
+                auth.set_principal(auth.acting_user(principal, named, forwarded=self.access.forwarded))
+            self.interceptor.enter(call, principal)
+            call.caller = principal
+        _current_call.set(call)
+        return await _in_time(call, _time_left(context), lambda: behaviour(requests, context))
+
+    async def _login(self, call: _ActiveCall, context: Context, metadata: dict[str, str]) -> Principal:
+        """Return who calls, and remember by which metadata; note a failure."""
+        source = source_of(self._client(context, metadata) or context.peer())
+        failures = self.interceptor.failures
+        call.shown = {name: metadata[name] for name in WHO_CALLS if name in metadata}
+        try:
+            auth.check_said_once(context.invocation_metadata() or ())
+            principal = await self.interceptor.authenticator.authenticate(
+                metadata, source=source, may_look=lambda: failures.look(call, source, metadata["authorization"])
+            )
+            if principal.is_service and self.interceptor.certified_services:
+                tls.check_service(principal.credential_id, context.auth_context())
+            return principal
+        except Unauthenticated as refusal:
+            call.is_told = True
+            failures.note(source, tuple(context.invocation_metadata() or ()), self.name, refusal.__cause__)
+            raise
+        except (Overloaded, Unavailable):
+            call.is_told = not failures.may_tell(source)
+            raise
+        finally:
+            failures.end_look(call)
+
+    def _client(self, context: Context, metadata: dict[str, str]) -> str:
+        """Return the address that the gateway reports for its client; empty for a direct call."""
+        client = self.interceptor.authenticator.client_of(metadata)
+        if client and self.interceptor.certified_services:
+            try:
+                tls.check_service(auth.GATEWAY.credential_id, context.auth_context())
+            except Unauthenticated:
+                return ""
+        return client
+
+    def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
+        """Return what the client is told about `error`."""
+        if isinstance(error, PawlError):
+            return error
+        if isinstance(error, TimeoutError) and call.scope is not None and call.scope.expired():
+            return call.reason or DeadlineExceeded()
+        error_id = self.interceptor.ids.new("err")
+        _log.error("rpc.failed", method=self.name, error_id=error_id, exc_info=error)
+        return Internal(f"internal error {error_id}", error_id=error_id)
+
+    def _begin(self) -> _ActiveCall:
+        self._in_flight.inc()
+        return _ActiveCall(self)
+
+    def _end(self, call: _ActiveCall, refused: str) -> None:
+        """Give the room of a call back and record how it ended, with the reason of its refusal."""
+        self.interceptor.leave(call)
+        self._in_flight.dec()
+        seconds = time.perf_counter() - call.started
+        self._seconds.observe(seconds)
+        self.interceptor.metrics.requests.labels(self.name, call.code).inc()
+        if not self.access.open and not call.is_told:
+            fields = {"reason": refused} if refused else {}
+            # What services ask each other every second is news only when it goes wrong.
+            routine = self.access.service_only and call.code == grpc.StatusCode.OK.name
+            log = _log.debug if routine else _log.info
+            log("rpc.served", method=self.name, code=call.code, milliseconds=round(seconds * 1000, 2), **fields)
+
+
+async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:
+    raise MethodNotFound
+
+
+async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[], Awaitable[T]]) -> T:
+    async with asyncio.timeout(seconds) as call.scope:
+        call.running = True
+        try:
+            return await serve()
+        finally:
+            call.running = False
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _caller(principal: Principal) -> dict[str, str]:
+    if principal.is_service:
+        return {"caller": principal.credential_id}
+    return {"store": principal.store_id, "user": principal.user_id}
+
+
+def _time_left(context: Context) -> float | None:
+    """Return how long the handler may take: what the client waits, less the margin."""
+    remaining: float | None = context.time_remaining()
+    return None if remaining is None else _less_margin(remaining)
+
+
+def _less_margin(seconds: float) -> float:
+    """Return how long a handler may take whose client waits so long.
+
+    Raises:
+        DeadlineExceeded: no time is left.
+    """
+    if seconds <= _DEADLINE_MARGIN_SECONDS:
+        raise DeadlineExceeded
+    return seconds - _DEADLINE_MARGIN_SECONDS
+
+
+def _code_name(context: Context) -> str:
+    """Return the code that a handler set or aborted with; grpc.aio keeps it as enum or number."""
+    code: Any = context.code()
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return _CODE_NAMES.get(code or 0, "UNKNOWN")
+
+
+_CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def _leading(error: Exception) -> Exception:
+    """Return the one error that a failed call or task group stands for, where all its failures are for the client.
+
+    gRPC raises an InternalError where a message cannot be sent because the client has gone and nobody has said so yet.
+    """
+    leaves = _leaves(error) if isinstance(error, ExceptionGroup) else [error]
+    for leaf in leaves:
+        if isinstance(leaf, grpc.aio.AbortError):
+            return leaf
+    leaves = [Cancelled("the client has gone") if isinstance(leaf, grpc.aio.InternalError) else leaf for leaf in leaves]
+    return leaves[0] if all(isinstance(leaf, PawlError) for leaf in leaves) else error
+
+
+def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
+    return [
+        leaf
+        for error in group.exceptions
+        for leaf in (_leaves(error) if isinstance(error, ExceptionGroup) else [error])
+    ]

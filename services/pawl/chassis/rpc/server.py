@@ -1,0 +1,294 @@
+"""The gRPC server of a process, with health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, Self, TypeAlias, TypeVar, cast
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
+from pawl.chassis.identity.auth import KEY_LENGTH_MAX, Authenticator
+from pawl.chassis.identity.roles import AGENT_LOOP, CALLERS
+from pawl.chassis.ids import IdSource
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.process.settings import join_address, split_address
+from pawl.chassis.process.start import StartError
+from pawl.chassis.rpc import health as rpc_health
+from pawl.chassis.rpc import reflection as rpc_reflection
+from pawl.chassis.rpc.batch_server import BatchServicer
+from pawl.chassis.rpc.interceptor import Access, Interceptor
+from pawl.chassis.rpc.kinds import Handler
+from pawl.chassis.rpc.limits import KEEPALIVE, Limits
+from pawl.chassis.rpc.tls import Tls, server_credentials
+
+# Between the news that this server ends, for those who watch its health, and the end.
+_NEWS_SECONDS: Final = 0.05
+# After the drain time, handlers have this long to clean up before they are cut off.
+_CLEAN_UP_SECONDS: Final = 0.5
+_LIMITS: Final = Limits()
+# Calls of a connection beyond our limits, while they are told so.
+_REFUSED_MAX: Final = 1000
+
+_log = logs.get_logger(__name__)
+ServicerT = TypeVar("ServicerT")
+Forward: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
+"""Answers a call, from the full name of the method and the request as it came."""
+
+
+class RpcServer:
+    """An async context manager: listens inside it, drains and stops at its end.
+
+    Add the servicers first. At the end: health says NOT_SERVING, nothing new is
+    accepted, streams end with SHUTTING_DOWN (watchers attach again elsewhere),
+    running unary calls and streams added with `drain_streams` get
+    `drain_seconds` to end, then they are ended too.
+
+    With `tls` both listeners speak TLS. If it has an authority, services must show a
+    certificate of their own too, and call at `internal_listen`, where nobody else gets in:
+    gRPC cannot ask for certificates on a port without demanding them.
+
+    Every `callers_seconds` it looks again who calls: the calls of a credential that
+    has expired, was revoked or stands for less by now end with UNAUTHENTICATED.
+    """
+
+    protocol = "grpc"
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        authenticator: Authenticator,
+        ids: IdSource,
+        metrics: Metrics,
+        limits: Limits = _LIMITS,
+        drain_seconds: float = 1.5,
+        tls: Tls | None = None,
+        internal_listen: str | None = None,
+        callers_seconds: float = 2.0,
+    ) -> None:
+        self._listen = listen
+        self._internal_listen = internal_listen
+        self._tls = tls
+        self._drain_seconds = drain_seconds
+        self._callers_seconds = callers_seconds
+        self._watching: asyncio.Task[None] | None = None
+        self._callers = dict(CALLERS)
+        self._access = {
+            rpc_health.NAME: Access(open=True),
+            rpc_reflection.OLD_NAME: Access(),
+            rpc_reflection.NAME: Access(),
+        }
+        self._interceptor = Interceptor(
+            authenticator=authenticator,
+            ids=ids,
+            metrics=metrics.rpc,
+            limits=limits,
+            access=self._access,
+            callers=self._callers,
+            certified_services=_is_checking(tls),
+        )
+        self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits))
+        self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
+        self.health = rpc_health.HealthServicer()
+        self.service_names: list[str] = []
+        self.port = 0
+        self.address = ""
+        self.internal_address = ""
+
+    def add(
+        self,
+        register: Callable[[ServicerT, grpc.aio.Server], None],
+        servicer: ServicerT,
+        *,
+        service_only: bool = False,
+        drain_streams: bool = False,
+        callers: Mapping[str, frozenset[str]] | None = None,
+    ) -> None:
+        """Add a servicer by its generated `add_XServicer_to_server`.
+
+        `callers` says who may call those of its methods that are not in `roles.CALLERS`.
+        `service_only`: users get PERMISSION_DENIED, and calls may come in batches; its
+        methods do without a context. `drain_streams`: at shutdown its streams get the
+        drain time, instead of ending at once.
+        """
+        self._callers.update(callers or {})
+        registrar = _Registrar()
+        register(servicer, cast("grpc.aio.Server", registrar))
+        for name, methods in registrar.services.items():
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+            self._access[name] = Access(service_only=service_only, drain_streams=drain_streams)
+            self.service_names.append(name)
+            if service_only:
+                self._batches.add(name, methods)
+
+    def add_forwarding(
+        self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, forward: Forward
+    ) -> None:
+        """Add a service of unary methods: those that `servicer` does not have `forward` answers."""
+        self._add_part(register, servicer, Access(), forward)
+
+    def add_forwarded(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
+        """Add the methods of a service that `servicer` has, for calls that agent-loop forwards.
+
+        Nobody else may call them. The caller is the user whom the metadata name: see `auth.for_user`.
+        """
+        for name, methods in self._add_part(register, servicer, Access(service_only=True, forwarded=True)).items():
+            self._callers.update({f"/{name}/{method}": frozenset({AGENT_LOOP}) for method in methods})
+
+    def _add_part(
+        self,
+        register: Callable[[Any, grpc.aio.Server], None],
+        servicer: object,
+        access: Access,
+        forward: Forward | None = None,
+    ) -> Mapping[str, Mapping[str, Handler]]:
+        registrar = _PartRegistrar(self._server, servicer, forward)
+        register(registrar, cast("grpc.aio.Server", registrar))
+        for name in registrar.services:
+            self._access[name] = access
+            self.service_names.append(name)
+        return registrar.services
+
+    def set_health(self, *, serving: bool) -> None:
+        """Say to everybody whether the services are well; if not, batches are to go elsewhere."""
+        self.health.set(dict.fromkeys(("", *self.service_names), serving))
+        if not serving:
+            self._batches.close_streams()
+
+    async def __aenter__(self) -> Self:
+        self.add(add_BatchServiceServicer_to_server, self._batches, service_only=True, drain_streams=True)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        rpc_reflection.add_reflection([*self.service_names, rpc_health.NAME], self._server)
+        self.set_health(serving=True)
+        self.port = self._bind(self._listen, from_services=False)
+        self.address = _bound_address(self._listen, self.port)
+        if self._internal_listen is not None and _is_internal(self._internal_listen, self._tls):
+            internal_port = self._bind(self._internal_listen, from_services=True)
+            self.internal_address = _bound_address(self._internal_listen, internal_port)
+        await self._server.start()
+        self._watching = asyncio.get_running_loop().create_task(self._watch_callers(), name="rpc.callers")
+        _log.info("grpc.listening", address=self.address, internal=self.internal_address, tls=self._tls is not None)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._watching is not None:
+            await tasks.end([self._watching])
+        self.health.end()
+        self._batches.close_streams()
+        await asyncio.sleep(min(_NEWS_SECONDS, self._drain_seconds / 10))
+        self._interceptor.stop_calls(drainable=False)
+        stop = asyncio.ensure_future(self._server.stop(self._drain_seconds + _CLEAN_UP_SECONDS))
+        await asyncio.wait({stop}, timeout=self._drain_seconds)
+        self._interceptor.stop_calls(drainable=True)
+        await stop
+        _log.info("grpc.stopped")
+
+    async def _watch_callers(self) -> None:
+        while True:
+            await asyncio.sleep(self._callers_seconds)
+            try:
+                await self._interceptor.end_outdated()
+                self._interceptor.failures.report()
+            except Exception:  # noqa: BLE001  # the next look may go better
+                _log.exception("callers.not_checked")
+
+    def _bind(self, listen: str, *, from_services: bool) -> int:
+        """Take a port, and return its number."""
+        try:
+            if self._tls is None:
+                return self._server.add_insecure_port(listen)
+            return self._server.add_secure_port(listen, server_credentials(self._tls, from_services=from_services))
+        except RuntimeError:
+            raise StartError(
+                f"cannot listen on {listen}: the port is in use, or this process may not open it"
+            ) from None
+
+
+def _is_internal(listen: str, tls: Tls | None) -> bool:
+    """Return whether only services get in there: by the certificates that they show, or a folder's rights."""
+    return listen.startswith("unix:") if tls is None else _is_checking(tls)
+
+
+def _is_checking(tls: Tls | None) -> bool:
+    """Return whether services show a certificate."""
+    return tls is not None and tls().authority is not None
+
+
+def _bound_address(listen: str, port: int) -> str:
+    if listen.startswith("unix:"):
+        return listen
+    host, _ = split_address(listen)
+    return join_address(host, port)
+
+
+class _Registrar:
+    """Stands in for the server while a servicer is added, to learn its services and their methods."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, dict[str, Handler]] = {}
+
+    def add_generic_rpc_handlers(self, _: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Leave it to `RpcServer.add`."""
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Handler]) -> None:
+        self.services[service_name] = method_handlers
+
+
+class _PartRegistrar:
+    """Stands in for the server and for a servicer that lacks methods of its service."""
+
+    def __init__(self, server: grpc.aio.Server, servicer: object, forward: Forward | None) -> None:
+        self._server = server
+        self._servicer = servicer
+        self._forward = forward
+        self.services: dict[str, dict[str, Handler]] = {}
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._servicer, method, None)
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Add nothing: these have all methods of the service, and those below are told apart."""
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
+        served = {name: handler for name, handler in method_handlers.items() if hasattr(self._servicer, name)}
+        if self._forward is not None:
+            for name in method_handlers.keys() - served.keys():
+                served[name] = _forwarding(f"/{service_name}/{name}", self._forward)
+        self.services[service_name] = served
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, served),))
+        self._server.add_registered_method_handlers(service_name, served)
+
+
+def _forwarding(name: str, forward: Forward) -> Handler:
+    async def answer(request: bytes, _: object) -> bytes:
+        return await forward(name, request)
+
+    return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _options(limits: Limits) -> list[tuple[str, Any]]:
+    calls_max = limits.unary_calls_max + limits.streams_max + _REFUSED_MAX
+    return [
+        ("grpc.max_receive_message_length", limits.read_bytes_max),
+        # gRPC keeps a call until its client has taken the last of it, which may be never. What is over our limits
+        # is refused with a reason, and leaves; so nobody needs more.
+        ("grpc.max_concurrent_streams", calls_max),
+        # Else gRPC cancels some, without a reason, of a thousand calls that came at once and were not looked at yet.
+        ("grpc.server.max_pending_requests", calls_max),
+        ("grpc.server.max_pending_requests_hard_limit", calls_max),
+        ("grpc.max_send_message_length", -1),
+        # Beyond the first, gRPC refuses calls by chance. The longest credential has half of it.
+        ("grpc.max_metadata_size", 2 * KEY_LENGTH_MAX),
+        ("grpc.absolute_max_metadata_size", 4 * KEY_LENGTH_MAX),
+        # Else gRPC would take in whole requests that nobody has asked for yet, from clients that send fast.
+        ("grpc.http2.bdp_probe", 0),
+        # Two processes on one port would each get half of the calls.
+        ("grpc.so_reuseport", 0),
+        *KEEPALIVE,
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 3),
+    ]

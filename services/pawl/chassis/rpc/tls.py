@@ -1,0 +1,260 @@
+"""TLS: the certificate of a process, read again when it changes, and the authority that it checks others by.
+
+A service is who its certificate names: by the URI `spiffe://<any domain>/pawl/<service>`, or by the plain
+DNS name `<service>`, which those who call it look for too.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from pawl.chassis.identity.credentials import UNKNOWN, WatchedFile
+from pawl.chassis.identity.login_failures import LoginRefused
+from pawl.chassis.identity.roles import SERVICE
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.start import StartError
+from pawl.errors import Unauthenticated
+
+_SPIFFE_ID: Final = re.compile("spiffe://[^/]+/pawl/([a-z-]+)")
+
+_NAMES_TOLD_MAX: Final = 10
+_FLIGHTS_MAX: Final = 4
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
+_OUT_OF_TIME: Final = (9, 10)
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Certificates:
+    """PEM: the certificate of this process with its chain, its private key, and the authority for those of others."""
+
+    certificate: bytes | None = None
+    key: bytes | None = None
+    authority: bytes | None = None
+    context: ssl.SSLContext | None = None
+    """The certificate for HTTP servers; None without one."""
+
+
+Tls: TypeAlias = Callable[[], Certificates]
+"""Gives the certificates of this moment."""
+
+
+def of_service(certificate: Path | None, key: Path | None, authority: Path | None, *, clock: Clock) -> Tls | None:
+    """Return the certificates of a service, which follow their files; None if it has none.
+
+    While the files do not go together, because one of them is just being replaced, the last ones hold.
+
+    Raises:
+        StartError: they cannot be used.
+    """
+    if certificate is None or key is None:
+        return None
+
+    def read(content: bytes) -> Certificates:
+        private = _read(key, "PAWL_TLS_KEY_FILE")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # The empty password: else OpenSSL asks on the terminal for that of a key that has one.
+            context.load_cert_chain(certificate, key, password="")
+        except ssl.SSLError as error:
+            raise ValueError(f"it and PAWL_TLS_KEY_FILE are no certificate with its key: {error}") from None
+        if (certificate.read_bytes(), key.read_bytes()) != (content, private):
+            raise ValueError("it is being replaced")
+        roots = None if authority is None else _check_authority(_read(authority, "PAWL_TLS_CA_FILE"))
+        return Certificates(certificate=content, key=private, authority=roots, context=context)
+
+    beside = [path for path in (key, authority) if path is not None]
+    return WatchedFile(certificate, "PAWL_TLS_CERTIFICATE_FILE", read, clock, beside=beside)
+
+
+def of_client(authority: Path | None, clock: Clock) -> Tls | None:
+    """Return the authority by which a client without a certificate of its own checks servers; None for no TLS.
+
+    Raises:
+        StartError: the file cannot be used.
+    """
+    if authority is None:
+        return None
+
+    def read(content: bytes) -> Certificates:
+        return Certificates(authority=_check_authority(content))
+
+    return WatchedFile(authority, "PAWL_TLS_CA_FILE", read, clock)
+
+
+def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -> Callable[[], ssl.SSLContext] | None:
+    """Return what makes the context of each connection to NATS; None for that of the system.
+
+    Without an authority the certificates of the system are for it.
+
+    Raises:
+        StartError: the files cannot be used.
+    """
+    if authority is None and certificate is None:
+        return None
+
+    def context() -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=authority)
+        if certificate is not None:
+            made.load_cert_chain(certificate, key, password="")
+        return made
+
+    try:
+        context()
+    except OSError as error:
+        raise StartError(f"PAWL_TLS_CA_FILE: cannot use {authority}: {error.strerror or error}") from None
+    return context
+
+
+def server_credentials(tls: Tls, *, from_services: bool) -> grpc.ServerCredentials:
+    """Return what a gRPC listener shows, the present certificate to each new connection.
+
+    `from_services`: only those get in who show a certificate of the authority.
+    """
+    shown = tls()
+
+    def configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+        roots = certificates.authority if from_services else None
+        pair = (certificates.key or b"", certificates.certificate or b"")
+        return grpc.ssl_server_certificate_configuration([pair], roots)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        present = tls()
+        if present is shown:
+            return None
+        shown = present
+        return configuration(present)
+
+    # The types forget that None stands for no change.
+    return grpc.dynamic_ssl_server_credentials(configuration(shown), changed, from_services)  # type: ignore[arg-type]
+
+
+def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    """Return what a channel shows, and checks the other end by."""
+    return grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
+
+
+def server_name(addresses: str, service: str) -> str | None:
+    """Return the name to look for in the certificate at some addresses; None for the host of the one address.
+
+    With several of them gRPC does not compare each with its own host.
+    """
+    return service if "," in addresses or addresses.startswith("unix:") else None
+
+
+def http_context(tls: Tls) -> ssl.SSLContext:
+    """Return the context of an HTTP server, which shows the present certificate to each new connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def show(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        present = tls().context
+        if present is not None:
+            connection.context = present
+
+    # OpenSSL asks it whether the client names a server or not.
+    context.sni_callback = show
+    return context
+
+
+def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
+    """Return if the certificate that was shown on a connection is that of the service whose key was.
+
+    `right` is the service among the callers of `roles.CALLERS`, `peer` gRPC's properties of the connection.
+
+    Raises:
+        Unauthenticated: none was shown, or that of another; the text is that for keys that are not known.
+    """
+    names = services_of(peer)
+    if right.removeprefix(SERVICE) not in names:
+        _log.warning("tls.certificate_of_another", key_of=right, certificate_of=sorted(names)[:10])
+        raise Unauthenticated(UNKNOWN) from LoginRefused("certificate")
+
+
+def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
+    """Return if the other services will take this certificate for that of `service`, which they may call or not.
+
+    One that has expired passes: it is replaced while the process runs. Without an authority nobody compares.
+
+    Raises:
+        StartError: it is of another authority, or has not the name.
+    """
+    if shown.authority is None or shown.context is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN  # As gRPC does.
+    context.load_verify_locations(cadata=shown.authority.decode("ascii"))
+    try:
+        names = _greet(context, shown.context)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _OUT_OF_TIME:
+            return
+        why = f"is not of the authority in PAWL_TLS_CA_FILE: {error.verify_message}"
+        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {why}") from None
+    if wrong := name_missing(names, service, is_called=is_called):
+        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {wrong}: the other services know this one by its name")
+
+
+def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: bool) -> str:
+    """Return which name of a service is not among those of a certificate, with their kinds; empty if it has one."""
+    plain = [name.encode() for kind, name in names if kind == "DNS"]
+    ids = [] if is_called else [name.encode() for kind, name in names if kind == "URI"]
+    if service in services_of({"peer_dns": plain, "peer_uri": ids}):
+        return ""
+    has = ", ".join(f"`{name}`" for name in sorted(name for _, name in names)[:_NAMES_TOLD_MAX]) or "none"
+    if is_called:
+        return f"has not the DNS name `{service}`, only {has}"
+    return f"has neither the DNS name `{service}` nor the URI `spiffe://ANY-DOMAIN/pawl/{service}`, only {has}"
+
+
+def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> list[tuple[str, str]]:
+    """Let two ends shake hands in memory; returns the names in the certificate that the client has verified.
+
+    Raises:
+        ssl.SSLCertVerificationError: it is not taken.
+    """
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
+    for end in ends * _FLIGHTS_MAX:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    verified: dict[str, Any] = ends[0].getpeercert() or {}
+    return [(str(kind), str(name)) for kind, name in verified.get("subjectAltName", ())]
+
+
+def services_of(peer: Mapping[str, Iterable[bytes]]) -> frozenset[str]:
+    """Return the services whose names a verified certificate has, by gRPC's properties of the connection."""
+    plain = [name.decode("utf-8", "replace") for name in peer.get("peer_dns", ())]
+    ids = [_SPIFFE_ID.fullmatch(uri.decode("utf-8", "replace")) for uri in peer.get("peer_uri", ())]
+    return frozenset((*plain, *(found[1] for found in ids if found)))
+
+
+def _read(path: Path, variable: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{variable}: cannot read {path}: {error.strerror}") from None
+
+
+def _check_authority(content: bytes) -> bytes:
+    """Return the certificates of an authority.
+
+    Raises:
+        ValueError: there are none.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise ValueError("PAWL_TLS_CA_FILE has no certificates of an authority in PEM") from None
+    return content

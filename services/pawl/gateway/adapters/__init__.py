@@ -1,1 +1,0 @@
-"""The services behind the gateway, its seal, its server and its metrics."""

@@ -1,0 +1,389 @@
+"""The door for front ends that speak AG-UI. A thread is a conversation; the run is in Pawl, and nothing of it here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pawl.chassis.process import logs, tasks
+from pawl.errors import (
+    ConversationBusy,
+    ConversationNotFound,
+    Internal,
+    InvalidArguments,
+    PawlError,
+    RunNotFound,
+    Unavailable,
+    by_reason,
+)
+from pawl.gateway.agui import events as agui
+from pawl.gateway.agui import input as agui_input
+from pawl.gateway.agui.events import Fold, Json, Names
+from pawl.gateway.agui.input import Input
+from pawl.gateway.login.callers import Callers
+from pawl.gateway.services import PUBLIC, WATCH_RUN, Metadata, Services, write
+from pawl.gateway.web.answers import answer, read_json
+from pawl.gateway.web.streams import Event, Streams
+
+_AGENT: Final = "pawl.agent.v1.AgentService"
+_GET_CONVERSATION: Final = "pawl.agent.v1.ConversationService/GetConversation"
+_LIST_JOBS: Final = "pawl.agent.v1.JobService/ListJobs"
+_DEADLINE_SECONDS: Final = 15.0
+_LOOK_SECONDS: Final = 2.0
+"""The time after which is looked whether a run that does a call of a waiting run wants something."""
+_PAGES_MAX: Final = 20
+_MESSAGE: Final = "msg_"
+_OPEN: Final = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"]
+_TAKEN: Final = frozenset({"RECEIPT_STATUS_ACCEPTED", "RECEIPT_STATUS_DUPLICATE"})
+
+_log = logs.get_logger(__name__)
+
+
+class _Plan(msgspec.Struct):
+    """A run that is told to a front end, from its begin, or from its `lastSeq` on after all that was said."""
+
+    run: Json
+    is_new: bool = False
+    is_reload: bool = False
+    done: set[str] = msgspec.field(default_factory=set)
+    notices: list[Json] = msgspec.field(default_factory=list)
+
+
+class AgUi:
+    """Answers `POST /agui` and `POST /agui/cancel`, of callers who bring their key."""
+
+    def __init__(self, callers: Callers, services: Services, streams: Streams, *, bytes_max: int) -> None:
+        self._callers = callers
+        self._services = services
+        self._streams = streams
+        self._bytes_max = bytes_max
+
+    async def run(self, request: Request) -> Response:
+        """Answer a RunAgentInput: begin a run, give one what it waits for, or tell how far it is."""
+        metadata = self._callers.bearer(request)
+        found = agui_input.read(await read_json(request, self._bytes_max))
+        wish = agui_input.wishes(found)
+        thread = _Thread(self._services, metadata, found)
+        plan = await thread.plan()
+        run_id = plan.run.get("runId", "")
+        leave = (lambda: thread.leave(run_id)) if wish.on_disconnect == "cancel" and run_id else None
+        return self._streams.respond(_told(thread, plan), on_leave=leave)
+
+    async def cancel(self, request: Request) -> Response:
+        """Stop one open run of a thread, and answer as CancelRun does."""
+        metadata = self._callers.bearer(request)
+        stop = agui_input.read_stop(await read_json(request, self._bytes_max))
+        thread = _Thread(self._services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
+        return answer(await thread.stop(stop.run_id))
+
+
+async def _told(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
+    """Yield the events; an error that comes up is the last one."""
+    try:
+        async with contextlib.aclosing(thread.events(plan)) as events:
+            async for event in events:
+                yield Event(data=event)
+    except PawlError as error:
+        yield Event(data={"type": "RUN_ERROR", "message": error.message, "code": error.reason or error.kind})
+    except Exception:  # noqa: BLE001  # the client is told that there is no more
+        _log.exception("agui.failed")
+        yield Event(data={"type": "RUN_ERROR", "message": Internal().message, "code": "INTERNAL"})
+
+
+class _Thread:
+    """A request on the thread that it is about, as its caller."""
+
+    def __init__(self, services: Services, metadata: Metadata, found: Input) -> None:
+        self._services = services
+        self._metadata = metadata
+        self._found = found
+        self._conversation_id = ""
+        self._has_ended = False
+
+    async def plan(self) -> _Plan:
+        """Do what the request asks for, and return what is to be told.
+
+        Raises:
+            InvalidField, CallNotFound, DigestMismatch: it answers other things than it was asked; nothing was done.
+            ConversationBusy: it says something new while a run waits for answers; nothing was done.
+            PawlError: what the services say.
+        """
+        found, message = self._found, self._found.message
+        runs = await self._runs()
+        label = agui_input.label_of(message["id"]) if message else ""
+        mine = [run for run in runs if label and run.get("labels", {}).get("agui.message") == label]
+        if message is not None and not mine and await self._has(message):
+            message = None
+        run = next(iter(mine or runs), None)
+        run = None if run is None else await self._run(run["runId"])
+        given = agui_input.tool_results(found, run.get("pendingCalls", ())) if run else []
+        if given or found.resume:
+            return await self._answer(run, given, message if not mine else None)
+        if message is None or mine:
+            return await self._reload(run)
+        if run is not None and agui_input.outcome(found, run) is not None:
+            raise ConversationBusy("The run of this thread waits for answers: send them with `resume`, or stop it.")
+        return _Plan(await self._start(message), is_new=True)
+
+    async def _start(self, message: Json) -> Json:
+        run: Json = (await self._call("StartRun", agui_input.start(self._found, message)))["run"]
+        self._conversation_id = run["conversationId"]
+        return run
+
+    async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
+        """Yield what is told, to where the run ends or waits for the front end or its user."""
+        for event in self._begin(plan):
+            yield event
+        if not plan.run:
+            yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
+            yield await self._with_jobs(plan, self._success())
+            return
+        run_id, watch = plan.run["runId"], PUBLIC[WATCH_RUN]
+        fold, attached = await self._fold(plan), plan.is_new
+        responses = self._services.watch(watch.name, watch.read({"runId": run_id}), self._metadata)
+        waiting = asyncio.ensure_future(anext(responses, None))
+        try:
+            while True:
+                await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
+                if waiting.done() and (response := waiting.result()) is not None:
+                    for event in _folded(fold, write(response)):
+                        if attached:
+                            yield event
+                    waiting = asyncio.ensure_future(anext(responses, None))
+                if not attached and fold.seq >= int(plan.run.get("lastSeq", "0")):
+                    attached = True
+                    for event in fold.attach():
+                        yield event
+                if (end := await self._end(plan, fold)) is not None:
+                    self._has_ended = True
+                    for event in fold.finish(end):
+                        yield event
+                    return
+                if waiting.done() and waiting.result() is None:
+                    raise Unavailable("The events of the run broke off: ask again.")
+        finally:
+            await tasks.end([waiting])
+            await responses.aclose()
+
+    async def leave(self, run_id: str) -> None:
+        """Stop a run whose front end has left, unless it was told how that run of AG-UI ended: then it may go."""
+        if not self._has_ended:
+            await self._try_cancel(run_id)
+
+    async def _try_cancel(self, run_id: str) -> None:
+        try:
+            await self._cancel(run_id)
+        except PawlError as error:
+            _log.warning("agui.not_cancelled", run_id=run_id, reason=error.reason)
+
+    async def stop(self, run_id: str) -> Json:
+        """Stop the open run with this id: that of Pawl, or that of the AG-UI run that started it.
+
+        Raises:
+            RunNotFound: no open run of the thread has it.
+        """
+        label = agui_input.label_of(run_id)
+        for run in await self._runs():
+            if run_id == run["runId"] or label == run.get("labels", {}).get("agui.run"):
+                return await self._cancel(run["runId"])
+        raise RunNotFound("No open run of this thread has this runId: the run has ended, or the id is of another one.")
+
+    async def _cancel(self, run_id: str) -> Json:
+        return await self._call("CancelRun", {"requestId": f"agui_cancel_{run_id}", "runId": run_id})
+
+    def _begin(self, plan: _Plan) -> Iterator[Json]:
+        found = self._found
+        started: Json = {"type": "RUN_STARTED", "threadId": found.thread_id, "runId": found.run_id}
+        yield started | ({} if found.is_legacy else {"protocolVersion": "1.0"})
+        if found.state not in (None, {}):
+            yield {"type": "STATE_SNAPSHOT", "snapshot": found.state}
+        if plan.run:
+            named = {"runId": plan.run["runId"], "conversationId": plan.run["conversationId"]}
+            yield {"type": "CUSTOM", "name": "pawl.run", "value": named}
+        for notice in plan.notices:
+            yield {"type": "CUSTOM", "name": "pawl.notice", "value": notice}
+
+    def _success(self) -> Json:
+        found = self._found
+        finished: Json = {"type": "RUN_FINISHED", "threadId": found.thread_id, "runId": found.run_id}
+        return finished if found.is_legacy else finished | {"outcome": {"type": "success"}}
+
+    async def _end(self, plan: _Plan, fold: Fold) -> Json | None:
+        """Return the event with which this run of AG-UI ends, if it does so here."""
+        state, last_seq = fold.run.get("state"), int(plan.run.get("lastSeq", "0"))
+        if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
+            return None
+        if state in agui.ENDED and plan.is_reload and fold.seq == last_seq:
+            return await self._with_jobs(plan, self._success())
+        run = fold.run if state in agui.ENDED else await self._run(fold.run["runId"])
+        if int(run["lastSeq"]) > fold.seq:
+            return None
+        end = agui_input.outcome(self._found, run, plan.done)
+        is_asking = end is not None and end.get("outcome", {}).get("type") == "interrupt"
+        if end is not None and (is_asking or state == "RUN_STATE_COMPLETED"):
+            return await self._with_jobs(plan, end)
+        return end
+
+    async def _with_jobs(self, plan: _Plan, end: Json) -> Json:
+        """Return the end of a run of AG-UI with what the jobs of the thread ask its user."""
+        jobs = await self._jobs()
+        asked = [each for job in jobs for each in agui_input.interrupts(job) if each["id"] not in plan.done]
+        if not asked:
+            return end
+        own = end.get("outcome", {}).get("interrupts", [])
+        return end | {"outcome": {"type": "interrupt", "interrupts": [*own, *asked]}}
+
+    async def _answer(self, run: Json | None, given: list[Json], message: Json | None) -> _Plan:
+        """Give the open run of the thread, and its jobs, what they wait for."""
+        found, plan = self._found, _Plan(run) if run else await self._reload(None)
+        if found.resume:
+            names, jobs = [each.interrupt_id for each in found.resume], await self._jobs()
+            runs = [plan.run, *jobs] if plan.run else jobs
+            calls = await self._known(runs, [name.partition(".")[0] for name in names])
+            said = agui_input.answers(found.resume, run or {}, jobs, calls)
+            plan.notices += [{"interruptId": name, "message": agui_input.settled(name, calls)} for name in said.late]
+            if said.decisions:
+                asked = {"requestId": found.id_of("decide", said.decisions), "decisions": said.decisions}
+                self._take(plan, (await self._call("DecideCalls", asked))["receipts"], given)
+            for run_id, tokens in said.tokens.items():
+                topped = {"requestId": found.id_of(f"tokens {run_id}", names), "runId": run_id, "tokens": str(tokens)}
+                await self._call("TopUpRun", topped)
+            for run_id in said.stops:
+                await self._try_cancel(run_id)
+        if run and given:
+            asked = {"requestId": found.id_of("results", given), "runId": run["runId"], "results": given}
+            self._take(plan, (await self._call("SubmitToolResults", asked))["receipts"], [])
+        if message is not None:
+            plan.run, plan.is_new = await self._say(run, message)
+            plan.is_reload = False
+        return plan
+
+    async def _say(self, run: Json | None, message: Json) -> tuple[Json, bool]:
+        """Send a message to the open run, or start one with it; return the run that has it, and whether it is new."""
+        found = self._found
+        if run is None:
+            return await self._start(message), True
+        steering = {"requestId": found.id_of("steer", message), "conversationId": run["conversationId"]}
+        steering |= {"text": agui_input.text_of(message), "policy": "MESSAGE_POLICY_STEER"}
+        steering |= {"labels": agui_input.labels(found, message)}
+        followed = (await self._call("SendMessage", steering))["run"]
+        return (run if followed["runId"] == run["runId"] else await self._run(followed["runId"])), False
+
+    def _take(self, plan: _Plan, receipts: list[Json], more: list[Json]) -> None:
+        """Note what became of answers; if none was taken and no more follow, that is an error."""
+        refused = [each for each in receipts if each["status"] not in _TAKEN]
+        hard = [each for each in refused if each["status"] == "RECEIPT_STATUS_REFUSED"]
+        if hard and len(hard) == len(receipts) and not more:
+            reason = hard[0].get("reason", "")
+            raise by_reason.get(reason, InvalidArguments).restore(hard[0].get("message", ""), reason, {})
+        plan.notices += [{"callId": each["callId"], "message": each.get("message", "")} for each in refused]
+        taken = {each["callId"] for each in receipts if each["status"] in _TAKEN}
+        plan.done |= taken
+        plan.done |= {
+            each.interrupt_id for each in self._found.resume or () if each.interrupt_id.partition(".")[0] in taken
+        }
+
+    async def _reload(self, run: Json | None) -> _Plan:
+        """Return what tells a thread from its begin: with the run that is open, or the last one."""
+        if run is None and self._conversation_id:
+            asked = {"conversationId": self._conversation_id, "order": "RUN_ORDER_NEWEST_FIRST", "pageSize": 20}
+            ended = (await self._call("ListRuns", asked)).get("runs", ())
+            run = next((each for each in ended if not each.get("parentRunId")), None)
+        return _Plan(run or {}, is_reload=True)
+
+    async def _fold(self, plan: _Plan) -> Fold:
+        """Return a fold that knows what was said before the run."""
+        found = self._found
+        results = {call_id: message["id"] for call_id, message in found.results.items()}
+        run_id, names = plan.run["runId"], found.user_ids
+        if plan.is_new and (message := found.message) is not None:
+            names, before = {agui_input.text_of(message): [message["id"]]}, found.messages[:-1]
+        else:
+            before = await self._before(run_id, names, results)
+        return Fold(run_id, legacy=found.is_legacy, before=before, client_ids=names, results=results)
+
+    async def _has(self, message: Json) -> bool:
+        """Return whether a message has its id from Pawl, which told it: nothing new is said by it."""
+        if not (self._conversation_id and message["id"].startswith(_MESSAGE)):
+            return False
+        told = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
+        return any(each["messageId"] == message["id"] for each in told)
+
+    async def _before(self, run_id: str, names: Names, results: dict[str, str]) -> list[Json]:
+        messages = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
+        of_run = [place for place, each in enumerate(messages) if each.get("runId") == run_id]
+        messages = messages[: of_run[0]] if of_run else messages
+        of_calls = dict.fromkeys(each["runId"] for each in messages if each.get("callIds") and each.get("runId"))
+        calls = await self._calls(of_calls)
+        given = [each for each in self._found.messages if each.get("role") in {"system", "developer"}]
+        return [*given, *agui.with_calls(messages, calls, names, results)]
+
+    async def _runs(self) -> list[Json]:
+        """Return the open runs of the thread that people began, the one that has the turn first."""
+        asked = PUBLIC[_GET_CONVERSATION].read({"conversationKey": self._found.thread_id})
+        try:
+            answer = await self._services.call(
+                _GET_CONVERSATION, asked, self._metadata, timeout_seconds=_DEADLINE_SECONDS
+            )
+        except ConversationNotFound:
+            return []
+        self._conversation_id = answer.conversation.conversation_id
+        wanted = {"conversationId": self._conversation_id, "order": "RUN_ORDER_OLDEST_FIRST", "pageSize": 100}
+        open_ = [*_OPEN, "RUN_STATE_NEEDS_ATTENTION"]
+        runs = (await self._call("ListRuns", wanted | {"states": open_})).get("runs", ())
+        return [run for run in runs if not run.get("parentRunId") and not run.get("job")]
+
+    async def _run(self, run_id: str) -> Json:
+        run: Json = (await self._call("GetRun", {"runId": run_id}))["run"]
+        return run
+
+    async def _jobs(self) -> list[Json]:
+        """Return the jobs of the thread that wait, with what they wait for."""
+        asked = {"conversationId": self._conversation_id, "openOnly": True}
+        jobs = await self._pages(_LIST_JOBS, asked, "jobs") if self._conversation_id else []
+        return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
+
+    async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
+        """Return the calls of runs and of those that do calls of them; of the newest jobs too, if one is missing."""
+        calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
+        if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
+            newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())
+            calls |= await self._calls([job["jobId"] for job in newest])
+        return calls
+
+    async def _calls(self, run_ids: Iterable[str]) -> dict[str, Json]:
+        calls: dict[str, Json] = {}
+        for run_id in run_ids:
+            for call in await self._pages("ListCalls", {"runId": run_id}, "calls"):
+                calls[call["callId"]] = call
+        return calls
+
+    async def _pages(self, method: str, asked: Json, name: str) -> list[Json]:
+        found: list[Json] = []
+        token = ""
+        for _ in range(_PAGES_MAX):
+            page = await self._call(method, asked | {"pageToken": token})
+            found += page.get(name, ())
+            if not (token := page.get("nextPageToken", "")):
+                break
+        return found
+
+    async def _call(self, method: str, asked: Json) -> Json:
+        found = PUBLIC[method if "/" in method else f"{_AGENT}/{method}"]
+        answer: Any = await self._services.call(
+            found.name, found.read(asked), self._metadata, timeout_seconds=_DEADLINE_SECONDS
+        )
+        return write(answer)
+
+
+def _folded(fold: Fold, response: Json) -> Iterator[Json]:
+    if "gap" in response:
+        yield from fold.gap(response["gap"])
+    for event in response.get("events", ()):
+        yield from fold.fold(event)

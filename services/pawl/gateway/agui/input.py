@@ -1,0 +1,461 @@
+"""The requests of AG-UI: what a front end asks for, and what its answers mean; and how a run of AG-UI ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from pawl.chassis.visible import undecided, visible
+from pawl.errors import CallNotFound, DigestMismatch, InvalidField
+from pawl.gateway.agui.events import Json, Names, arguments, decoded
+
+_THREAD_BYTES_MAX: Final = 200
+_TOKENS_MAX: Final = 2**63 - 1
+_APPROVAL: Final[Json] = {
+    "type": "object",
+    "properties": {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedArgs": {"type": "object"}},
+    "required": ["approved"],
+}
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the page can run."""
+
+    name: str
+    description: str = ""
+    parameters: Any = None
+
+
+class Context(msgspec.Struct, frozen=True):
+    """A remark of the page about itself."""
+
+    description: str = ""
+    value: str = ""
+
+
+class Resume(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer to one interrupt."""
+
+    interrupt_id: str
+    status: str
+    payload: Any = None
+
+
+class Wishes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """The part of a request that is Pawl's own, `forwardedProps.pawl`."""
+
+    agent: str = ""
+    on_disconnect: str = "continue"
+
+
+class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A request to stop one run of a thread."""
+
+    thread_id: str
+    run_id: str
+
+
+class Input(msgspec.Struct, frozen=True, rename="camel"):
+    """A request to run an agent (RunAgentInput), of either generation."""
+
+    thread_id: str
+    run_id: str
+    messages: list[Json]
+    protocol_version: str | None = None
+    state: Any = None
+    tools: list[Tool] = []
+    context: list[Context] = []
+    forwarded_props: Any = None
+    resume: list[Resume] | None = None
+
+    @property
+    def is_legacy(self) -> bool:
+        """True if it is of AG-UI 0.0.x, which does not say its version."""
+        return self.protocol_version is None
+
+    @property
+    def request_id(self) -> str:
+        """The same for the same run of the same thread."""
+        return f"agui_{_hash(self.thread_id, self.run_id)}"
+
+    def id_of(self, verb: str, said: object) -> str:
+        """Return the id of a request that gives a run what it waits for: the same for the same answers.
+
+        The run of AG-UI alone does not tell: some front ends resume it under its own id, as often as it is interrupted.
+        """
+        return f"{self.request_id}_{_hash(verb, json.dumps(said, sort_keys=True))[:16]}"
+
+    @property
+    def message(self) -> Json | None:
+        """The user's message with which it ends; None if it ends otherwise."""
+        last = self.messages[-1] if self.messages else {}
+        return last if last.get("role") == "user" else None
+
+    @property
+    def results(self) -> dict[str, Json]:
+        """The tool messages, by their calls."""
+        return {str(each.get("toolCallId")): each for each in self.messages if each.get("role") == "tool"}
+
+    @property
+    def user_ids(self) -> Names:
+        """The ids of the user's messages, by their texts."""
+        found: Names = {}
+        for each in self.messages:
+            if each.get("role") == "user":
+                found.setdefault(text_of(each), []).append(each["id"])
+        return found
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
+
+
+def label_of(client_id: str) -> str:
+    """Return the label of a run for the front end's id of its message, or of the AG-UI run that started it."""
+    return _hash(client_id)
+
+
+def labels(found: Input, message: Json) -> Json:
+    """Return the labels of the run that a message starts."""
+    return {"agui.message": label_of(message["id"]), "agui.run": label_of(found.run_id)}
+
+
+def read(said: Any) -> Input:
+    """Return a request.
+
+    Raises:
+        InvalidField: it is none; the message names the place.
+    """
+    try:
+        found = msgspec.convert(said, Input)
+    except msgspec.ValidationError as error:
+        raise InvalidField(f"This is no RunAgentInput: {error}"[:500], field="request") from None
+    _check_thread(found.thread_id)
+    if not found.run_id:
+        raise InvalidField("runId is not empty.", field="runId")
+    for place, each in enumerate(found.messages):
+        if not isinstance(each.get("id"), str) or not isinstance(each.get("role"), str):
+            raise InvalidField(f"messages[{place}] has no id or no role.", field="messages")
+        if each["role"] in {"user", "tool"}:
+            text_of(each)
+    return found
+
+
+def _check_thread(thread_id: str) -> None:
+    if not 1 <= len(thread_id.encode("utf-8", "replace")) <= _THREAD_BYTES_MAX:
+        raise InvalidField(f"threadId has 1 to {_THREAD_BYTES_MAX} bytes.", field="threadId")
+
+
+def read_stop(said: Any) -> Stop:
+    """Return a request to stop a run.
+
+    Raises:
+        InvalidField: it is none; the message names the place.
+    """
+    try:
+        found = msgspec.convert(said, Stop)
+    except msgspec.ValidationError as error:
+        raise InvalidField(f"Name the run to stop by threadId and runId: {error}"[:500], field="request") from None
+    _check_thread(found.thread_id)
+    return found
+
+
+def wishes(found: Input) -> Wishes:
+    """Return what a request says for Pawl alone.
+
+    Raises:
+        InvalidField: it says something else.
+    """
+    props = found.forwarded_props
+    try:
+        wish = msgspec.convert(props.get("pawl", {}) if isinstance(props, dict) else {}, Wishes)
+    except msgspec.ValidationError as error:
+        raise InvalidField(f"forwardedProps.pawl: {error}"[:500], field="forwardedProps") from None
+    if wish.on_disconnect not in {"continue", "cancel"}:
+        raise InvalidField("forwardedProps.pawl.onDisconnect is continue or cancel.", field="forwardedProps")
+    return wish
+
+
+def text_of(message: Json) -> str:
+    """Return the text of a message.
+
+    Raises:
+        InvalidField: it has none, or something beside text.
+    """
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = content if isinstance(content, list) else [None]
+    if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    raise InvalidField("This door takes messages of text only.", field="messages")
+
+
+def start(found: Input, message: Json) -> Json:
+    """Return the StartRunRequest of a user's message.
+
+    Raises:
+        InvalidField: a tool has no object as its schema.
+    """
+    context = "\n".join(f"{each.description}: {each.value}" for each in found.context if each.value)
+    asked: Json = {
+        "requestId": found.request_id,
+        "conversationKey": found.thread_id,
+        "text": text_of(message),
+        "labels": labels(found, message),
+        "frontEndTools": [_definition(tool) for tool in found.tools],
+        "agent": wishes(found).agent,
+    }
+    return asked | ({"parts": [{"text": f"What the page says of itself:\n{context}"}]} if context else {})
+
+
+def _definition(tool: Tool) -> Json:
+    schema = {"type": "object"} if tool.parameters is None else tool.parameters
+    if not isinstance(schema, dict):
+        raise InvalidField(f"The parameters of {tool.name[:64]} must be a JSON Schema.", field="tools")
+    return {
+        "name": tool.name,
+        "description": tool.description or tool.name,
+        "argumentsSchemaJson": encoded(json.dumps(schema)),
+        "context": "EXECUTION_CONTEXT_FRONTEND",
+        "category": "TOOL_CATEGORY_SAFE",
+        "effectClass": "EFFECT_CLASS_AT_MOST_ONCE",
+    }
+
+
+def encoded(text: str) -> str:
+    """Return text for a field of bytes."""
+    return msgspec.json.encode(text.encode("utf-8", "replace")).decode().strip('"')
+
+
+def tool_results(found: Input, pending: Sequence[Json]) -> list[Json]:
+    """Return the results that a request has for calls that wait for a front end."""
+    offered = {call["callId"]: call for call in pending if call.get("state") == "CALL_STATE_OFFERED"}
+    given: list[Json] = []
+    for call_id, message in found.results.items():
+        if call_id in offered:
+            text = str(message.get("error") or "") or text_of(message)
+            named = {"runId": offered[call_id]["runId"], "callId": call_id, "isError": bool(message.get("error"))}
+            given.append(named | {"contentJson": encoded(_as_json(text))})
+    return given
+
+
+def _as_json(text: str) -> str:
+    """Return a text as JSON: as it is, if it is that already."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return json.dumps(text)
+    return text
+
+
+def interrupts(run: Json) -> list[Json]:
+    """Return what a run wants from people, in order, from a run with its `pendingCalls`."""
+    found = [
+        _approval(call) if call["state"] == "CALL_STATE_AWAITING_APPROVAL" else _question(call)
+        for call in run.get("pendingCalls", ())
+        if call.get("state") in {"CALL_STATE_AWAITING_APPROVAL", "CALL_STATE_ASKED"}
+    ]
+    # A worker that is about to go on has not seen the top-up yet, and asks anew if that is not enough.
+    is_topped_up = run.get("waiting", {}).get("reason") == "WAIT_REASON_WORKER"
+    if "WAIT_KIND_BUDGET" in run.get("waits", ()) and not is_topped_up:
+        needed = int(run.get("tokensNeeded", "0"))
+        found.append(
+            {
+                "id": f"budget.{run['runId']}.{run.get('tokenBudget', '0')}",
+                "reason": "pawl:budget",
+                "message": f"The token budget is used up: it needs at least {needed} more.",
+                "responseSchema": {
+                    "type": "object",
+                    "properties": {"tokens": {"type": "integer", "minimum": max(needed, 1)}},
+                    "required": ["tokens"],
+                },
+            }
+        )
+    return found
+
+
+def _approval(call: Json) -> Json:
+    asked = call.get("approval", {})
+    shown = {"digest": asked.get("digest", ""), "arguments": arguments(call), "cause": asked.get("cause", "")}
+    shown |= {"agent": visible(call["agentName"])} if call.get("agentName") else {}
+    message = visible(asked.get("preview", "")) or f"May {call.get('toolName', '')} run?"
+    until = datetime.fromisoformat(call["deadlineTime"]) if call.get("deadlineTime") else None
+    message += f"\n\n{undecided(until)}"
+    return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
+
+
+def _question(call: Json) -> Json:
+    asked = call.get("question", {})
+    answer: Json = {"type": "string"} | ({"examples": asked["options"]} if asked.get("options") else {})
+    schema: Json = {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
+    if asked.get("answerSchemaJson"):
+        schema = json.loads(decoded(asked["answerSchemaJson"]))
+    text = visible(asked.get("question", ""))
+    return _interrupt(call, _hash(text), "input_required", text, schema)
+
+
+def _interrupt(call: Json, mark: str, reason: str, message: str, schema: Json) -> Json:
+    """Return an interrupt; `mark` tells what was shown from what is shown later."""
+    named = {"id": f"{call['callId']}.{mark}", "reason": reason, "message": message, "toolCallId": call["callId"]}
+    expires = {"expiresAt": call["deadlineTime"]} if call.get("deadlineTime") else {}
+    return {**named, "responseSchema": schema, **expires}
+
+
+def settled(interrupt_id: str, known: Mapping[str, Json]) -> str:
+    """Return how what an interrupt asked was settled before, and by whom."""
+    call = known.get(interrupt_id.partition(".")[0], {})
+    decision = call.get("approval", {}).get("decision", {})
+    if who := decision.get("userId"):
+        return f"{call.get('toolName', '')} was decided before, by {who}: {_word(decision, 'kind', 'DECISION_KIND_')}."
+    if call.get("state"):
+        return f"{call.get('toolName', '')} was settled before: {_word(call, 'state', 'CALL_STATE_')}."
+    return "This was settled before."
+
+
+def _word(of: Json, name: str, prefix: str) -> str:
+    return str(of.get(name, "")).removeprefix(prefix).lower().replace("_", " ")
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """The meaning of a resume: decisions about calls, tokens for runs, or the end of runs."""
+
+    decisions: list[Json]
+    tokens: dict[str, int]
+    stops: list[str]
+    late: list[str]
+    """Interrupts that somebody else has settled."""
+
+
+def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Mapping[str, Json]) -> Answers:
+    """Return what the answers to the interrupts of a thread mean: those of its open run and of its jobs.
+
+    Those of jobs may be left out: a job can ask at any time. `known` are the calls of all of these runs.
+
+    Raises:
+        InvalidField: an interrupt of the run is not answered, or one not as its schema says.
+        CallNotFound: there never was such an interrupt.
+        DigestMismatch: the call has changed since it was shown.
+    """
+    own = [each["id"] for each in interrupts(run)]
+    asked = {*own, *(each["id"] for job in jobs for each in interrupts(job))}
+    given = {each.interrupt_id: each for each in resume}
+    if len(given) < len(resume):
+        raise InvalidField("A resume answers each interrupt once.", field="resume")
+    missing = [name for name in own if name not in given and not _is_older(name, given)]
+    if missing:
+        raise InvalidField(
+            f"A resume answers every interrupt; not answered: {', '.join(missing)}"[:500], field="resume"
+        )
+    pending = {call["callId"]: call for each in (run, *jobs) for call in each.get("pendingCalls", ())}
+    decisions: list[Json] = []
+    tokens, stops, late = dict[str, int](), list[str](), list[str]()
+    for name, each in given.items():
+        call_id = name.partition(".")[0]
+        if each.status not in {"resolved", "cancelled"}:
+            raise InvalidField(f"The status of {name} is resolved or cancelled.", field="resume")
+        if name in asked and call_id == "budget":
+            run_id = name.split(".")[1]
+            if each.status == "cancelled":
+                stops.append(run_id)
+            else:
+                tokens[run_id] = _tokens(each)
+        elif name in asked:
+            decisions.append(_decision(pending[call_id], each))
+        elif call_id in pending:
+            raise DigestMismatch(f"{call_id} has changed since it was shown: ask for the run again.")
+        elif call_id in known or call_id == "budget":
+            late.append(name)
+        else:
+            raise CallNotFound(f"There is no interrupt {name[:200]} in this thread.")
+    return Answers(decisions, tokens, stops, late)
+
+
+def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
+    """Return whether an older form of an interrupt is answered: that is a mismatch, and not missing."""
+    return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
+
+
+def _tokens(each: Resume) -> int:
+    tokens = each.payload.get("tokens") if isinstance(each.payload, dict) else None
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= _TOKENS_MAX:
+        raise InvalidField(f'The payload of {each.interrupt_id} must be {{"tokens": NUMBER}}.', field="resume")
+    return tokens
+
+
+def _decision(call: Json, each: Resume) -> Json:
+    asked = call.get("approval", {}).get("digest", "")
+    named: Json = {"runId": call["runId"], "callId": call["callId"], "digest": asked}
+    if each.status == "cancelled":
+        return named | {"kind": "DECISION_KIND_REJECT", "reason": "The user left it unanswered."}
+    if call["state"] == "CALL_STATE_ASKED":
+        return named | {"kind": "DECISION_KIND_ANSWER", "answer": _answer(call, each)}
+    said = each.payload if isinstance(each.payload, dict) else {}
+    approved, reason, edited = said.get("approved"), said.get("reason") or "", said.get("editedArgs")
+    if not isinstance(approved, bool) or not isinstance(reason, str) or not isinstance(edited, dict | None):
+        form = '{"approved": true or false, "reason": text, "editedArgs": object}'
+        raise InvalidField(f"The payload of {each.interrupt_id} must be {form}."[:500], field="resume")
+    if not approved:
+        return named | {"kind": "DECISION_KIND_REJECT", "reason": reason}
+    if edited is None:
+        return named | {"kind": "DECISION_KIND_APPROVE", "reason": reason}
+    return named | {"kind": "DECISION_KIND_EDIT", "reason": reason, "argumentsJson": encoded(json.dumps(edited))}
+
+
+def _answer(call: Json, each: Resume) -> str:
+    payload, has_schema = each.payload, bool(call.get("question", {}).get("answerSchemaJson"))
+    if isinstance(payload, dict) and len(payload) == 1 and (has_schema or "answer" in payload):
+        payload = next(iter(payload.values()))
+    text = payload if isinstance(payload, str) else json.dumps(payload) if has_schema else ""
+    if not text:
+        raise InvalidField(f'The payload of {each.interrupt_id} must be {{"answer": text}}.'[:500], field="resume")
+    return text
+
+
+def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
+    """Return the event with which a run of AG-UI ends here: with the run, or where that waits for somebody.
+
+    None while it goes on by itself. `done` are the interrupts and calls that were answered a moment ago.
+    """
+    finished: Json = {"type": "RUN_FINISHED", "threadId": found.thread_id, "runId": found.run_id}
+    match run.get("state"):
+        case "RUN_STATE_COMPLETED":
+            return _completed(found, run, finished)
+        case "RUN_STATE_CANCELLED" if not found.is_legacy:
+            return finished | {"outcome": {"type": "cancelled"}}
+        case "RUN_STATE_CANCELLED":
+            return {"type": "RUN_ERROR", "message": "The run was stopped.", "code": "CANCELLED"}
+        case "RUN_STATE_FAILED":
+            failure = run.get("failure", {})
+            return {"type": "RUN_ERROR", "message": failure.get("message", ""), "code": failure.get("reason", "FAILED")}
+        case "RUN_STATE_EXPIRED":
+            return {"type": "RUN_ERROR", "message": "Nobody answered in time.", "code": "EXPIRED"}
+        case "RUN_STATE_WAITING":
+            return _waiting(found, run, finished, done)
+    return None
+
+
+def _completed(found: Input, run: Json, finished: Json) -> Json:
+    if found.is_legacy:
+        return finished
+    used = run.get("usage", {})
+    usage: Json = {"model": run.get("options", {}).get("model", "")}
+    for name in ("inputTokens", "outputTokens", "reasoningTokens", "cachedInputTokens"):
+        usage[name] = int(used.get(name, "0"))
+    return finished | {"outcome": {"type": "success"}, "usage": [usage]}
+
+
+def _waiting(found: Input, run: Json, finished: Json, done: Collection[str]) -> Json | None:
+    asked = [each for each in interrupts(run) if each["id"] not in done]
+    if asked:
+        return finished | {"outcome": {"type": "interrupt", "interrupts": asked}}
+    offered = [call["callId"] for call in run.get("pendingCalls", ()) if call.get("state") == "CALL_STATE_OFFERED"]
+    offered = [call_id for call_id in offered if call_id not in done]
+    if not offered:
+        return None
+    return finished if found.is_legacy else finished | {"outcome": {"type": "success", "pendingToolCallIds": offered}}

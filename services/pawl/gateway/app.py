@@ -1,0 +1,194 @@
+"""The gateway's addresses, and what every request goes through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pawl.chassis.ids import IdSource
+from pawl.chassis.process import logs
+from pawl.chassis.process.http_server import Page
+from pawl.chassis.process.settings import join_address
+from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
+from pawl.gateway.agui.http import AgUi
+from pawl.gateway.hooks.unsubscribing import Unsubscribing
+from pawl.gateway.hooks.webhooks import Hooks
+from pawl.gateway.login.callers import Callers
+from pawl.gateway.login.http import OpenIdLogins
+from pawl.gateway.metrics import Counters
+from pawl.gateway.services import CLIENT, Services, find, write
+from pawl.gateway.web import hosts as door
+from pawl.gateway.web.answers import answer, read_json, refusal
+from pawl.gateway.web.pages import NOTHING, Pages
+from pawl.gateway.web.streams import Streams
+
+_DEADLINE_SECONDS: Final = 15.0
+_DEADLINE_SECONDS_MAX: Final = 60.0
+# What comes from the gateway is data, whatever a browser is made to take it for.
+_HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+_STREAMS: Final = frozenset({"/stream", "/runs/{run_id}/events", "/agui"})
+
+_SHARED: Final = frozenset({"/agui", "/agui/cancel"})
+"""The addresses that take a key with each request, and no cookie: pages of other origins may use them."""
+
+_log = logs.get_logger(__name__)
+
+
+class Calls:
+    """Answers `POST /rpc/{service}/{method}`: a public method, its request and its response as JSON."""
+
+    def __init__(self, callers: Callers, services: Services, *, bytes_max: int) -> None:
+        self._callers = callers
+        self._services = services
+        self._bytes_max = bytes_max
+
+    async def call(self, request: Request) -> Response:
+        """Answer a call as the Connect protocol has it for JSON."""
+        metadata = self._callers.credential(request)
+        method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
+        asked = method.read(await read_json(request, self._bytes_max))
+        # Who waits for the end of a run is not cut off before.
+        seconds = _DEADLINE_SECONDS + max(0.0, min(_DEADLINE_SECONDS_MAX, getattr(asked, "wait_seconds", 0.0)))
+        if (given := request.headers.get("connect-timeout-ms", "")).isdecimal() and len(given) <= 10:  # noqa: PLR2004
+            seconds = min(int(given) / 1000, _DEADLINE_SECONDS_MAX)
+        return answer(write(await self._services.call(method.name, asked, metadata, timeout_seconds=seconds)))
+
+
+def application(
+    *,
+    callers: Callers,
+    logins: OpenIdLogins,
+    services: Services,
+    streams: Streams,
+    hooks: Hooks,
+    unsubscribing: Unsubscribing,
+    counters: Counters,
+    ids: IdSource,
+    hosts: Collection[str],
+    origins: Collection[str],
+    health: Page,
+    bytes_max: int,
+) -> ASGIApp:
+    """Return the application that the server serves."""
+
+    async def fail(_: Request, error: Exception) -> Response:
+        if isinstance(error, PawlError):
+            return refusal(error)
+        error_id = ids.new("err")
+        _log.error("http.failed", error_id=error_id, exc_info=error)
+        return refusal(Internal(f"internal error {error_id}", error_id=error_id))
+
+    async def miss(request: Request, error: Exception) -> Response:
+        allowed = ", ".join(sorted((getattr(error, "headers", None) or {}).get("Allow", "").split(", ")))
+        if allowed:
+            text = f"{request.method} does not go with this address: it takes {allowed}."
+            return refusal(MethodNotFound(text), status=405, headers={"Allow": allowed})
+        return pages.page(request) if request.method in {"GET", "HEAD"} else refusal(NOTHING)
+
+    async def check(_: Request) -> Response:
+        page = health()
+        return Response(page.body, page.status, media_type=page.content_type)
+
+    agui, pages = AgUi(callers, services, streams, bytes_max=bytes_max), Pages()
+    routes = [
+        Route("/rpc/{service}/{method}", Calls(callers, services, bytes_max=bytes_max).call, methods=["POST"]),
+        Route("/stream", streams.many, methods=["POST"]),
+        Route("/runs/{run_id}/events", streams.run, methods=["GET"]),
+        Route("/agui", agui.run, methods=["POST"]),
+        Route("/agui/cancel", agui.cancel, methods=["POST"]),
+        Route("/login", callers.log_in, methods=["POST"]),
+        Route("/login/providers", logins.list, methods=["GET"]),
+        Route("/login/openid/{name}", logins.begin, methods=["GET"]),
+        Route("/login/return/{name}", logins.finish, methods=["GET"]),
+        Route("/login/renew", logins.renew, methods=["POST"]),
+        Route("/login/out", logins.log_out, methods=["POST"]),
+        Route("/hooks/{store_id}/{trigger_id}", hooks.deliver, methods=["POST"]),
+        Route("/completions/{store_id}/{token}", hooks.complete, methods=["POST"]),
+        Route("/unsubscribe/{store_id}/{token}", unsubscribing.answer, methods=["GET", "POST"]),
+        Route("/healthz", check, methods=["GET"]),
+    ]
+    handlers: dict[Any, Any] = {PawlError: fail, HTTPException: miss, Exception: fail}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return _Door(_shared(app, origins), counters, hosts)
+
+
+def _shared(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    """Return the application that lets pages of `origins` read what the shared addresses answer."""
+    opened = CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["POST"],
+        allow_headers=["Authorization", "pawl-store", "pawl-user"],
+        allow_private_network=True,
+    )
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        await (opened if scope["path"] in _SHARED else app)(scope, receive, send)
+
+    return serve if origins else app
+
+
+class _Door:
+    """Turns away requests for other hosts, adds the headers that all answers have, and counts."""
+
+    def __init__(self, app: ASGIApp, counters: Counters, hosts: Collection[str]) -> None:
+        self._app = app
+        self._counters = counters
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began, status = time.monotonic(), 499
+
+        async def guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name.lower() for name, _ in message.get("headers", ())}
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name, value) for name, value in _HEADERS if name not in given),
+                ]
+            await send(message)
+
+        request = Request(scope)
+        CLIENT.set(_peer(request))
+        try:
+            door.check_host(request.headers.get("host", ""), self._hosts)
+            door.check_frame(request.headers)
+        except ForeignHost as error:
+            await refusal(error)(scope, receive, guarded)
+        except InvalidField as error:
+            await refusal(error, headers={"Connection": "close"})(scope, receive, guarded)
+        else:
+            await self._app(scope, receive, guarded)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self._counters.requests.labels(route, str(status)).inc()
+            if route not in _STREAMS:
+                self._counters.seconds.labels(route).observe(time.monotonic() - began)
+
+
+def _peer(request: Request) -> str:
+    """Return the address that a request comes from, in the form of gRPC; empty if it is not known."""
+    if (client := request.client) is None:
+        return ""
+    return f"{'ipv6' if ':' in client.host else 'ipv4'}:{join_address(client.host, client.port)}"

@@ -1,1 +1,0 @@
-"""The answers of the gateway over HTTP."""

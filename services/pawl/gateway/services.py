@@ -1,0 +1,182 @@
+"""The public methods of the services behind the gateway, by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import partial
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+import grpc
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from pawl.agent.v1 import (
+    agent_pb2,
+    agents_pb2,
+    conversation_pb2,
+    jobs_pb2,
+    operator_pb2,
+    schedule_pb2,
+    trigger_pb2,
+)
+from pawl.chassis.identity.auth import CLIENT_ADDRESS, GATEWAY_KEY
+from pawl.chassis.identity.roles import CALLERS, READERS
+from pawl.chassis.ids import is_id
+from pawl.errors import InvalidField, MethodNotFound, PawlError
+from pawl.notify.v1 import channel_pb2, notify_pb2, preference_pb2
+from pawl.tool.v1 import audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
+    "agent_loop": (
+        agent_pb2,
+        agents_pb2,
+        conversation_pb2,
+        jobs_pb2,
+        operator_pb2,
+        schedule_pb2,
+        trigger_pb2,
+    ),
+    "tool_registry": (audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
+    "notifier": (channel_pb2, notify_pb2, preference_pb2),
+}
+"""The services, and the files that describe what they serve to people."""
+UNSUBSCRIBE: Final = "pawl.notify.v1.ChannelService/UnsubscribeChannel"
+DELIVER_WEBHOOK: Final = "pawl.agent.v1.TriggerService/DeliverWebhook"
+COMPLETE_CALL: Final = "pawl.tool.v1.CompletionService/CompleteCall"
+WHO_AM_I: Final = "pawl.agent.v1.AgentService/WhoAmI"
+GET_RUN: Final = "pawl.agent.v1.AgentService/GetRun"
+WATCH_RUN: Final = "pawl.agent.v1.AgentService/WatchRun"
+CLIENT: Final[ContextVar[str]] = ContextVar("pawl_client", default="")
+"""The address of the client whose request this task serves, in the form of gRPC."""
+_DEADLINE_SECONDS: Final = 10.0
+
+
+class Method(msgspec.Struct, frozen=True, kw_only=True):
+    """A method that takes one request: `package.Service/Method`, and who serves it."""
+
+    name: str
+    peer: str
+    request: type[Message]
+    response: type[Message]
+    streams: bool
+
+    def read(self, said: Any) -> Message:
+        """Return a request as a message.
+
+        Raises:
+            InvalidField: it is not one in the JSON of protobuf; the message names the place.
+        """
+        if not isinstance(said, dict):
+            raise InvalidField("The request must be a JSON object.", field="request")
+        try:
+            return json_format.ParseDict(said, self.request())
+        except (json_format.ParseError, RecursionError, ValueError, TypeError) as error:
+            raise InvalidField(f"This is no {self.request.DESCRIPTOR.name}: {error}"[:500], field="request") from None
+
+
+def write(message: Message) -> dict[str, Any]:
+    """Return a message in the JSON of protobuf."""
+    return json_format.MessageToDict(message)
+
+
+def _described() -> Iterator[Method]:
+    for peer, modules in PEERS.items():
+        for module in modules:
+            for service in module.DESCRIPTOR.services_by_name.values():
+                for method in service.methods:
+                    if not method.client_streaming:
+                        yield Method(
+                            name=f"{service.full_name}/{method.name}",
+                            peer=peer,
+                            request=GetMessageClass(method.input_type),
+                            response=GetMessageClass(method.output_type),
+                            streams=method.server_streaming,
+                        )
+
+
+_DESCRIBED: Final = {method.name: method for method in _described()}
+PUBLIC: Final[Mapping[str, Method]] = {
+    name: method for name, method in _DESCRIBED.items() if not READERS.isdisjoint(CALLERS.get(f"/{name}", ()))
+}
+"""The methods that people may call: they are reached through the gateway, and nothing else is."""
+
+
+def find(name: str, *, streams: bool) -> Method:
+    """Return a public method.
+
+    Raises:
+        MethodNotFound: there is none of that name and kind.
+    """
+    method = PUBLIC.get(name)
+    if method is None:
+        raise MethodNotFound("The gateway has no such method: POST /rpc/pawl.agent.v1.AgentService/WhoAmI is one.")
+    if method.streams != streams:
+        there = "POST /stream" if method.streams else f"POST /rpc/{name}"
+        raise MethodNotFound(f"{name} is reached by {there}.")
+    return method
+
+
+class Services:
+    """Calls public methods, each as whoever it is called for. With `service_key`, failed logins are the client's."""
+
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel], service_key: Callable[[], str] | None = None) -> None:
+        self._service_key = service_key
+        self._calls = {name: _callable(channels[method.peer], method) for name, method in _DESCRIBED.items()}
+
+    async def call(self, name: str, request: Message, metadata: Metadata, *, timeout_seconds: float) -> Any:
+        """Return what a method answers.
+
+        Raises:
+            PawlError: what the service says, or DependencyUnavailable.
+        """
+        return await self._calls[name](request, metadata=(*metadata, *self._client()), timeout=timeout_seconds)
+
+    async def watch(self, name: str, request: Message, metadata: Metadata) -> AsyncGenerator[Any, None]:
+        """Yield the messages of a stream; raises as `call`. Consume it inside `contextlib.aclosing`, which ends it."""
+        call = self._calls[name](request, metadata=(*metadata, *self._client()))
+        try:
+            async for message in call:
+                yield message
+                del message
+        finally:
+            # gRPC keeps a stream open of which nobody wants the rest.
+            call.cancel()
+
+    def _client(self) -> Metadata:
+        if self._service_key is None:
+            return ()
+        return (GATEWAY_KEY, self._service_key()), (CLIENT_ADDRESS, CLIENT.get())
+
+
+class Stores:
+    """Calls methods for stores, with the key that the gateway has for each, of those who bring none of their own."""
+
+    def __init__(self, services: Services, key_of: Callable[[str], Metadata | None]) -> None:
+        self._services = services
+        self._key_of = key_of
+
+    def calls(self, store_id: str, absent: type[PawlError]) -> Callable[[str, Message], Awaitable[Any]]:
+        """Return what calls methods by their names for a store; each raises as `Services.call`.
+
+        Raises:
+            PawlError: `absent`, of a store for which there is no key.
+        """
+        metadata = self._key_of(store_id) if is_id(store_id) else None
+        if metadata is None:
+            raise absent
+        return partial(self._services.call, metadata=metadata, timeout_seconds=_DEADLINE_SECONDS)
+
+
+def _callable(channel: grpc.aio.Channel, method: Method) -> Any:
+    kind: Any = channel.unary_stream if method.streams else channel.unary_unary
+    return kind(
+        f"/{method.name}",
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )

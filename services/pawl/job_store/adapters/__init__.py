@@ -1,1 +1,0 @@
-"""Outside things: PostgreSQL and NATS."""

@@ -1,0 +1,181 @@
+"""pawl.agent.v1.AgentRegistryService, as agent-loop forwards it, and pawl.job.v1.AgentLedgerService."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from pawl.agent.v1 import agents_pb2 as pb
+from pawl.chassis.identity.auth import Principal, require_decider, require_user
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import DEFAULT_AGENT, check_id
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import AgentNotFound, InvalidField
+from pawl.event.v1 import agent_pb2
+from pawl.job.v1 import agents_pb2 as ledger
+from pawl.job.v1 import agents_pb2_grpc
+from pawl.job_store.agents.agents import Agents
+from pawl.job_store.agents.rules import AgentVersionRow, drafted, saved
+from pawl.job_store.ledger.pages import Id, Small, next_token, page_size, read_token
+from pawl.job_store.ledger.rpc.messages import timestamp, used_on_day
+from pawl.job_store.ledger.rules.usage import DAYS_MAX
+
+_VERSION_MAX: Final = 2**31 - 1
+_DAYS: Final = 30
+
+
+class AgentServicer:
+    """Serves agents to the user for whom agent-loop calls."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+
+    async def ListAgentVersions(
+        self, request: pb.ListAgentVersionsRequest, context: Context
+    ) -> pb.ListAgentVersionsResponse:
+        user, name = require_user(), check_id(request.name, "name")
+        selection = (user.store_id, name)
+        before = read_token(request.page_token, "ListAgentVersions", selection, Small)
+        page = await self._agents.versions(
+            user.store_id,
+            name,
+            before=_VERSION_MAX if before is None else before,
+            rows_max=page_size(request.page_size),
+        )
+        newest = await self._agents.newest(user.store_id, name)
+        shown = [row for row in page.rows if _may_see(user, row)]
+        # Who may not see the newest version may see none.
+        if (newest is not None and not _may_see(user, newest)) or not (shown or request.page_token):
+            raise AgentNotFound
+        token = next_token("ListAgentVersions", selection, page, lambda row: row.version)
+        return pb.ListAgentVersionsResponse(agents=map(_message, shown), next_page_token=token)
+
+    async def DeleteAgent(self, request: pb.DeleteAgentRequest, context: Context) -> pb.DeleteAgentResponse:
+        user, name = require_decider(), check_id(request.name, "name")
+        await self._agents.delete(user.store_id, name, user.user_id, user.credential_id)
+        return pb.DeleteAgentResponse()
+
+    async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
+        user, name = require_user(), check_id(request.name, "name")
+        if request.days > DAYS_MAX:
+            raise InvalidField(f"days: at most {DAYS_MAX}", field="days")
+        if name != DEFAULT_AGENT:
+            await self._agents.get(user.store_id, name, 1)
+        found = await self._agents.usage(user.store_id, name, days=request.days or _DAYS)
+        return pb.GetAgentUsageResponse(days=map(used_on_day, found))
+
+    async def DeleteDraft(self, request: pb.DeleteDraftRequest, context: Context) -> pb.DeleteDraftResponse:
+        user = require_user()
+        await self._agents.delete_draft(user.store_id, user.user_id, check_id(request.name, "name"))
+        return pb.DeleteDraftResponse()
+
+
+class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
+    """Serves the versions of agents."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+
+    async def PutAgent(self, request: ledger.PutAgentRequest, context: Context) -> ledger.PutAgentResponse:
+        asked = _asked(request)
+        delegates_to = tuple(request.definition.delegates_to)
+        kept, created = await self._agents.put(
+            check_id(request.store_id, "store_id"),
+            check_id(request.definition.name, "definition.name"),
+            delegates_to,
+            lambda agents, newest, now: saved(asked(create_time=now), delegates_to, agents, newest),
+            validate_only=request.validate_only,
+        )
+        return ledger.PutAgentResponse(agent=_message(kept), created=created)
+
+    async def GetAgent(self, request: ledger.GetAgentRequest, context: Context) -> ledger.GetAgentResponse:
+        store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
+        if request.version > _VERSION_MAX:
+            raise AgentNotFound
+        try:
+            found = await self._agents.get(store_id, name, request.version)
+        except AgentNotFound:
+            # Each run that names no agent asks for it, and most stores have none: that is no failure.
+            if name != DEFAULT_AGENT or request.version:
+                raise
+            return ledger.GetAgentResponse()
+        return ledger.GetAgentResponse(agent=_message(found))
+
+    async def ListAgents(self, request: ledger.ListAgentsRequest, context: Context) -> ledger.ListAgentsResponse:
+        store_id = check_id(request.store_id, "store_id")
+        after = read_token(request.page_token, "ListAgents", (store_id,), Id) or ""
+        page = await self._agents.list(store_id, after=after, rows_max=page_size(request.page_size))
+        token = next_token("ListAgents", (store_id,), page, lambda row: row.name)
+        return ledger.ListAgentsResponse(agents=map(_message, page.rows), next_page_token=token)
+
+    async def GetAgentQuota(
+        self, request: ledger.GetAgentQuotaRequest, context: Context
+    ) -> ledger.GetAgentQuotaResponse:
+        store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
+        found = await self._agents.quota(store_id, name)
+        return ledger.GetAgentQuotaResponse(
+            tokens_max=found.tokens_max, tokens_used=found.tokens_used, day_end_time=timestamp(found.day_end_time)
+        )
+
+    async def PutDraft(self, request: ledger.PutDraftRequest, context: Context) -> ledger.PutDraftResponse:
+        asked = _asked(request)
+        delegates_to = tuple(request.definition.delegates_to)
+        kept, created = await self._agents.put_draft(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            lambda agents, drafts, now: drafted(asked(create_time=now), delegates_to, agents, drafts),
+            validate_only=request.validate_only,
+        )
+        return ledger.PutDraftResponse(agent=_draft(kept), created=created)
+
+    async def GetDraft(self, request: ledger.GetDraftRequest, context: Context) -> ledger.GetDraftResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        found = await self._agents.get_draft(store_id, user_id, check_id(request.name, "name"))
+        return ledger.GetDraftResponse(agent=_draft(found))
+
+    async def ListDrafts(self, request: ledger.ListDraftsRequest, context: Context) -> ledger.ListDraftsResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        after = read_token(request.page_token, "ListDrafts", (store_id, user_id), Id) or ""
+        page = await self._agents.list_drafts(store_id, user_id, after=after, rows_max=page_size(request.page_size))
+        token = next_token("ListDrafts", (store_id, user_id), page, lambda row: row.name)
+        return ledger.ListDraftsResponse(agents=map(_draft, page.rows), next_page_token=token)
+
+
+def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[AgentVersionRow]:
+    """Return a version as it is asked for, which lacks its time."""
+    return partial(
+        AgentVersionRow,
+        store_id=check_id(request.store_id, "store_id"),
+        name=check_id(request.definition.name, "definition.name"),
+        definition=request.definition.SerializeToString(deterministic=True),
+        tool_names=tuple(sorted(set(request.tool_names))),
+        create_user_id=check_id(request.user_id, "user_id"),
+        create_credential_id=check_id(request.credential_id, "credential_id", optional=True),
+    )
+
+
+def daily_tokens_max(row: AgentVersionRow) -> int:
+    """Return the tokens that all runs of an agent may use in a day; 0 for any number."""
+    return agent_pb2.AgentDefinition.FromString(row.definition).daily_tokens_max
+
+
+def _may_see(user: Principal, row: AgentVersionRow) -> bool:
+    """Return whether a user may look at a version: admins, who make it, and those who may use it."""
+    allowed = agent_pb2.AgentDefinition.FromString(row.definition).allowed_roles
+    return not allowed or Role.ADMIN in user.roles or not user.roles.isdisjoint(allowed)
+
+
+def _draft(row: AgentVersionRow) -> agent_pb2.AgentVersion:
+    message = _message(row)
+    message.draft = True
+    return message
+
+
+def _message(row: AgentVersionRow) -> agent_pb2.AgentVersion:
+    return agent_pb2.AgentVersion(
+        definition=agent_pb2.AgentDefinition.FromString(row.definition),
+        version=row.version,
+        tool_names=row.tool_names,
+        create_time=timestamp(row.create_time),
+        create_user_id=row.create_user_id,
+    )

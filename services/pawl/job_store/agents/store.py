@@ -1,0 +1,198 @@
+"""Agents in PostgreSQL."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection, Database, affected
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
+from pawl.job_store.ledger.reading import Page
+from pawl.job_store.ledger.store import paging
+from pawl.values import RunState, WaitKind
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_KEY: Final = "store_id, name, version"
+_COLUMNS: Final = f"{_KEY}, definition, tool_names, create_time, create_user_id, create_credential_id"
+_SIZE: Final = "octet_length(definition) + 64 * cardinality(tool_names)"
+# Changes of the agents of a store come one after the other: what is delegated to whom is judged as a whole.
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.agents'), hashtext($1))"
+_AGENTS: Final = """
+SELECT name, version, delegates_to, delete_time IS NOT NULL AS is_deleted FROM job_store.agents WHERE store_id = $1
+"""
+_VERSION: Final = f"SELECT {_COLUMNS} FROM job_store.agent_versions WHERE store_id = $1 AND name = $2 AND version = $3"
+_LIVE: Final = f"""
+SELECT {_COLUMNS} FROM job_store.agents AS a JOIN job_store.agent_versions AS v USING ({_KEY})
+WHERE store_id = $1 AND name = $2 AND a.delete_time IS NULL
+"""
+_ADD: Final = f"INSERT INTO job_store.agent_versions ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+_PUT: Final = """
+INSERT INTO job_store.agents (store_id, name, version, delegates_to) VALUES ($1, $2, $3, $4)
+ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version, delegates_to = excluded.delegates_to,
+    delete_time = NULL, delete_user_id = '', delete_credential_id = ''
+"""
+# Its runs that wait for its budget look again: it may have another one, or none any more.
+_WAKE: Final = f"""
+WITH waiting AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs
+    WHERE store_id = $1 AND state = {RunState.WAITING.value} AND agent_name = $2 AND worker_id IS NULL
+    AND waits = $3 AND claim_at > now()
+    ORDER BY store_id, run_id FOR UPDATE
+)
+UPDATE job_store.runs AS r SET claim_at = now() FROM waiting AS w
+WHERE r.store_id = w.store_id AND r.run_id = w.run_id
+"""
+_DELETE: Final = """
+UPDATE job_store.agents SET delete_time = now(), delete_user_id = $3, delete_credential_id = $4
+WHERE store_id = $1 AND name = $2 AND delete_time IS NULL
+"""
+_DRAFT_COLUMNS: Final = f"{_KEY}, definition, tool_names, create_time, user_id AS create_user_id, create_credential_id"
+_DRAFTS: Final = f"SELECT {_DRAFT_COLUMNS} FROM job_store.agent_drafts WHERE store_id = $1 AND user_id = $2"
+_DRAFT: Final = f"{_DRAFTS} AND name = $3"
+_PUT_DRAFT: Final = """
+INSERT INTO job_store.agent_drafts
+    (store_id, name, version, definition, tool_names, create_time, user_id, create_credential_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (store_id, user_id, name) DO UPDATE SET version = excluded.version, definition = excluded.definition,
+    tool_names = excluded.tool_names, create_time = excluded.create_time,
+    create_credential_id = excluded.create_credential_id
+"""
+_DELETE_DRAFT: Final = "DELETE FROM job_store.agent_drafts WHERE store_id = $1 AND user_id = $2 AND name = $3"
+
+
+class _Rows(NamedTuple):
+    """See `paging.Rows`."""
+
+    table: str
+    key: str
+    names: str
+
+
+_VERSION_ROWS: Final = _Rows("job_store.agent_versions", _KEY, _COLUMNS)
+_LIST: Final = paging.statement(
+    _VERSION_ROWS,
+    source=f"""(
+        SELECT v.* FROM job_store.agents AS a JOIN job_store.agent_versions AS v USING ({_KEY})
+        WHERE a.delete_time IS NULL
+    )""",
+    where="store_id = $3 AND name > $4",
+    order="name",
+    size=_SIZE,
+)
+_VERSIONS: Final = paging.statement(
+    _VERSION_ROWS, where="store_id = $3 AND name = $4 AND version < $5", order="version DESC", size=_SIZE
+)
+_LIST_DRAFTS: Final = paging.statement(
+    _Rows("job_store.agent_drafts", "store_id, user_id, name", _DRAFT_COLUMNS),
+    where="store_id = $3 AND user_id = $4 AND name > $5",
+    order="name",
+    size=_SIZE,
+)
+_values: Final = attrgetter(*_COLUMNS.split(", "))
+
+
+class PostgresAgents:
+    """Versions of agents, and drafts. Changes in a store come one after the other."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def put(
+        self, store_id: StoreId, name: str, delegates_to: tuple[str, ...], save: Save, *, validate_only: bool
+    ) -> tuple[AgentVersionRow, bool]:
+        """Keep what `save` returns, if that is new; return it, and whether it is. `validate_only` keeps nothing.
+
+        Raises:
+            PawlError: what `save` raises.
+        """
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, store_id)
+            now = await connection.fetchval("SELECT clock_timestamp()")
+            agents = await _agents(connection, store_id)
+            newest = await _version(connection, store_id, name, agents[name].version) if name in agents else None
+            kept = save(agents, newest, now)
+            if kept is newest:
+                return kept, False
+            if not validate_only:
+                await connection.execute(_ADD, *_values(kept))
+                await connection.execute(_PUT, store_id, name, kept.version, delegates_to)
+                await connection.execute(_WAKE, store_id, name, bytes([WaitKind.AGENT_QUOTA]))
+        return kept, True
+
+    async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
+        """Return a version; 0 is the newest of an agent that is not deleted."""
+        if version:
+            return await _version(self._database, store_id, name, version)
+        row = await self._database.fetchrow(_LIVE, store_id, name)
+        return None if row is None else _read(row)
+
+    async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
+        """Return the newest versions of agents that are not deleted, by name, from the one after `after` on."""
+        return await paging.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
+
+    async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
+        """Return versions of an agent, the newest first, from the one before `before` on."""
+        return await paging.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
+
+    async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
+        """Mark an agent as deleted; return whether there was one that was not."""
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, store_id)
+            is_deleted = bool(affected(await connection.execute(_DELETE, store_id, name, user_id, credential_id)))
+            await connection.execute(_WAKE, store_id, name, bytes([WaitKind.AGENT_QUOTA]))
+        return is_deleted
+
+    async def put_draft(
+        self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool
+    ) -> tuple[AgentVersionRow, bool]:
+        """Keep the draft that `save` returns, if that is new; as `put`."""
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, store_id)
+            now = await connection.fetchval("SELECT clock_timestamp()")
+            drafts = {row["name"]: _read(row) for row in await connection.fetch(_DRAFTS, store_id, user_id)}
+            kept = save(await _agents(connection, store_id), drafts, now)
+            if kept is drafts.get(kept.name):
+                return kept, False
+            if not validate_only:
+                await connection.execute(_PUT_DRAFT, *_values(kept))
+        return kept, True
+
+    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersionRow | None:
+        """Return a draft."""
+        row = await self._database.fetchrow(_DRAFT, store_id, user_id, name)
+        return None if row is None else _read(row)
+
+    async def list_drafts(
+        self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
+    ) -> Page[AgentVersionRow]:
+        """Return the drafts of a user, by name, from the one after `after` on."""
+        return await paging.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), _read, rows_max=rows_max)
+
+    async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
+        """Remove a draft; return whether there was one."""
+        return bool(affected(await self._database.execute(_DELETE_DRAFT, store_id, user_id, name)))
+
+
+async def _version(
+    connection: Connection | Database, store_id: StoreId, name: str, version: int
+) -> AgentVersionRow | None:
+    row = await connection.fetchrow(_VERSION, store_id, name, version)
+    return None if row is None else _read(row)
+
+
+async def _agents(connection: Connection, store_id: StoreId) -> dict[str, AgentRow]:
+    return {row["name"]: _agent(row) for row in await connection.fetch(_AGENTS, store_id)}
+
+
+def _agent(row: Record) -> AgentRow:
+    return AgentRow(**dict(row) | {"delegates_to": tuple(row["delegates_to"])})
+
+
+def _read(row: Record) -> AgentVersionRow:
+    fields: dict[str, Any] = dict(row)
+    return AgentVersionRow(**fields | {"tool_names": tuple(fields["tool_names"])})

@@ -1,0 +1,157 @@
+"""pawl.agent.v1.ConversationService, as agent-loop forwards it, and what it asks as operations of ours."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from pawl.agent.v1 import conversation_pb2 as pb
+from pawl.chassis.identity.auth import require_user
+from pawl.chassis.ids import ConversationId, check_id
+from pawl.chassis.labels import check_labels
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import InvalidField, Unavailable
+from pawl.event.v1 import conversation_pb2, run_pb2
+from pawl.job_store.erasure.erasing import Erasing
+from pawl.job_store.erasure.rules import ErasureKey, ErasureReceipt, LeftCall
+from pawl.job_store.ledger.forks import AskedFork
+from pawl.job_store.ledger.ledger import Ledger
+from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
+from pawl.job_store.ledger.reading import ConversationFilter
+from pawl.job_store.ledger.rpc import messages
+from pawl.job_store.ledger.rpc.operations import CANCEL, enum_member, fingerprint
+from pawl.job_store.ledger.rules.conversations import UpdateConversation, check_title, key_hash
+from pawl.job_store.ledger.rules.rows import ClientKey
+from pawl.job_store.ledger.rules.search import query_words
+from pawl.job_store.ledger.rules.states import Sharing
+
+NUMBER_MAX: Final = 2**63 - 1
+"""The largest number that a message can have."""
+
+
+class ConversationServicer:
+    """Serves the conversations of the user for whom agent-loop calls. `erasing` is None where nothing is erased."""
+
+    def __init__(self, ledger: Ledger, erasing: Erasing | None) -> None:
+        self._ledger = ledger
+        self._erasing = erasing
+
+    async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
+        user = require_user()
+        if bool(request.conversation_id) == bool(request.conversation_key):
+            raise InvalidField("give the conversation's id or its key", field="conversation_id")
+        if request.conversation_key:
+            hashed = key_hash(user.store_id, user.user_id, request.conversation_key)
+            row = await self._ledger.conversations.by_key(ClientKey(user.store_id, user.user_id, hashed))
+        else:
+            conversation_id = check_id(request.conversation_id, "conversation_id")
+            row = await self._ledger.conversations.by_id(user.store_id, user.user_id, conversation_id)
+        return pb.GetConversationResponse(conversation=messages.conversation_for(row, user.user_id))
+
+    async def ListConversations(
+        self, request: pb.ListConversationsRequest, context: Context
+    ) -> pb.ListConversationsResponse:
+        user, wanted = require_user(), _wanted(request)
+        selection = (user.store_id, user.user_id, wanted.archived, wanted.words, wanted.labels, wanted.shared)
+        page = await self._ledger.conversations.listed(
+            user.store_id,
+            user.user_id,
+            wanted,
+            before=read_token(request.page_token, "ListConversations", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        token = next_token("ListConversations", selection, page, lambda row: (row.update_time, row.conversation_id))
+        shown = (messages.conversation_for(row, user.user_id) for row in page.rows)
+        return pb.ListConversationsResponse(conversations=shown, next_page_token=token)
+
+    async def UpdateConversation(
+        self, request: pb.UpdateConversationRequest, context: Context
+    ) -> pb.UpdateConversationResponse:
+        changed = await self._ledger.update_conversation(_update(request), size_bytes=request.ByteSize())
+        return pb.UpdateConversationResponse(conversation=messages.CONVERSATION.write(changed))
+
+    async def ForkConversation(
+        self, request: pb.ForkConversationRequest, context: Context
+    ) -> pb.ForkConversationResponse:
+        made = await self._ledger.forks.fork(_fork(request), size_bytes=request.ByteSize())
+        return pb.ForkConversationResponse(conversation=messages.CONVERSATION.write(made))
+
+    async def EraseConversation(
+        self, request: pb.EraseConversationRequest, context: Context
+    ) -> pb.EraseConversationResponse:
+        if self._erasing is None:
+            raise Unavailable
+        user, conversation_id = require_user(), check_id(request.conversation_id, "conversation_id")
+        key = ErasureKey(store_id=user.store_id, user_id=user.user_id, conversation_id=ConversationId(conversation_id))
+        rows_max = page_size(request.page_size)
+        selection = (key.store_id, key.user_id, key.conversation_id)
+        after = read_token(request.page_token, "EraseConversation", selection, tuple[Id, Id]) or ("", "")
+        receipt = await self._erasing.erase(key)
+        page = await self._erasing.left(key, after=after, rows_max=rows_max)
+        token = next_token("EraseConversation", selection, page, lambda call: (call.run_id, call.call_id))
+        return pb.EraseConversationResponse(
+            erasure=_erasure(receipt), left_calls=map(_left_call, page.rows), next_page_token=token
+        )
+
+
+def _wanted(request: pb.ListConversationsRequest) -> ConversationFilter:
+    labels = tuple(sorted(check_labels(request.labels).items()))
+    if request.shared and labels:
+        raise InvalidField("labels are of your own conversations: leave them out with shared", field="labels")
+    archived = request.archived if request.HasField("archived") else None
+    return ConversationFilter(archived=archived, words=query_words(request.query), labels=labels, shared=request.shared)
+
+
+def _update(request: pb.UpdateConversationRequest) -> UpdateConversation:
+    has, user = request.HasField, require_user()
+    update = UpdateConversation(
+        store_id=user.store_id,
+        user_id=user.user_id,
+        request_id=check_id(request.request_id, "request_id", optional=True),
+        fingerprint=fingerprint(request, without=("request_id",)),
+        conversation_id=check_id(request.conversation_id, "conversation_id"),
+        title=check_title(request.title) if has("title") else None,
+        archived=request.archived if has("archived") else None,
+        labels=check_labels(request.labels.labels) if has("labels") else None,
+        sharing=enum_member(Sharing, request.sharing, "sharing") if request.sharing else None,
+        shows_arguments=request.shows_arguments if has("shows_arguments") else None,
+        cancel=CANCEL,
+        is_undo=lambda options: run_pb2.Run.FromString(options).HasField("undo"),
+    )
+    if not update.changes:
+        raise InvalidField("give a title or labels, or say whether it is archived or shared", field="title")
+    return update
+
+
+def _fork(request: pb.ForkConversationRequest) -> AskedFork:
+    if request.number > NUMBER_MAX:
+        raise InvalidField("number is too large", field="number")
+    user = require_user()
+    return AskedFork(
+        store_id=user.store_id,
+        user_id=user.user_id,
+        request_id=check_id(request.request_id, "request_id", optional=True),
+        fingerprint=fingerprint(request, without=("request_id",)),
+        conversation_id=check_id(request.conversation_id, "conversation_id"),
+        number=request.number,
+    )
+
+
+def _erasure(receipt: ErasureReceipt) -> conversation_pb2.Erasure:
+    return conversation_pb2.Erasure(
+        conversation_id=receipt.conversation_id,
+        erase_time=messages.timestamp(receipt.erase_time),
+        end_time=None if receipt.end_time is None else messages.timestamp(receipt.end_time),
+        waits_for=receipt.waits_for,
+    )
+
+
+def _left_call(call: LeftCall) -> conversation_pb2.LeftCall:
+    return conversation_pb2.LeftCall(
+        run_id=call.run_id,
+        call_id=call.call_id,
+        tool_name=call.tool_name,
+        effect_class=call.effect_class,  # type: ignore[arg-type]  # the same numbers
+        state=call.state.value,  # type: ignore[arg-type]  # the same numbers
+        start_time=None if call.start_time is None else messages.timestamp(call.start_time),
+    )

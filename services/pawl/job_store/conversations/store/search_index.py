@@ -1,0 +1,155 @@
+"""The words of conversations in PostgreSQL, taken in after the messages were written: no writer waits for it.
+
+Whoever empties messages of a conversation that stays changes its `searched_number` in the same transaction, and removes
+their words: then nothing is written of what was read before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
+from pawl.chassis.db.rows import read_each
+from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.job_store.ledger.rules.search import mark, words
+
+# The newest first: what was said just now is what is looked for.
+_DUE: Final = """
+SELECT store_id, conversation_id, user_id, last_number, title, searched_number, searched_title, model_title
+FROM job_store.conversations
+WHERE parent_run_id = '' AND (searched_number < last_number OR searched_title <> title) AND user_id <> ''
+ORDER BY update_time DESC LIMIT $1
+"""
+# Some messages of each; those over the bytes are there without their body.
+_MESSAGES: Final = """
+SELECT store_id, conversation_id, number, CASE WHEN bytes_before < $5 THEN body END AS body FROM (
+    SELECT m.*, sum(length(m.body)) OVER (ORDER BY k.place, m.number) - length(m.body) AS bytes_before
+    FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS k (store_id, conversation_id, after, place)
+    CROSS JOIN LATERAL (
+        SELECT e.store_id, e.conversation_id, e.number, e.body FROM job_store.messages AS e
+        WHERE e.store_id = k.store_id AND e.conversation_id = k.conversation_id AND e.number > k.after
+        ORDER BY e.number LIMIT $4
+    ) AS m
+) AS sized
+ORDER BY store_id, conversation_id, number
+"""
+# As they were when they were read: else what somebody has emptied meanwhile could be found. Who waits comes first.
+_LOCK: Final = """
+SELECT c.store_id, c.conversation_id FROM job_store.conversations AS c
+JOIN unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::text[])
+    AS k (store_id, conversation_id, user_id, searched_number, title, model_title)
+USING (store_id, conversation_id, user_id, searched_number, title, model_title)
+FOR UPDATE OF c SKIP LOCKED
+"""
+# What was removed meanwhile stays away.
+_WORDS: Final = """
+INSERT INTO job_store.conversation_words AS w (store_id, conversation_id, number, words)
+SELECT k.store_id, k.conversation_id, k.number, array_to_tsvector(string_to_array(k.words, ' '))
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) AS k (store_id, conversation_id, number, words)
+WHERE k.number = 0 OR EXISTS (
+    SELECT FROM job_store.messages AS m
+    WHERE m.store_id = k.store_id AND m.conversation_id = k.conversation_id AND m.number = k.number
+)
+ON CONFLICT (store_id, conversation_id, number) DO UPDATE SET words = excluded.words
+"""
+_TAKEN: Final = """
+UPDATE job_store.conversations AS c SET searched_number = k.searched_number, searched_title = c.title
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS k (store_id, conversation_id, searched_number)
+WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id
+"""
+_MESSAGES_MAX: Final = 20
+_BYTES_MAX: Final = 1024 * 1024
+
+_Key: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """A part of a conversation that was read: its words by number, and up to which message that goes."""
+
+    due: Record
+    words: Mapping[int, str]
+    searched_number: int
+
+
+class PostgresSearchIndex(DatabaseAdapter):
+    """Makes what was written findable, after it was written.
+
+    `text_of` gives the text by which a message can be found.
+    """
+
+    def __init__(self, database: Database, text_of: Callable[[bytes], str]) -> None:
+        super().__init__(database)
+        self._text_of = text_of
+
+    async def take_in(self, *, conversations_max: int) -> int:
+        """Take in new messages and titles of some conversations; returns of how many, 0 if nothing is left to do now.
+
+        Several replicas may do so at once. Nothing is taken in of what was removed or emptied meanwhile.
+        """
+        due = await self._database.fetch(_DUE, conversations_max)
+        if not due:
+            return 0
+        keys = [list(column) for column in zip(*((r["store_id"], r["conversation_id"]) for r in due), strict=True)]
+        after = [record["searched_number"] for record in due]
+        messages = defaultdict[_Key, list[Record]](list)
+        for record in await self._database.fetch(_MESSAGES, *keys, after, _MESSAGES_MAX, _BYTES_MAX):
+            messages[record["store_id"], record["conversation_id"]].append(record)
+        read = [await self._read(record, messages[_key(record)]) for record in due]
+        async with self._database.transaction() as connection:
+            return await _store(connection, [each for each in read if each is not None])
+
+    async def _read(self, due: Record, messages: Sequence[Record]) -> _Read | None:
+        """Return what is found in a part of a conversation; None if nothing of it was read."""
+        whole = [record for record in messages if record["body"] is not None]
+        has_new_title = due["title"] != due["searched_title"]
+        if not whole and messages and not has_new_title:
+            return None
+        is_all = len(whole) == len(messages) < _MESSAGES_MAX
+        last = whole[-1]["number"] if whole else due["searched_number"]
+        owner = mark(due["store_id"], due["user_id"])
+        found = {0: _marked(owner, due["title"] or due["model_title"])} if has_new_title else {}
+        for record in whole:
+            # A message that cannot be read is not found by its words.
+            (text,) = read_each("message", [record["body"]], self._text_of, lambda _: _key(due)) or [""]
+            found[record["number"]] = _marked(owner, text)
+            await asyncio.sleep(0)  # A long text keeps nobody waiting but the next one.
+        return _Read(due=due, words=found, searched_number=due["last_number"] if is_all else last)
+
+
+async def put_title(
+    connection: Connection, store_id: StoreId, conversation_id: ConversationId, user_id: UserId, title: str
+) -> None:
+    """Have a conversation, which is locked, found by a title that no user gave it."""
+    found = _marked(mark(store_id, user_id), title)
+    await connection.execute(_WORDS, [store_id], [conversation_id], [0], [found])
+
+
+async def _store(connection: Connection, read: Sequence[_Read]) -> int:
+    """Write what can be found of those conversations that are as they were; returns how many these are."""
+    seen = ("store_id", "conversation_id", "user_id", "searched_number", "title", "model_title")
+    locked = {_key(r) for r in await connection.fetch(_LOCK, *([each.due[name] for each in read] for name in seen))}
+    taken = [each for each in read if _key(each.due) in locked]
+    # An empty title takes the place of the one before.
+    new = [(each, number, text) for each in taken for number, text in each.words.items() if text or number == 0]
+    found = [(*_key(each.due), number, text) for each, number, text in new]
+    if found:
+        await connection.execute(_WORDS, *map(list, zip(*found, strict=True)))
+    if taken:
+        reached = [(*_key(each.due), each.searched_number) for each in taken]
+        await connection.execute(_TAKEN, *map(list, zip(*reached, strict=True)))
+    return len(taken)
+
+
+def _key(record: Any) -> _Key:
+    return record["store_id"], record["conversation_id"]
+
+
+def _marked(owner: str, text: str) -> str:
+    return " ".join(f"{owner}{word}" for word in words(text))

@@ -1,0 +1,133 @@
+"""The titles that models make, in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from operator import itemgetter
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Database, DatabaseAdapter
+from pawl.chassis.db.rows import read_each
+from pawl.chassis.ids import ConversationId, StoreId
+from pawl.job_store.conversations.store.search_index import put_title
+from pawl.job_store.ledger.rules.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, said_title
+from pawl.job_store.ledger.rules.usage import Quota, UsageKey, Used, day_of
+from pawl.job_store.ledger.store import usage
+from pawl.job_store.ledger.store.columns import joined
+from pawl.values import RunState, TitleTask
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+# One that was given often enough, or is nobody's any more, is given to nobody; nor is one whose user has had an answer
+# before models were asked for titles; compared so that not all runs of the user are read.
+_CLAIM: Final = f"""
+WITH due AS MATERIALIZED (
+    SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()
+    ORDER BY title_at LIMIT $1 FOR UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE job_store.conversations AS c SET title_attempts = c.title_attempts + 1,
+        title_at = CASE WHEN c.title_attempts < $2 AND c.user_id <> '' AND NOT EXISTS (
+            SELECT FROM job_store.runs AS before JOIN job_store.runs AS own USING (store_id, conversation_id)
+            WHERE before.store_id = c.store_id AND before.conversation_id = c.conversation_id
+            AND before.user_id IS NOT DISTINCT FROM c.user_id
+            AND before.state = {RunState.COMPLETED.value} AND NOT before.imported
+            AND own.run_id = c.title_run_id AND before.end_time < own.end_time
+        ) THEN now() + $3::interval END
+    FROM due WHERE c.store_id = due.store_id AND c.conversation_id = due.conversation_id
+    RETURNING c.store_id, c.conversation_id, c.title_attempts, c.title_at, c.title_run_id
+)
+SELECT c.store_id, c.conversation_id, c.title_attempts AS attempt, asked.body AS asked, answered.body AS answered,
+    r.agent_name
+FROM claimed AS c JOIN job_store.runs AS r ON r.store_id = c.store_id AND r.run_id = c.title_run_id
+CROSS JOIN LATERAL (
+    SELECT m.body FROM job_store.messages AS m
+    WHERE m.store_id = c.store_id AND m.conversation_id = c.conversation_id AND m.run_id = c.title_run_id
+    ORDER BY m.number LIMIT 1
+) AS asked CROSS JOIN LATERAL (
+    SELECT m.body FROM job_store.messages AS m
+    WHERE m.store_id = c.store_id AND m.conversation_id = c.conversation_id AND m.run_id = c.title_run_id
+    ORDER BY m.number DESC LIMIT 1
+) AS answered
+WHERE c.title_at IS NOT NULL
+"""
+_SET: Final = """
+UPDATE job_store.conversations SET model_title = $4,
+    title_at = CASE WHEN $4 = '' AND title_attempts < $5 THEN now() + $6::interval END
+WHERE store_id = $1 AND conversation_id = $2 AND title_attempts = $3 AND title_at IS NOT NULL AND user_id <> ''
+RETURNING user_id, title
+"""
+_RUN: Final = """
+SELECT r.user_id, r.agent_name, now() AS time FROM job_store.conversations AS c
+CROSS JOIN LATERAL (
+    SELECT user_id, agent_name FROM job_store.runs WHERE store_id = c.store_id AND run_id = c.title_run_id OFFSET 0
+) AS r
+WHERE c.store_id = $1 AND c.conversation_id = $2 AND r.user_id <> ''
+"""
+_PUT_OFF: Final = """
+UPDATE job_store.conversations SET title_at = $4, title_attempts = title_attempts - 1
+WHERE store_id = $1 AND conversation_id = $2 AND title_attempts = $3 AND title_at IS NOT NULL
+"""
+_LEASE: Final = timedelta(minutes=2)
+_PAUSE: Final = timedelta(minutes=1)
+
+
+class PostgresTitles(DatabaseAdapter):
+    """Keeps the titles that models make.
+
+    `said` reads the body of a message, `quota` the budget of an agent.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        said: Callable[[bytes], Said],
+        quota: Callable[[StoreId, str], Awaitable[Quota]],
+    ) -> None:
+        super().__init__(database)
+        self._said = said
+        self._quota = quota
+
+    async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
+        """Give conversations whose titles are to be made, and to nobody else for two minutes."""
+        records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
+        read = read_each("title", records, lambda each: (each, self._task(each)), itemgetter("conversation_id"))
+        tasks = []
+        for record, task in read:
+            quota = await self._quota(record["store_id"], record["agent_name"])
+            if quota.is_used_up:
+                place = record["store_id"], record["conversation_id"]
+                await self._database.execute(_PUT_OFF, *place, record["attempt"], quota.day_end_time)
+            else:
+                tasks.append(task)
+        return tasks
+
+    def _task(self, record: Record) -> TitleTask:
+        asked, answered = self._said(record["asked"]), self._said(record["answered"])
+        return TitleTask(
+            store_id=record["store_id"],
+            conversation_id=record["conversation_id"],
+            attempt=record["attempt"],
+            model=answered.model,
+            user_text=asked.text[:TEXT_CHARACTERS_MAX],
+            answer_text=answered.text[:TEXT_CHARACTERS_MAX],
+        )
+
+    async def put(
+        self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
+    ) -> None:
+        """Keep the title in what a model has said, unless it is not waited for any more; count what that cost."""
+        title = said_title(text)
+        place = store_id, conversation_id
+        async with self._database.transaction() as connection:
+            kept = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)
+            if kept is not None and title and not kept["title"]:
+                await put_title(connection, store_id, conversation_id, kept["user_id"], title)
+            run = await connection.fetchrow(_RUN, *place)
+            if run is not None and used != Used():
+                key = UsageKey(store_id, run["agent_name"], day_of(run["time"]), run["user_id"])
+                statement, arguments = joined([usage.addition([(key, used)])])
+                await connection.execute(statement, *arguments)

@@ -1,0 +1,194 @@
+"""Erasing conversations: begun by their users, done by a sweep of any replica, told by a receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from pawl.chassis.ids import CommandId, IdSource, StoreId
+from pawl.chassis.process import logs, tasks
+from pawl.errors import ConversationErased, PawlError
+from pawl.job_store.erasure.log import JetStreamErasures
+from pawl.job_store.erasure.rules import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, ItemPart, LeftCall, Part
+from pawl.job_store.erasure.store.erasures import PostgresErasures
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.reading import ConversationReads, Page
+from pawl.job_store.ledger.rules.command import Cancel, Send
+from pawl.values import RunState, StopCause
+
+T = TypeVar("T")
+
+_SWEEP_SECONDS: Final = 2.0
+_ERASURES_MAX: Final = 1000
+_RUNS_MAX: Final = 200
+_ROWS_MAX: Final = 500
+_ITEMS_MAX: Final = 1000
+# Each time the life cycle of all of a store is read, for all that was erased since the last time. This is the pause
+# after it, in times of how long it took.
+_PURGE_PAUSE: Final = 9.0
+# What was written to the log so lately may be lost by a crash of it.
+_UNSURE_SECONDS: Final = 3600.0
+
+_log = logs.get_logger(__name__)
+
+
+class Erasing:
+    """Erases conversations. Without a `log` there is nothing to purge, and no list. `cancel` is what owners read."""
+
+    def __init__(
+        self,
+        erasures: PostgresErasures,
+        log: JetStreamErasures | None,
+        group_commit: GroupCommit,
+        conversations: ConversationReads,
+        ids: IdSource,
+        *,
+        monotonic: Callable[[], float],
+        cancel: bytes,
+    ) -> None:
+        self._erasures = erasures
+        self._log = log
+        self._group_commit = group_commit
+        self._conversations = conversations
+        self._ids = ids
+        self._monotonic = monotonic
+        self._purge_at = 0.0
+        self._cancel = cancel
+        self._begun = asyncio.Event()
+
+    async def erase(self, key: ErasureKey) -> ErasureReceipt:
+        """Begin to erase a conversation, if that was not done before, and return how far it is.
+
+        Raises:
+            ConversationNotFound: there is none for this user, or it has been gone for as long as any is kept.
+        """
+        with suppress(ConversationErased):
+            await self._conversations.by_id(key.store_id, key.user_id, key.conversation_id)
+            await self._erasures.begin(key)
+            self._begun.set()
+        return await self._erasures.receipt(key)
+
+    async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[LeftCall]:
+        """Return calls that had begun; see `Erasures.left`."""
+        return await self._erasures.left(key, after=after, rows_max=rows_max)
+
+    async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
+        """Yield the ids of what a part has to forget now; the last of each conversation has no more after it."""
+        async for erasure in self._open([part], without=FIRST):
+            async for items in self._items(erasure.key):
+                yield erasure.key, items
+
+    async def confirm(self, key: ErasureKey, part: Part) -> None:
+        """Take a part for done that a service has done."""
+        await self._erasures.done(key, part)
+
+    async def run(self) -> None:
+        """Erase what is to be erased, every two seconds and when something has begun."""
+        while True:
+            tasks.check_cancelled()
+            self._begun.clear()
+            await self.sweep()
+            await tasks.within(_SWEEP_SECONDS, self._begun.wait())
+
+    async def sweep(self) -> None:
+        """Go as far as that is possible now. What cannot be erased keeps nothing else from going."""
+        if self._log is not None:
+            await self._attempt(self._apply_log(self._log), "log")
+        await self._attempt(self._sweep_open(), "open")
+
+    async def _sweep_open(self) -> None:
+        purged: dict[StoreId, list[Erasure]] = defaultdict(list)
+        async for erasure in self._open(OWN, without=()):
+            for part in erasure.next_parts:
+                if part is Part.STREAM:
+                    purged[erasure.key.store_id].append(erasure)
+                else:
+                    await self._attempt(self._do(erasure.key, part), part.value)
+        began = self._monotonic()
+        if began < self._purge_at:
+            return
+        for store_id, each in purged.items():
+            await self._attempt(self._purge(store_id, each), Part.STREAM.value)
+        now = self._monotonic()
+        self._purge_at = now + (now - began) * _PURGE_PAUSE
+
+    async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
+        """Yield all of them, page by page: those with which nothing can be done keep none from its turn."""
+        last: Erasure | None = None
+        while page := await self._erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
+            for erasure in page:
+                yield erasure
+            last = page[-1]
+
+    async def _attempt(self, step: Awaitable[T], name: str) -> T | None:
+        try:
+            return await step
+        except PawlError as error:
+            _log.info("erasing.postponed", step=name, reason=error.reason)
+        except Exception:  # noqa: BLE001  # the next sweep tries it again
+            _log.exception("erasing.failed", step=name)
+        return None
+
+    async def _do(self, key: ErasureKey, part: Part) -> None:
+        match part:
+            case Part.RUNS:
+                await self._end_runs(key)
+            case Part.LEDGER:
+                while await self._erasures.remove(key, rows_max=_ROWS_MAX):
+                    tasks.check_cancelled()
+                self._begun.set()
+            case Part.LOG:
+                if self._log is not None:
+                    await self._log.write(key)
+                await self._erasures.done(key, part)
+            case Part.STREAM | Part.TOOL_REGISTRY | Part.NOTIFIER:
+                return
+
+    async def _end_runs(self, key: ErasureKey) -> None:
+        if await self._erasures.end_runs(key):
+            self._begun.set()  # There is more to do, and perhaps there are conversations below it.
+            return
+        for run in await self._erasures.open_runs(key, runs_max=_RUNS_MAX):
+            if run.state is RunState.CANCELLING:
+                continue
+            cancel = Send(
+                run=run.key,
+                user_id=run.user_id,
+                command_id=CommandId(self._ids.new("cmd")),
+                fingerprint=b"",
+                command=Cancel(cause=StopCause.USER),
+                payload=self._cancel,
+            )
+            await self._group_commit.run(cancel, size_bytes=len(self._cancel), store_id=key.store_id)
+
+    async def _purge(self, store_id: StoreId, erasures: Sequence[Erasure]) -> None:
+        """Remove the life cycle of all of them: the stream is read once."""
+        run_ids = set[str]()
+        for erasure in erasures:
+            async for items in self._items(erasure.key):
+                run_ids.update(items.run_ids)
+        if self._log is not None and run_ids:
+            await self._log.purge(store_id, run_ids)
+        for erasure in erasures:
+            await self._erasures.done(erasure.key, Part.STREAM)
+
+    async def _apply_log(self, log: JetStreamErasures) -> None:
+        """Erase again what was erased before and is there, as after a restore; list again what the list has lost."""
+        is_new = await log.open()
+        if is_new is None:
+            return
+        async for conversations in log.read():
+            if count := await self._erasures.begin_again(conversations):
+                _log.warning("erasing.again", conversations=count)
+        await self._erasures.log_again(younger_than_seconds=None if is_new else _UNSURE_SECONDS)
+        log.applied()
+
+    async def _items(self, key: ErasureKey) -> AsyncIterator[ItemPart]:
+        after, has_more = ("", ""), True
+        while has_more:
+            items = await self._erasures.items(key, after=after, items_max=_ITEMS_MAX)
+            after, has_more = items.last, items.has_more
+            yield items

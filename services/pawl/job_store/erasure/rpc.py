@@ -1,0 +1,50 @@
+"""pawl.job.v1.ErasureService: translates, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from pawl.chassis.identity.auth import current_principal
+from pawl.chassis.ids import UserId, check_id
+from pawl.chassis.rpc.kinds import Context
+from pawl.event.v1 import call_pb2
+from pawl.job.v1 import erasure_pb2 as pb
+from pawl.job.v1 import erasure_pb2_grpc
+from pawl.job_store.erasure.erasing import Erasing
+from pawl.job_store.erasure.rules import ErasureKey, part_of
+
+
+class ErasureServicer(erasure_pb2_grpc.ErasureServiceServicer):
+    """Serves the services that have a part in erasures."""
+
+    def __init__(self, erasing: Erasing) -> None:
+        self._erasing = erasing
+
+    async def ListErasures(
+        self, request: pb.ListErasuresRequest, context: Context
+    ) -> AsyncIterator[pb.ListErasuresResponse]:
+        part = part_of(current_principal().credential_id)
+        async for key, items in self._erasing.due(part):
+            yield pb.ListErasuresResponse(
+                store_id=key.store_id,
+                conversation_id=key.conversation_id,
+                run_ids=items.run_ids,
+                call_ids=items.call_ids,
+                last=not items.has_more,
+            )
+
+    async def ConfirmErasure(self, request: pb.ConfirmErasureRequest, context: Context) -> pb.ConfirmErasureResponse:
+        key = ErasureKey(
+            store_id=check_id(request.store_id, "store_id"),
+            conversation_id=check_id(request.conversation_id, "conversation_id"),
+            user_id=UserId(""),
+        )
+        await self._erasing.confirm(key, part_of(current_principal().credential_id))
+        return pb.ConfirmErasureResponse()
+
+
+def call_kind(spec: bytes) -> tuple[int, int]:
+    """Return the execution context and the effect class that the opaque rest of a call says."""
+    call = call_pb2.Call.FromString(spec)
+    # What is imported has begun elsewhere.
+    return (0, 0) if call.imported else (call.context, call.effect_class)

@@ -1,0 +1,362 @@
+"""Erasing conversations in PostgreSQL, in steps that each leave something that the next one goes on with.
+
+A conversation is nobody's from the first step on, as one that retention takes: whatever has not seen that yet finds it
+changed when it locks it. Locks are taken in the order of the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, TypeAlias
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection, Database, DatabaseAdapter, affected
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.errors import ConversationNotFound
+from pawl.job_store.erasure.rules import (
+    Erasure,
+    ErasureKey,
+    ErasureReceipt,
+    ItemPart,
+    LeftCall,
+    OpenRun,
+    Part,
+    has_left,
+)
+from pawl.job_store.erasure.store import retention
+from pawl.job_store.ledger.reading import Page
+from pawl.job_store.lifecycle import store as outbox
+from pawl.values import CallState, RunState
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+CallKind: TypeAlias = Callable[[bytes], tuple[int, int]]
+"""The execution context and the effect class of a call, by its spec."""
+
+_MARKED: Final = """
+user_id = '', key_hash = NULL, title = '', made_title = '', model_title = '', title_at = NULL, title_run_id = '',
+labels = '', archived = false, erase_time = now(),
+update_time = now(),
+searched_title = '', searched_number = c.last_number, erase_user_id = c.user_id, erase_parts = $1,
+past_number = 0, sharing = 1
+"""
+_ALL_PARTS: Final = list(Part)
+_BEGIN: Final = f"""
+UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = c.conversation_id
+WHERE store_id = $2 AND conversation_id = $3 AND user_id = $4 RETURNING c.store_id, c.conversation_id
+"""
+_BEGIN_AGAIN: Final = f"""
+UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = c.conversation_id
+FROM unnest($2::text[], $3::text[]) AS k (store_id, conversation_id)
+WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND c.user_id <> ''
+RETURNING c.store_id, c.conversation_id
+"""
+# With it go the conversations of agents that have done calls of it.
+_BEGIN_BELOW: Final = f"""
+UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
+WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> '' AND user_id <> ''
+RETURNING c.store_id, c.conversation_id
+"""
+# Whoever forks one of these forks locks what it shows, too, and has come before or finds no title. Forks that retention
+# has removed lead to none of theirs any more, so all that show it are meant.
+_TITLES_OF_SHOWING: Final = """
+WITH showing AS MATERIALIZED (
+    SELECT c.store_id, c.conversation_id FROM (
+        SELECT DISTINCT s.store_id, s.conversation_id FROM job_store.conversation_segments AS s
+        JOIN unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+        ON s.store_id = k.store_id AND s.source_conversation_id = k.conversation_id
+    ) AS f JOIN job_store.conversations AS c USING (store_id, conversation_id)
+    WHERE c.made_title <> ''
+    ORDER BY c.store_id, c.conversation_id FOR UPDATE OF c
+)
+UPDATE job_store.conversations AS c SET made_title = '' FROM showing AS s
+WHERE c.store_id = s.store_id AND c.conversation_id = s.conversation_id
+"""
+# In every fork its part of the past is empty from now on, and it has none itself.
+_EMPTY_SEGMENTS: Final = """
+UPDATE job_store.conversation_segments AS s SET source_conversation_id = ''
+FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+WHERE s.store_id = k.store_id AND s.source_conversation_id = k.conversation_id
+"""
+_REMOVE_SEGMENTS: Final = """
+DELETE FROM job_store.conversation_segments AS s USING unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+WHERE s.store_id = k.store_id AND s.conversation_id = k.conversation_id
+"""
+# Forks have the title of what they were made of until they get one.
+_FORK_TITLES: Final = """
+WITH RECURSIVE forks AS (
+    SELECT conversation_id FROM job_store.conversations
+    WHERE store_id = $1 AND user_id = $3 AND fork_of <> '' AND fork_of = $2
+    UNION
+    SELECT c.conversation_id FROM forks AS f CROSS JOIN LATERAL (
+        SELECT conversation_id FROM job_store.conversations
+        WHERE store_id = $1 AND user_id = $3 AND fork_of <> '' AND fork_of = f.conversation_id OFFSET 0
+    ) AS c
+)
+UPDATE job_store.conversations AS c SET made_title = ''
+FROM (SELECT DISTINCT $1::text AS store_id, conversation_id FROM forks) AS f
+WHERE c.store_id = f.store_id AND c.conversation_id = f.conversation_id AND c.made_title <> ''
+"""
+# The conversation for which one is erased, for the user of that: below it there may be those of writers.
+_ROOT: Final = """
+SELECT k.erase_root FROM job_store.conversations AS k
+WHERE k.store_id = $1 AND k.conversation_id = $2 AND k.erase_user_id <> '' AND $3 = coalesce((
+    SELECT r.erase_user_id FROM job_store.conversations AS r
+    WHERE r.store_id = k.store_id AND r.conversation_id = k.erase_root
+), k.erase_user_id)
+"""
+_RECEIPT: Final = f"""
+SELECT min(c.erase_time) AS erase_time, max(c.erase_end_time) AS end_time,
+    array_agg(DISTINCT p.part) FILTER (WHERE p.part IS NOT NULL) AS parts
+FROM job_store.conversations AS c LEFT JOIN LATERAL unnest(c.erase_parts) AS p (part) ON true
+WHERE c.store_id = $1 AND c.erase_root <> '' AND c.erase_root = ({_ROOT})
+"""
+_LEFT: Final = f"""
+SELECT i.run_id, i.call_id, i.tool_name, i.effect_class, i.state, i.start_time
+FROM job_store.conversations AS c JOIN job_store.erased_items AS i USING (store_id, conversation_id)
+WHERE c.store_id = $1 AND i.has_left AND (i.run_id, i.call_id) > ($4, $5)
+AND c.erase_root <> '' AND c.erase_root = ({_ROOT})
+ORDER BY i.run_id, i.call_id LIMIT $6
+"""
+_KEY: Final = "store_id, conversation_id, erase_user_id"
+_OPEN: Final = f"""
+SELECT {_KEY}, erase_time, erase_parts FROM job_store.conversations
+WHERE erase_parts <> '{{}}' AND erase_parts && $1::text[] AND NOT erase_parts && $2::text[]
+AND (erase_time, store_id, conversation_id) > (coalesce($3::timestamptz, '-infinity'), $4, $5)
+ORDER BY erase_time, store_id, conversation_id LIMIT $6
+"""
+_OPEN_RUNS: Final = f"""
+SELECT run_id, user_id, state FROM (
+    SELECT run_id, user_id, state FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2 OFFSET 0
+) AS r
+WHERE state < {RunState.COMPLETED.value} LIMIT $3
+"""
+_LOCK: Final = """
+SELECT erase_root FROM job_store.conversations
+WHERE store_id = $1 AND conversation_id = $2 AND $3 = ANY (erase_parts) FOR UPDATE
+"""
+_DONE: Final = """
+UPDATE job_store.conversations SET erase_parts = array_remove(erase_parts, $3),
+    erase_end_time = CASE WHEN erase_parts = ARRAY[$3]::text[] THEN coalesce(erase_end_time, now()) END
+WHERE store_id = $1 AND conversation_id = $2 AND $3 = ANY (erase_parts)
+RETURNING erase_parts = '{}'
+"""
+_FORGET_IDS: Final = """
+DELETE FROM job_store.erased_items WHERE store_id = $1 AND conversation_id = $2 AND NOT has_left
+"""
+_RUNS: Final = """
+SELECT store_id, run_id, user_id, trimmed_rounds FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2
+ORDER BY run_id LIMIT $3 FOR UPDATE
+"""
+# The request is known as one that was there; nothing of it can be guessed.
+_REQUESTS: Final = """
+UPDATE job_store.requests SET fingerprint = ''
+WHERE store_id = $1 AND user_id = ANY ($2::text[]) AND (run_id = ANY ($3::text[]) OR conversation_id = $4)
+AND fingerprint <> ''
+"""
+_ADD_RUNS: Final = """
+INSERT INTO job_store.erased_items
+    (store_id, conversation_id, run_id, call_id, tool_name, effect_class, state, has_left)
+SELECT $1, $2, run_id, '', '', 0, 0, false FROM unnest($3::text[]) AS k (run_id) ON CONFLICT DO NOTHING
+"""
+_CALLS: Final = """
+SELECT run_id, call_id, tool_name, spec, state, start_time FROM job_store.calls
+WHERE store_id = $1 AND run_id = ANY ($2::text[]) LIMIT $3
+"""
+_ADD_CALLS: Final = """
+INSERT INTO job_store.erased_items
+    (store_id, conversation_id, run_id, call_id, tool_name, effect_class, state, start_time, has_left)
+SELECT $1, $2, * FROM unnest(
+    $3::text[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::timestamptz[], $9::boolean[]
+) ON CONFLICT DO NOTHING
+"""
+# What is not kept of a job was like its last calls: one item stands for all of it.
+_ADD_TRIMMED: Final = """
+UPDATE job_store.erased_items AS i SET has_left = true, tool_name = last.tool_name,
+    effect_class = last.effect_class, state = last.state
+FROM (
+    SELECT DISTINCT ON (run_id) * FROM job_store.erased_items
+    WHERE store_id = $1 AND conversation_id = $2 AND run_id = ANY ($3::text[]) AND call_id <> '' AND has_left
+    ORDER BY run_id, start_time DESC
+) AS last
+WHERE i.store_id = $1 AND i.conversation_id = $2 AND i.run_id = last.run_id AND i.call_id = '' AND NOT i.has_left
+"""
+_REMOVE_CALLS: Final = "DELETE FROM job_store.calls WHERE store_id = $1 AND call_id = ANY ($2::text[])"
+# Nothing is left to be searched.
+_EMPTIED: Final = """
+UPDATE job_store.conversations SET searched_number = last_number WHERE store_id = $1 AND conversation_id = $2
+"""
+_ITEMS: Final = """
+SELECT run_id, call_id FROM job_store.erased_items
+WHERE store_id = $1 AND conversation_id = $2 AND (run_id, call_id) > ($3, $4) ORDER BY run_id, call_id LIMIT $5
+"""
+_LOG_AGAIN: Final = f"""
+UPDATE job_store.conversations SET erase_parts = erase_parts || '{Part.LOG.value}'::text
+WHERE erase_root <> '' AND NOT '{Part.LOG.value}' = ANY (erase_parts)
+AND ($1::float8 IS NULL OR erase_time > now() - make_interval(secs => $1))
+"""
+_RUNS_AT_ONCE_MAX: Final = 50
+
+
+class PostgresErasures(DatabaseAdapter):
+    """Conversations that are being erased, or were. Each step is durable when it returns, and may be made again."""
+
+    def __init__(self, database: Database, kind_of: CallKind) -> None:
+        super().__init__(database)
+        self._kind_of = kind_of
+
+    async def begin(self, key: ErasureKey) -> None:
+        """Take a conversation from its user, with all parts still to be done; nothing if it is not that user's."""
+        async with self._database.transaction() as connection:
+            await _mark(connection, _BEGIN, key.store_id, key.conversation_id, key.user_id)
+
+    async def begin_again(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
+        """Do so with those that are somebody's, as of a database that was restored; returns how many."""
+        stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
+        async with self._database.transaction() as connection:
+            return await _mark(connection, _BEGIN_AGAIN, stores, ids)
+
+    async def log_again(self, *, younger_than_seconds: float | None) -> int:
+        """Have those be written to the log again that were begun so lately, or all; returns how many."""
+        return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
+
+    async def receipt(self, key: ErasureKey) -> ErasureReceipt:
+        """Return how far a conversation is erased.
+
+        Raises:
+            ConversationNotFound: it is not being erased, or was not that user's.
+        """
+        record = await self._database.fetchrow(_RECEIPT, key.store_id, key.conversation_id, key.user_id)
+        if record is None or record["erase_time"] is None:
+            raise ConversationNotFound
+        parts = set(record["parts"] or ())
+        return ErasureReceipt(
+            conversation_id=key.conversation_id,
+            erase_time=record["erase_time"],
+            end_time=None if parts else record["end_time"],
+            waits_for=tuple(part.value for part in Part if part in parts),
+        )
+
+    async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[LeftCall]:
+        """Return calls that had begun, by run and call, from the one after `after` on."""
+        arguments = (key.store_id, key.conversation_id, key.user_id, *after, rows_max + 1)
+        rows = [_left(record) for record in await self._database.fetch(_LEFT, *arguments)]
+        return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
+
+    async def open(
+        self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
+    ) -> Sequence[Erasure]:
+        """Return the oldest erasures of which one of `parts` is to be done, and none of `without`, after another."""
+        place = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
+        arguments = (list(parts), list(without), *place, rows_max)
+        return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
+
+    async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[OpenRun]:
+        """Return runs of a conversation that have not ended."""
+        return [
+            OpenRun(
+                key=RunKey(key.store_id, RunId(record["run_id"])),
+                user_id=UserId(record["user_id"]),
+                state=RunState(record["state"]),
+            )
+            for record in await self._database.fetch(_OPEN_RUNS, key.store_id, key.conversation_id, runs_max)
+        ]
+
+    async def end_runs(self, key: ErasureKey) -> bool:
+        """Take RUNS for done if no run is open, and begin with the conversations below it; whether that was so."""
+        place = (key.store_id, key.conversation_id)
+        async with self._database.transaction() as connection:
+            root = await connection.fetchval(_LOCK, *place, Part.RUNS)
+            if root is None or await connection.fetch(_OPEN_RUNS, *place, 1):
+                return False
+            await _mark(connection, _BEGIN_BELOW, *place, root)
+            await _done(connection, key, Part.RUNS)
+        return True
+
+    async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
+        """Remove what the ledger has, about `rows_max` rows of each kind; 0, with LEDGER done, once nothing is left."""
+        place = (key.store_id, key.conversation_id)
+        async with self._database.transaction() as connection:
+            if await connection.fetchval(_LOCK, *place, Part.LEDGER) is None:
+                return 0
+            records = await connection.fetch(_RUNS, *place, _RUNS_AT_ONCE_MAX)
+            removed = await self._remove_runs(connection, key, records, rows_max=rows_max) if records else 0
+            if removed:
+                return removed
+            for statement in retention.OF_CONVERSATIONS:
+                removed += await retention.deleted(connection, statement, [place[0]], [place[1]], rows_max)
+            if not removed:
+                await connection.execute(_REQUESTS, key.store_id, [key.user_id], [], key.conversation_id)
+                await connection.execute(_EMPTIED, *place)
+                await connection.execute(_FORK_TITLES, *place, key.user_id)
+                await _done(connection, key, Part.LEDGER)
+        return removed
+
+    async def _remove_runs(
+        self, connection: Connection, key: ErasureKey, records: Sequence[Record], *, rows_max: int
+    ) -> int:
+        runs = retention.columns(records)
+        users = {key.user_id, *(record["user_id"] for record in records)} - {""}
+        await connection.execute(_REQUESTS, key.store_id, list(users), runs[1], key.conversation_id)
+        await retention.hide(connection, runs)
+        await outbox.keep_relay_out(connection)
+        await connection.execute(_ADD_RUNS, key.store_id, key.conversation_id, runs[1])
+        calls = await connection.fetch(_CALLS, key.store_id, runs[1], rows_max)
+        if calls:
+            await connection.execute(
+                _ADD_CALLS, key.store_id, key.conversation_id, *map(list, zip(*map(self._item, calls), strict=True))
+            )
+            trimmed = [record["run_id"] for record in records if record["trimmed_rounds"]]
+            await connection.execute(_ADD_TRIMMED, key.store_id, key.conversation_id, trimmed)
+            await connection.execute(_REMOVE_CALLS, key.store_id, [call["call_id"] for call in calls])
+            return len(calls)
+        return await retention.remove_runs(connection, runs, rows_max=rows_max)
+
+    def _item(self, call: Record) -> tuple[Any, ...]:
+        """Return what is kept of a call. The name of a tool that ran is one of the catalog; no other is kept."""
+        context, effect_class = self._kind_of(call["spec"])
+        left = has_left(CallState(call["state"]), context=context, has_begun=call["start_time"] is not None)
+        tool_name = call["tool_name"].decode() if left else ""
+        return call["run_id"], call["call_id"], tool_name, effect_class, call["state"], call["start_time"], left
+
+    async def done(self, key: ErasureKey, part: Part) -> None:
+        """Take a part for done."""
+        async with self._database.transaction() as connection:
+            await _done(connection, key, part)
+
+    async def items(self, key: ErasureKey, *, after: tuple[str, str], items_max: int) -> ItemPart:
+        """Return ids of runs and calls, in order, from the one after `after` on."""
+        records = await self._database.fetch(_ITEMS, key.store_id, key.conversation_id, *after, items_max + 1)
+        taken = records[:items_max]
+        return ItemPart(
+            run_ids=[record["run_id"] for record in taken if not record["call_id"]],
+            call_ids=[record["call_id"] for record in taken if record["call_id"]],
+            last=(taken[-1]["run_id"], taken[-1]["call_id"]) if taken else after,
+            has_more=len(records) > items_max,
+        )
+
+
+async def _mark(connection: Connection, statement: str, *arguments: Any) -> int:
+    """Take conversations from their users, and from the forks that show them; returns how many."""
+    marked = retention.columns(await connection.fetch(statement, _ALL_PARTS, *arguments))
+    for each in (_TITLES_OF_SHOWING, _EMPTY_SEGMENTS, _REMOVE_SEGMENTS):
+        await connection.execute(each, *marked)
+    return len(marked[0])
+
+
+async def _done(connection: Connection, key: ErasureKey, part: Part) -> None:
+    if await connection.fetchval(_DONE, key.store_id, key.conversation_id, part):
+        await connection.execute(_FORGET_IDS, key.store_id, key.conversation_id)
+
+
+def _erasure(record: Record) -> Erasure:
+    key = ErasureKey(
+        store_id=record["store_id"], conversation_id=record["conversation_id"], user_id=record["erase_user_id"]
+    )
+    return Erasure(key=key, erase_time=record["erase_time"], parts=tuple(map(Part, record["erase_parts"])))
+
+
+def _left(record: Record) -> LeftCall:
+    return LeftCall(**dict(record) | {"state": CallState(record["state"])})

@@ -1,0 +1,345 @@
+"""Removal of what is old from PostgreSQL, a little at a time: no transaction grows with what one user has gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from pawl.chassis.db.database import Connection, Database, DatabaseAdapter, affected
+from pawl.job_store.ledger.rules.usage import DAYS_MAX
+from pawl.job_store.ledger.store import tables
+from pawl.job_store.ledger.store.columns import joined
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_OLD_REQUESTS: Final = """
+DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
+    SELECT store_id, user_id, request_id FROM job_store.requests
+    WHERE create_time < now() - make_interval(secs => $1) ORDER BY create_time LIMIT $2
+)
+"""
+_OLD_USAGE: Final = """
+DELETE FROM job_store.usage_days WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM job_store.usage_days WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer LIMIT $2
+))
+"""
+_OLD_UNSENT: Final = """
+DELETE FROM job_store.outbox WHERE id IN (
+    SELECT id FROM job_store.outbox WHERE "time" < now() - make_interval(secs => $1) ORDER BY id LIMIT $2
+)
+"""
+_OLD_SENT: Final = """
+DELETE FROM job_store.sent WHERE id IN (
+    SELECT id FROM job_store.sent WHERE sent_time < now() - make_interval(secs => $1) ORDER BY sent_time LIMIT $2
+)
+"""
+_OLD_KEYS: Final = """
+DELETE FROM job_store.api_keys WHERE key_id IN (
+    SELECT key_id FROM job_store.api_keys WHERE least(revoke_time, expire_time) < now() - make_interval(secs => $1)
+    ORDER BY least(revoke_time, expire_time) LIMIT $2
+)
+"""
+_OLD_TRIGGER_EVENTS: Final = """
+DELETE FROM job_store.trigger_events WHERE (store_id, trigger_id, event_id) IN (
+    SELECT store_id, trigger_id, event_id FROM job_store.trigger_events
+    WHERE fire_time < now() - make_interval(secs => $1) AND outcome <> 2 ORDER BY fire_time LIMIT $2
+)
+"""
+# Those in which nothing waits and nothing goes on. Locked by their triggers, as by whoever fires these.
+_OLD_LANES: Final = """
+WITH old AS MATERIALIZED (
+    SELECT l.store_id, l.trigger_id, l.lane
+    FROM job_store.trigger_lanes AS l JOIN job_store.triggers AS t USING (store_id, trigger_id)
+    WHERE l.update_time < now() - make_interval(secs => $1) AND l.event_id = '' AND coalesce((
+        SELECT r.state FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id
+    ) >= 10, true)
+    ORDER BY l.update_time LIMIT $2 FOR UPDATE OF t, l SKIP LOCKED
+)
+DELETE FROM job_store.trigger_lanes AS l USING old
+WHERE l.store_id = old.store_id AND l.trigger_id = old.trigger_id AND l.lane = old.lane
+"""
+# The events of a run whose end is still in the outbox have not all been sent.
+_TRIM: Final = """
+WITH old AS MATERIALIZED (
+    SELECT store_id, run_id, end_time, last_seq FROM job_store.runs AS r
+    WHERE trimmed_seq = 0 AND end_time < now() - make_interval(secs => $1) AND last_seq > 1
+    AND NOT EXISTS (SELECT FROM job_store.outbox AS o WHERE o.store_id = r.store_id AND o.run_id = r.run_id)
+    ORDER BY end_time LIMIT $3 FOR UPDATE SKIP LOCKED
+), part AS MATERIALIZED (
+    SELECT store_id, run_id, last_seq FROM (
+        SELECT *, sum(last_seq) OVER (ORDER BY end_time, store_id, run_id) - last_seq AS events_before FROM old
+    ) AS counted WHERE events_before < $2
+), trimmed AS (
+    DELETE FROM job_store.events AS e USING part AS p
+    WHERE e.store_id = p.store_id AND e.run_id = p.run_id AND e.seq < p.last_seq
+), forgotten AS (
+    DELETE FROM job_store.commands AS c USING part AS p WHERE c.store_id = p.store_id AND c.run_id = p.run_id
+)
+UPDATE job_store.runs AS r SET trimmed_seq = p.last_seq - 1 FROM part AS p
+WHERE r.store_id = p.store_id AND r.run_id = p.run_id
+"""
+_TRIMMED_RUNS_MAX: Final = 100
+
+_IS_SHOWN: Final = """EXISTS (
+    SELECT FROM job_store.conversation_segments AS s
+    WHERE s.store_id = {} AND s.source_conversation_id = {} AND s.last_number < {} AND s.first_number <= {}
+)"""
+# The longest there first. Its conversation is locked, as by whoever removes conversations. A fork of what precedes the
+# summary shows what that stands for; looked for again once it is locked, as below. What a writer's summary stands for
+# is told to the runs of the conversation's user, and shown by forks: that one is over with at once.
+_OLD_SUMMARY: Final = f"""
+SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time, c.user_id, m.user_id <> '' AS of_writer
+FROM (
+    SELECT * FROM job_store.messages
+    WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
+    AND NOT {_IS_SHOWN.format("messages.store_id", "messages.conversation_id", "messages.number", "summarised_to")}
+    ORDER BY create_time LIMIT 20
+) AS m JOIN job_store.conversations AS c USING (store_id, conversation_id)
+ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
+"""
+_SHOWN: Final = f"SELECT {_IS_SHOWN.format('$1', '$2', '$3', '$4')}"
+# Those of the conversation's user, or already hidden, that had ended when it was made, and have no message that it
+# does not stand for.
+_SUMMARISED_RUNS: Final = """
+SELECT store_id, run_id FROM job_store.runs
+WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND user_id IN ('', $6)
+AND run_id <> ALL (ARRAY(
+    SELECT DISTINCT run_id FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number > $3
+))
+ORDER BY create_time, run_id LIMIT $5
+"""
+# Other services are told them once the conversation is erased.
+_KEEP_IDS: Final = """
+INSERT INTO job_store.erased_items
+    (store_id, conversation_id, run_id, call_id, tool_name, effect_class, state, has_left)
+SELECT $1, $2, run_id, call_id, '', 0, 0, false FROM (
+    SELECT unnest($3::text[]) AS run_id, '' AS call_id
+    UNION ALL SELECT run_id, call_id FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($3::text[])
+) AS removed ON CONFLICT DO NOTHING
+"""
+_SUMMARISED_MESSAGES: Final = """
+WITH gone AS (
+    DELETE FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number IN (
+        SELECT number FROM job_store.messages
+        WHERE store_id = $1 AND conversation_id = $2 AND number <= $3 AND run_id = ANY ($4)
+        ORDER BY number LIMIT $5
+    ) RETURNING number
+), words AS (
+    DELETE FROM job_store.conversation_words
+    WHERE store_id = $1 AND conversation_id = $2 AND number IN (SELECT number FROM gone)
+)
+SELECT FROM gone
+"""
+_SWEPT: Final = """
+UPDATE job_store.messages SET swept = true WHERE store_id = $1 AND conversation_id = $2 AND number = $3
+"""
+
+# A conversation that a fork shows is kept as long as that. Looked at again once it is locked: whoever forks it locks
+# it, too, and was perhaps there before.
+_HAS_NO_FORK: Final = """NOT EXISTS (
+    SELECT FROM job_store.conversation_segments AS s
+    WHERE s.store_id = c.store_id AND s.source_conversation_id = c.conversation_id
+)"""
+# One that a job is to tell what it comes to is in use, however long that takes.
+_HAS_NO_JOB: Final = """NOT EXISTS (
+    SELECT FROM job_store.runs AS j
+    WHERE j.store_id = c.store_id AND j.reports_to = c.conversation_id AND j.reports_to <> '' AND j.state < 10
+    OFFSET 0
+)"""
+_LOCK_OLD: Final = f"""
+SELECT store_id, conversation_id FROM job_store.conversations AS c
+WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) AND {_HAS_NO_FORK} AND {_HAS_NO_JOB}
+AND erase_parts = '{{}}'
+ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
+"""
+# From now on they are nobody's: they can go in several transactions, and nobody can revive them in between.
+# Their keys are free.
+_OLD_CONVERSATIONS: Final = f"""
+UPDATE job_store.conversations AS c SET user_id = '', key_hash = NULL
+FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND {_HAS_NO_FORK}
+RETURNING c.store_id, c.conversation_id
+"""
+# So are they: nobody sees a part of a run, or undoes it again when the calls that have undone it are gone.
+_HIDDEN: Final = """
+UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
+"""
+_RUNS_OF: Final = """
+SELECT r.store_id, r.run_id FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+CROSS JOIN LATERAL (
+    SELECT store_id, run_id FROM job_store.runs AS t
+    WHERE t.store_id = k.store_id AND t.conversation_id = k.conversation_id LIMIT $3
+) AS r
+LIMIT $3
+"""
+# As whoever trims logs does: else two would wait for each other.
+# Before the runs are locked, as everywhere.
+_TOLD: Final = f"""
+SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c JOIN (
+    SELECT DISTINCT r.store_id, r.reports_to || '' AS conversation_id FROM job_store.runs AS r
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+) AS t USING (store_id, conversation_id) ORDER BY store_id, conversation_id FOR UPDATE OF c
+"""
+_LOCK_RUNS: Final = """
+SELECT FROM job_store.runs AS r JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+ORDER BY store_id, run_id FOR UPDATE OF r
+"""
+
+
+def _removal(table: str, owner: str, rest: str) -> str:
+    """Return a statement that removes up to $3 rows of a table, of those who own them."""
+    return f"""
+    DELETE FROM job_store.{table} AS t USING unnest($1::text[], $2::text[]) AS k (store_id, {owner})
+    CROSS JOIN LATERAL (
+        SELECT {rest} FROM job_store.{table} AS e WHERE e.store_id = k.store_id AND e.{owner} = k.{owner} LIMIT $3
+    ) AS part
+    WHERE t.store_id = k.store_id AND t.{owner} = k.{owner} AND t.{rest} = part.{rest}
+    """
+
+
+_OF_RUNS: Final = tuple(
+    _removal(table, "run_id", rest)
+    for table, rest in (("events", "seq"), ("commands", "command_id"), ("calls", "call_id"))
+)
+OF_CONVERSATIONS: Final = tuple(
+    _removal(table, "conversation_id", "number") for table in ("conversation_words", "messages")
+)
+_RUNS: Final = """
+DELETE FROM job_store.runs AS t USING unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+WHERE t.store_id = k.store_id AND t.run_id = k.run_id
+"""
+_EMPTY: Final = """
+DELETE FROM job_store.conversations AS t USING unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+WHERE t.store_id = k.store_id AND t.conversation_id = k.conversation_id AND t.user_id = '' AND NOT EXISTS (
+    SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.conversation_id = t.conversation_id
+) AND NOT EXISTS (
+    SELECT FROM job_store.messages AS m WHERE m.store_id = t.store_id AND m.conversation_id = t.conversation_id
+)
+"""
+_RUNS_AT_ONCE_MAX: Final = 50
+_CONVERSATIONS_AT_ONCE_MAX: Final = 20
+
+
+class PostgresRetention(DatabaseAdapter):
+    """Removes what is old."""
+
+    async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget request ids; returns how many."""
+        return await deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
+
+    async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget API keys that were revoked or expired so long ago; returns how many."""
+        return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
+
+    async def remove_key_events(self, *, rows_max: int) -> int:
+        """Remove events of API keys that are older than 90 days, and failed logins but the last; returns how many."""
+        count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
+        return count
+
+    async def remove_usage(self, *, rows_max: int) -> int:
+        """Forget what was used more than 400 days ago; returns how many rows."""
+        return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
+
+    async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget events that fired triggers so long ago, and what none has waited for since; returns how many rows."""
+        removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
+        return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
+
+    async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Give up life-cycle events that no stream has taken for so long; returns how many."""
+        return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
+
+    async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget life-cycle events that were sent so long ago: they cannot be sent again; returns how many."""
+        return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
+
+    async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
+        """Remove all commands, and all events but the last one, of runs that ended so long ago; returns how many runs.
+
+        Of one run at least, then as many as have `events_max` events in all. Runs whose life-cycle events
+        the stream does not have yet are left.
+        """
+        return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
+
+    async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Remove runs of conversations in use that a summary has stood for so long; returns how many rows at least.
+
+        With all that they hold, about `rows_max` of each kind at once. They had ended before the summary, and
+        none of their messages is needed any more by the history for the model. 0 means that none is left.
+        """
+        async with self._database.transaction() as connection:
+            summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
+            if summary is None:
+                return 0
+            store_id, conversation_id, number, end, time, user_id, of_writer = summary
+            if await connection.fetchval(_SHOWN, store_id, conversation_id, number, end):
+                return 0
+            which = (store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX, user_id)
+            records = [] if of_writer else await connection.fetch(_SUMMARISED_RUNS, *which)
+            if not records:
+                return await deleted(connection, _SWEPT, store_id, conversation_id, number)
+            runs = columns(records)
+            await hide(connection, runs)
+            await connection.execute(_KEEP_IDS, store_id, conversation_id, runs[1])
+            removed = await deleted(connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max)
+            # Each run is there as long as one of its messages.
+            return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
+
+    async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Remove conversations in which nothing happened for so long, with all that they hold; returns how many rows.
+
+        About `rows_max` of each kind at once. From the first time on they are not there any more for anybody
+        who asks for one of them by its id.
+        """
+        async with self._database.transaction() as connection:
+            locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
+            records = await connection.fetch(_OLD_CONVERSATIONS, *columns(locked)) if locked else []
+            if not records:
+                return 0
+            old = columns(records)
+            runs = columns(await connection.fetch(_RUNS_OF, *old, _RUNS_AT_ONCE_MAX))
+            await hide(connection, runs)
+            removed = await remove_runs(connection, runs, rows_max=rows_max)
+            for statement in OF_CONVERSATIONS:
+                removed += await deleted(connection, statement, *old, _share(rows_max, old))
+            return removed + await deleted(connection, _EMPTY, *old)
+
+
+async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
+    """Take runs from their user, and lock them; what they told as jobs goes with them."""
+    for record in await connection.fetch(_TOLD, *runs):
+        row = tables.conversation(record)
+        changed = replace(row, background=row.background.without(runs[1]))
+        if changed != row:
+            statement, arguments = joined([tables.CONVERSATIONS.update([(row, changed)])])
+            await connection.execute(statement, *arguments)
+    await connection.fetch(_LOCK_RUNS, *runs)
+    await connection.execute(_HIDDEN, *runs)
+
+
+async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
+    """Remove what belongs to some runs, up to about so many rows of each kind, and them once nothing is left of it."""
+    share = _share(rows_max, runs)
+    counts = [await deleted(connection, statement, *runs, share) for statement in _OF_RUNS]
+    if any(count >= share for count in counts):
+        return sum(counts)
+    return sum(counts) + await deleted(connection, _RUNS, *runs)
+
+
+async def deleted(database: Database | Connection, statement: str, *arguments: Any) -> int:
+    """Run a statement; returns how many rows it has removed."""
+    return affected(await database.execute(statement, *arguments))
+
+
+def _share(rows_max: int, owners: Sequence[list[str]]) -> int:
+    """Return how many rows of each owner go at once."""
+    return max(1, rows_max // max(1, len(owners[0])))
+
+
+def columns(records: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Return the first two columns of some records."""
+    return [record[0] for record in records], [record[1] for record in records]

@@ -1,0 +1,178 @@
+"""Governing API keys, and letting the services know them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.identity.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import IdSource, KeyId, UserId
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.errors import InvalidField, KeyNotFound
+from pawl.job_store.keys import rules as keys
+from pawl.job_store.keys.events import EventFilter, KeyEvent, KeyEventKind, NewKey, event_of, visible_store
+from pawl.job_store.keys.rules import Key
+from pawl.job_store.keys.store import PostgresKeyRepository
+
+CHANGES_MAX: Final = 1000
+"""Most keys that one sync returns."""
+
+_log = logs.get_logger(__name__)
+
+
+class KeysExist(Exception):
+    """The deployment has a key already."""
+
+    def __init__(self) -> None:
+        super().__init__("The deployment has a key: make others with it, or revoke it first.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeKey:
+    """A key as made, with its secret; that is empty where the same request had made the key before."""
+
+    key: Key
+    secret: str
+
+
+class Keys:
+    """The use cases of keys; also the KeySource of its own process."""
+
+    def __init__(
+        self,
+        repository: PostgresKeyRepository,
+        clock: Clock,
+        ids: IdSource,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._repository = repository
+        self._clock = clock
+        self._ids = ids
+        self._random_bytes = random_bytes
+
+    async def create(self, governor: Principal, asked: Key, request_id: str = "") -> MadeKey:
+        """Make a key, once for a request id.
+
+        Raises:
+            PermissionDenied: the governor may not make it.
+            InvalidField: it has no meaning, or the store has too many.
+            TooLarge: too many keys of the store have ended and are kept.
+            InvalidId: its store or user cannot exist.
+            RequestIdReused: the request made another key.
+        """
+        key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
+        secret = secret_of(self._random_bytes(SECRET_BYTES))
+        event = event_of(KeyEventKind.KEY_CREATED, key, time=key.create_time, governor=governor)
+        digest = digest_of(secret)
+        new = NewKey(key=key, event=event, digest=digest, request_id=request_id, request_hash=_hash(key))
+        kept = await self._repository.add(new, keys.check_new)
+        if kept.key_id != key.key_id:
+            return MadeKey(key=kept, secret="")
+        _log.info(
+            "key.created",
+            key_id=kept.key_id,
+            key_store=kept.store_id,
+            key_user=kept.user_id,
+            roles=sorted(kept.roles),
+            by=kept.create_user_id,
+            credential=kept.create_credential_id,
+        )
+        return MadeKey(key=kept, secret=secret)
+
+    async def bootstrap(self) -> MadeKey:
+        """Make the first key of the deployment, for whoever has access to the database.
+
+        Raises:
+            KeysExist: there is one.
+        """
+        key = Key(
+            key_id=KeyId(self._ids.new("key")),
+            name="bootstrap",
+            user_id=UserId("deployment"),
+            roles=frozenset({Role.DEPLOYMENT}),
+            create_time=self._now(),
+        )
+        secret = secret_of(self._random_bytes(SECRET_BYTES))
+        event = event_of(KeyEventKind.KEY_BOOTSTRAPPED, key, time=key.create_time)
+        kept = await self._repository.add(NewKey(key=key, event=event, digest=digest_of(secret)), _check_first)
+        _log.info("key.bootstrapped", key_id=kept.key_id)
+        return MadeKey(key=kept, secret=secret)
+
+    async def list(
+        self, governor: Principal, store_id: str, *, include_ended: bool, before: str, keys_max: int
+    ) -> Sequence[Key]:
+        """Return keys of a store that the governor governs, the newest first.
+
+        Raises:
+            PermissionDenied: it is another one's.
+            InvalidId: it cannot exist.
+        """
+        governed = keys.governed_store(governor, store_id)
+        return await self._repository.list(
+            governed, include_ended=include_ended, before=before, keys_max=keys_max, now=self._now()
+        )
+
+    async def revoke(self, governor: Principal, key_id: KeyId) -> Key:
+        """Revoke a key, for good. Idempotent.
+
+        Raises:
+            KeyNotFound: it is none that the governor governs.
+        """
+        key = await self._repository.get(key_id, None if keys.is_deployment(governor) else governor.store_id)
+        if key is None:
+            raise KeyNotFound
+        now = self._now()
+        revoked = keys.revoked(governor, key, now=now)
+        if revoked is key:
+            return key
+        event = event_of(KeyEventKind.KEY_REVOKED, key, time=now, governor=governor)
+        kept = await self._repository.revoke(revoked, event)
+        _log.info("key.revoked", key_id=key_id, by=kept.revoke_user_id, credential=kept.revoke_credential_id)
+        return kept
+
+    async def list_events(
+        self, governor: Principal, wanted: EventFilter, *, before: int, events_max: int
+    ) -> Sequence[KeyEvent]:
+        """Return events that the governor may see, the newest first.
+
+        Raises:
+            PermissionDenied: they are of another store.
+            InvalidId: it cannot exist.
+        """
+        visible = replace(wanted, store_id=visible_store(governor, wanted.store_id or ""))
+        return await self._repository.list_events(visible, before=before, events_max=events_max)
+
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+        """Return the keys that have changed since, and note which were used.
+
+        Raises:
+            InvalidField: it is more than one call may name.
+        """
+        if len(used_key_ids) > USES_MAX:
+            raise InvalidField(f"used_key_ids: at most {USES_MAX}", field="used_key_ids")
+        if used_key_ids:
+            await self._repository.note_uses(used_key_ids)
+        return await self._repository.changes(after_change, keys_max=CHANGES_MAX)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.now(), UTC)
+
+
+def _check_first(_key: Key, live_keys: int, _kept_keys: int) -> None:
+    if live_keys:
+        raise KeysExist
+
+
+def _hash(key: Key) -> bytes:
+    """Return the digest of what was asked for."""
+    asked = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
+    return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()

@@ -1,0 +1,182 @@
+"""API keys in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, Final
+
+import asyncpg
+
+from pawl.chassis.db.database import Database, affected
+from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant
+from pawl.chassis.ids import KeyId, StoreId
+from pawl.errors import RequestIdReused
+from pawl.job_store.keys.events import EventFilter, KeyEvent, KeyEventKind, NewKey
+from pawl.job_store.keys.rules import Key
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_MADE: Final = (
+    "key_id, name, store_id, user_id, roles, decides_for_users, expire_time, create_time, create_user_id,"
+    " create_credential_id, maker_user_ids"
+)
+_COLUMNS: Final = f"{_MADE}, revoke_time, revoke_user_id, revoke_credential_id, last_use_time"
+_LIVE: Final = "revoke_time IS NULL AND (expire_time IS NULL OR expire_time > "
+# Locks the row until the end of the transaction.
+_NEXT_CHANGE: Final = "UPDATE job_store.key_changes SET last_change = last_change + 1 RETURNING last_change"
+_LAST_CHANGE: Final = "SELECT last_change FROM job_store.key_changes"
+_COUNT: Final = f"""
+SELECT count(*) FILTER (WHERE {_LIVE} $2)) AS live, count(*) AS kept FROM job_store.api_keys WHERE store_id = $1
+"""
+_ADD: Final = f"""
+INSERT INTO job_store.api_keys ({_MADE}, digest, change, request_id, request_hash)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+"""
+_BY_REQUEST: Final = f"""
+SELECT {_COLUMNS}, request_hash FROM job_store.api_keys
+WHERE create_credential_id = $1 AND create_user_id = $2 AND request_id = $3 AND request_id <> ''
+"""
+# What belongs to another store is not read: the time would tell that it exists.
+_GET: Final = f"SELECT {_COLUMNS} FROM job_store.api_keys WHERE key_id = $1 AND ($2::text IS NULL OR store_id = $2)"
+_REVOKE: Final = """
+UPDATE job_store.api_keys SET revoke_time = $2, revoke_user_id = $3, revoke_credential_id = $4, change = $5
+WHERE key_id = $1 AND revoke_time IS NULL
+"""
+_LIST: Final = f"""
+SELECT {_COLUMNS} FROM job_store.api_keys
+WHERE store_id = $1 AND ($2 = '' OR key_id < $2) AND ($3 OR ({_LIVE} $4)))
+ORDER BY key_id DESC LIMIT $5
+"""
+_CHANGES: Final = """
+SELECT change, key_id, digest, store_id, user_id, roles, decides_for_users, extract(epoch FROM expire_time)::float8
+    AS expire_time, revoke_time IS NOT NULL AS is_revoked, maker_user_ids
+FROM job_store.api_keys WHERE change > $1 ORDER BY change LIMIT $2
+"""
+# In one order, and of those that nobody else notes now: no two wait for each other.
+_NOTE_USES: Final = """
+UPDATE job_store.api_keys SET last_use_time = now() WHERE key_id IN (
+    SELECT key_id FROM job_store.api_keys
+    WHERE key_id = ANY ($1::text[]) AND (last_use_time IS NULL OR last_use_time < now() - interval '60 seconds')
+    ORDER BY key_id FOR NO KEY UPDATE SKIP LOCKED
+)
+"""
+_TOLD: Final = (
+    "time, kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id,"
+    " by_credential_id"
+)
+_ADD_EVENT: Final = f"""
+INSERT INTO job_store.key_events ({_TOLD}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+"""
+_SETS: Final = ("roles", "maker_user_ids")
+_made: Final = attrgetter(*_MADE.split(", "))
+_told: Final = attrgetter(*_TOLD.split(", "))
+
+
+class PostgresKeyRepository:
+    """Keeps keys. A reader of the changes after one misses none that comes later."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, new: NewKey, check_new: Callable[[Key, int, int], None]) -> Key:
+        """Keep a key and its event, or return that of the same request.
+
+        `check_new` gets it, how many live ones its store has, and how many with those that have ended.
+
+        Raises:
+            RequestIdReused: the request made another key.
+            PawlError: what `check_new` raises.
+        """
+        key = new.key
+        async with self._database.transaction() as connection:
+            change = await connection.fetchval(_NEXT_CHANGE)
+            made = await connection.fetchrow(_BY_REQUEST, key.create_credential_id, key.create_user_id, new.request_id)
+            if made is not None:
+                fields = dict(made)
+                if fields.pop("request_hash") != new.request_hash:
+                    raise RequestIdReused
+                return _key(fields)
+            (room,) = await connection.fetch(_COUNT, key.store_id, key.create_time)
+            check_new(key, room["live"], room["kept"])
+            await connection.execute(_ADD, *_values(_made(key)), new.digest, change, new.request_id, new.request_hash)
+            await connection.execute(_ADD_EVENT, *_values(_told(new.event)))
+        return key
+
+    async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
+        """Return a key, None if there is none; with a store as if it had the only ones."""
+        row = await self._database.fetchrow(_GET, key_id, store_id)
+        return None if row is None else _key(dict(row))
+
+    async def revoke(self, key: Key, event: KeyEvent) -> Key:
+        """Keep that a key was revoked, and the event, if it was not yet; returns it as it is now."""
+        async with self._database.transaction() as connection:
+            change = await connection.fetchval(_NEXT_CHANGE)
+            by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)
+            if affected(await connection.execute(_REVOKE, key.key_id, *by, change)):
+                await connection.execute(_ADD_EVENT, *_values(_told(event)))
+            row = await connection.fetchrow(_GET, key.key_id, None)
+        return key if row is None else _key(dict(row))
+
+    async def list(
+        self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
+    ) -> Sequence[Key]:
+        """Return keys of a store, the newest first, from the one before `before` on."""
+        rows = await self._database.fetch(_LIST, store_id, before, include_ended, now, keys_max)
+        return [_key(dict(row)) for row in rows]
+
+    async def changes(self, after_change: int, *, keys_max: int) -> KeyChanges:
+        """Return the keys that have changed since."""
+        async with self._database.acquire() as connection:
+            last_change: int = await connection.fetchval(_LAST_CHANGE)
+            if last_change <= after_change:
+                return KeyChanges(keys=(), last_change=last_change, has_more=False)
+            rows = await connection.fetch(_CHANGES, after_change, keys_max + 1)
+        has_more = len(rows) > keys_max
+        changed = rows[:keys_max]
+        # What was changed meanwhile may be among them.
+        last_change = changed[-1]["change"] if has_more else max(last_change, *(row["change"] for row in rows), 0)
+        return KeyChanges(keys=[_grant(row) for row in changed], last_change=last_change, has_more=has_more)
+
+    async def note_uses(self, key_ids: Sequence[str]) -> None:
+        """Note that keys were used now, of each at most once a minute."""
+        await self._database.execute(_NOTE_USES, key_ids)
+
+    async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
+        """Return events, the newest first, from the one before `before` on."""
+        asked = {"key_id": wanted.key_id or None, "store_id": wanted.store_id, "kind": wanted.kind}
+        given = {column: value for column, value in asked.items() if value is not None}
+        rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
+        return [_event(dict(row)) for row in rows]
+
+
+def events_of(*columns: str) -> str:
+    """Return the statement that lists events with given columns, found by the index of the first one."""
+    order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
+    # Were the first one equal, the primary key would have that order too, and its index goes through those of others.
+    wanted = "".join(f" AND {column} BETWEEN ${number} AND ${number}" for number, column in enumerate(columns, 3))
+    return f"""
+    SELECT event_id, {_TOLD} FROM job_store.key_events WHERE event_id < $1{wanted}
+    ORDER BY {order} LIMIT $2
+    """
+
+
+def _values(fields: Iterable[Any]) -> list[Any]:
+    """Return fields as PostgreSQL takes them."""
+    return [sorted(value) if isinstance(value, frozenset) else value for value in fields]
+
+
+def _event(fields: dict[str, Any]) -> KeyEvent:
+    return KeyEvent(**fields | {"kind": KeyEventKind(fields["kind"]), "roles": frozenset(fields["roles"])})
+
+
+def _key(fields: dict[str, Any]) -> Key:
+    return Key(**fields | {name: frozenset(fields[name]) for name in _SETS})
+
+
+def _grant(row: asyncpg.Record) -> KeyGrant:
+    fields = dict(row)
+    del fields["change"]
+    return KeyGrant(**fields | {name: frozenset(fields[name]) for name in _SETS})

@@ -1,0 +1,133 @@
+"""Forks of conversations: the place is found, then the fork is made in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from pawl.chassis.ids import CallId, ConversationId, RequestId, RunKey, StoreId, UserId
+from pawl.errors import ConversationNotFound, RunNotFound
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.reading import ConversationReads, Reads
+from pawl.job_store.ledger.rules import forks
+from pawl.job_store.ledger.rules.conversations import same
+from pawl.job_store.ledger.rules.forks import ForkConversation, Head
+from pawl.job_store.ledger.rules.rows import ConversationRow, MessageRow, RequestKey
+
+_HEADS_AT_ONCE: Final = 32
+# So far back the last place is looked for.
+_LOOKED_AT_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedFork:
+    """A fork as it is asked for; `number` is 0 for the last place where it can be."""
+
+    store_id: StoreId
+    user_id: UserId
+    request_id: RequestId
+    fingerprint: bytes
+    conversation_id: ConversationId
+    number: int
+
+
+class Forks:
+    """Forks conversations. `head_of` reads what a message says of where that can be.
+
+    What is closed stays closed, so the place is found before the transaction; that all of it is there is seen in it.
+    """
+
+    def __init__(
+        self,
+        reads: Reads,
+        conversations: ConversationReads,
+        group_commit: GroupCommit,
+        head_of: Callable[[MessageRow], Head],
+    ) -> None:
+        self._reads = reads
+        self._conversations = conversations
+        self._group_commit = group_commit
+        self._head_of = head_of
+
+    async def fork(self, asked: AskedFork, *, size_bytes: int) -> ConversationRow:
+        """Make a fork; the same request again gets the same one.
+
+        Raises:
+            ConversationNotFound: absent, or of another user.
+            ForkPointOpen: something is open there; it says where nothing is.
+            PastTooLong: it was forked too often one after the other.
+            RequestIdReused: the request id came before with something else.
+        """
+        if asked.request_id:
+            key = RequestKey(asked.store_id, asked.user_id, asked.request_id)
+            if earlier := same(await self._conversations.request(key), asked.fingerprint):
+                return await self._conversations.by_id(asked.store_id, asked.user_id, earlier.conversation_id)
+        source = await self._conversations.by_id(asked.store_id, asked.user_id, asked.conversation_id)
+        if source.user_id != asked.user_id:
+            raise ConversationNotFound  # It is shared, to be read.
+        number = await self._place(source, asked.number)
+        path = forks.path_to(source, await self._conversations.segments(source), number)
+        operation = ForkConversation(
+            store_id=asked.store_id,
+            user_id=asked.user_id,
+            request_id=asked.request_id,
+            fingerprint=asked.fingerprint,
+            conversation_id=asked.conversation_id,
+            number=number,
+            path=path,
+        )
+        return await self._group_commit.run(operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=asked.store_id)
+
+    async def _place(self, source: ConversationRow, wanted: int) -> int:
+        """Return the number to fork at, as it is wanted, or the last one."""
+        last = await self._last(source, await self._open_calls(source))
+        if not last or wanted > last:
+            raise forks.open_point(wanted, [last] if last else [])
+        if wanted in {0, last}:
+            return last
+        start, end = max(0, wanted - _HEADS_AT_ONCE), min(last, wanted + _HEADS_AT_ONCE)
+        # Up to the last place nothing is open.
+        places = forks.closed_places(await self._heads(source, start, end), frozenset())
+        if wanted not in places:
+            raise forks.open_point(wanted, [*places, last])
+        return wanted
+
+    async def _last(self, source: ConversationRow, open_calls: frozenset[CallId]) -> int:
+        """Return the last place; 0 if there is none."""
+        heads: list[Head] = []
+        unseen, start = set(open_calls), source.last_number
+        while start > 0 and len(heads) < _LOOKED_AT_MAX:
+            end, start = start, max(0, start - _HEADS_AT_ONCE)
+            part = await self._heads(source, start, end)
+            heads = [*part, *heads]
+            unseen.difference_update(*(head.call_ids for head in part))
+            places = forks.closed_places(heads, open_calls)
+            if places and not unseen:
+                return places[-1]
+        return max(forks.closed_places(heads, open_calls), default=0)
+
+    async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
+        """Return the calls without a result: only the run that has its turn may have some."""
+        if source.active_run_id is None:
+            return frozenset()
+        key = RunKey(source.store_id, source.active_run_id)
+        try:
+            view = await self._reads.run(key, UserId(""))  # It may be of another user.
+        except RunNotFound:
+            return frozenset()
+        return frozenset(call.call_id for call in (*view.pending, *view.active) if call.run_id == key.run_id)
+
+    async def _heads(self, source: ConversationRow, after: int, end: int) -> list[Head]:
+        """Return the heads of the messages after a number, up to another one, in order."""
+        heads: list[Head] = []
+        while after < end:
+            page = await self._reads.messages(
+                source.store_id, source.user_id, source.conversation_id, after=after, rows_max=end - after
+            )
+            heads += [self._head_of(row) for row in page.rows if row.number <= end]
+            if not page.has_more:
+                break
+            after = page.rows[-1].number
+        return heads

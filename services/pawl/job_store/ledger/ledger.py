@@ -1,0 +1,151 @@
+"""The ledger as its callers see it: changes through group commit, leases and reads straight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from pawl.chassis.ids import ClientId, CommandId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
+from pawl.chassis.process import logs
+from pawl.chassis.rpc.parts import in_parts
+from pawl.errors import PawlError
+from pawl.job_store.ledger.forks import Forks
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.ports import Limits, Operation, Ports
+from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash
+from pawl.job_store.ledger.rules.command import Cancel, Send
+from pawl.job_store.ledger.rules.conversations import UpdateConversation
+from pawl.job_store.ledger.rules.forks import Head
+from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
+from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow, MessageRow
+from pawl.values import StopCause
+
+# So many calls are renewed or given back by one operation.
+_CALLS_PER_OPERATION: Final = 200
+_RUNS_PER_OPERATION: Final = 50
+_DOOMED_MAX: Final = 1000
+# What such an operation weighs in a group, at most.
+_SWEEP_BYTES: Final = 64 * 1024
+
+T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
+
+
+class Ledger:
+    """All that can be done with the ledger. See `Forks` for `head_of`, and `Quarantine` for `lost`."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        group_commit: GroupCommit,
+        limits: Limits,
+        head_of: Callable[[MessageRow], Head],
+        *,
+        lost: bytes,
+    ) -> None:
+        self.group_commit = group_commit
+        self.limits = limits
+        self._lost = lost
+        self.leases = ports.leases
+        self.meter = ports.meter
+        self.reads = ports.reads
+        self.conversations = ports.conversations
+        self.forks = Forks(ports.reads, ports.conversations, group_commit, head_of)
+        self.attention_repository = ports.attention_repository
+        self._offer_repository = ports.offer_repository
+        self._announcer = ports.announcer
+
+    async def release_worker(self, worker_id: WorkerId) -> int:
+        """Give all runs of a worker back and tell idle workers; returns how many."""
+        released = await self.leases.release(worker_id)
+        if released:
+            await self._announcer.work_ready()
+        return released
+
+    async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
+        """Change a conversation and return it; stop the jobs of users who may no longer write to it.
+
+        After a crash between the two, the same request or another one that ends writing stops them.
+        """
+        changed: ConversationRow = await self.group_commit.run(
+            update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
+        )
+        for job in changed.background.open_jobs if update.ends_writing else ():
+            if job.user_id == changed.user_id:
+                continue
+            cancel = Send(
+                run=RunKey(update.store_id, job.run_id),
+                user_id=job.user_id,
+                command_id=CommandId(f"unshare_{job.run_id}"),
+                fingerprint=b"",
+                command=Cancel(cause=StopCause.USER),
+                payload=update.cancel,
+            )
+            await self.group_commit.run(cancel, size_bytes=len(update.cancel), store_id=update.store_id)
+        return changed
+
+    async def report_crash(self, run: RunKey, epoch: int) -> bool:
+        """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
+        report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max, lost=self._lost)
+        return await self.group_commit.run(report, size_bytes=0, store_id=run.store_id)
+
+    async def doomed(self) -> Sequence[RunKey]:
+        """Return the runs whose last allowed worker has lost its lease."""
+        return await self.attention_repository.doomed(crashes_max=self.limits.crashes_max, runs_max=_DOOMED_MAX)
+
+    async def quarantine(self, runs: Sequence[RunKey]) -> int:
+        """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
+        count = 0
+        for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
+            count += await self._sweep(part, self._quarantine)
+        return count
+
+    async def renew_offers(
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, *, lease_seconds: float
+    ) -> Sequence[CallRow]:
+        """Renew all calls that a session of a client holds, and return them."""
+        calls = await self._offer_repository.held_by(store_id, user_id, client_id, RunId(""))
+        held: list[CallRow] = []
+        for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
+            operation = RenewOffers(
+                client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=tuple(part)
+            )
+            held += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES, lane=Lane.PEOPLE, store_id=store_id)
+        return held
+
+    async def release_offers(
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, run_id: RunId
+    ) -> int:
+        """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
+        calls = await self._offer_repository.held_by(store_id, user_id, client_id, run_id)
+        released = 0
+        for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
+            operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=tuple(part))
+            released += await self.group_commit.run(
+                operation, size_bytes=_SWEEP_BYTES, lane=Lane.PEOPLE, store_id=store_id
+            )
+        return released
+
+    async def offer_again(self) -> int:
+        """Offer the calls again whose client let the lease run out; returns how many."""
+        calls = await self._offer_repository.run_out(calls_max=_CALLS_PER_OPERATION)
+        if not calls:
+            return 0
+        return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
+
+    def _quarantine(self, runs: tuple[RunKey, ...]) -> Quarantine:
+        return Quarantine(runs=runs, crashes_max=self.limits.crashes_max, lost=self._lost)
+
+    async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
+        """Run an operation on keys of many stores, or one for each if that fails; the next sweep repeats failures."""
+        try:
+            return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES)
+        except PawlError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a row that cannot be read holds up no other
+            if len(keys) == 1:
+                _log.error("ledger.sweep_failed", key=keys[0], error=type(error).__name__)
+                return 0
+            return sum([await self._sweep([key], operation) for key in keys])

@@ -1,0 +1,93 @@
+"""Prometheus metrics of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pawl.chassis.process.metrics import Metrics
+from pawl.errors import LeaseLost, PawlError
+
+_GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_DELAYS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
+
+
+class PrometheusMeter:
+    """Counts what the ledger does."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.claim_seconds = metrics.histogram("claim_duration_seconds", "Time of one claim.")
+        self.claims = metrics.counter("claims_total", "Runs given to workers.")
+        self._group_size = metrics.histogram("group_operations", "Operations of one transaction.", buckets=_GROUP_SIZES)
+        self._group_seconds = metrics.histogram("group_duration_seconds", "Time to write one group of operations.")
+        self._operations = metrics.counter("operations_total", "Operations answered, refused ones included.")
+        self._refused = metrics.counter("refusals_total", "Operations refused, by reason.", ("reason",))
+        self._lease_losses = metrics.counter("lease_losses_total", "Steps refused because the lease was lost.")
+        self.quarantined = metrics.counter("quarantined_runs_total", "Runs quarantined because their workers died.")
+        self.relayed = metrics.counter("lifecycle_relayed_total", "Life-cycle events stored by JetStream.")
+        self._runs = metrics.gauge("runs", "Runs that have not ended, by state.", ("state",))
+        self._claimable = metrics.gauge("claimable_runs", "Runs that a worker could claim now.")
+        self._over_limit = metrics.gauge("over_limit_runs", "Runs that wait for a place, by the limit.", ("limit",))
+        self._outbox = metrics.gauge("outbox_events", "Life-cycle events that JetStream does not have yet.")
+        self._fires = metrics.counter(
+            "schedule_fires_total", "Fires of schedules, by what became of them.", ("outcome",)
+        )
+        self._fire_delay = metrics.histogram(
+            "schedule_delay_seconds", "Time from when a schedule was due to its fire.", buckets=_DELAYS
+        )
+        self.events = metrics.counter(
+            "trigger_events_total", "Events that came to triggers, by what became of them.", ("outcome",)
+        )
+        self.webhooks_refused = metrics.counter(
+            "webhook_refusals_total", "Webhooks that could fire nothing, by reason.", ("reason",)
+        )
+        self._due_events = metrics.gauge(
+            "due_events", "Events that need not wait any more and that nobody has claimed."
+        )
+        self._jobs = metrics.gauge(
+            "jobs", "Open jobs and the runs below them: working, queued, waiting, late.", ("state",)
+        )
+        self._notices = metrics.gauge(
+            "notices", "What jobs tell conversations and no model has answered: pending, entered.", ("state",)
+        )
+        self._due_schedules = metrics.gauge("due_schedules", "Schedules that are due and that nobody has claimed.")
+
+    def group_written(self, *, operations: int, seconds: float) -> None:
+        """A group was committed."""
+        self._group_size.observe(operations)
+        self._group_seconds.observe(seconds)
+        self._operations.inc(operations)
+
+    def refused(self, error: PawlError) -> None:
+        """An operation was refused."""
+        self._refused.labels(error.reason).inc()
+        if isinstance(error, LeaseLost):
+            self._lease_losses.inc()
+
+    def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
+        """A schedule was fired so long after it was due."""
+        self._fires.labels(outcome).inc()
+        self._fire_delay.observe(max(0.0, delay_seconds))
+
+    def ledger_counted(self, counts: Mapping[str, float]) -> None:
+        """The ledger was counted."""
+        for name, count in counts.items():
+            match name:
+                case "claimable":
+                    self._claimable.set(count)
+                case "over_user_limit":
+                    self._over_limit.labels("user").set(count)
+                case "over_store_limit":
+                    self._over_limit.labels("store").set(count)
+                case "working" | "queued" | "waiting" | "late":
+                    self._jobs.labels(name).set(count)
+                case "notices_pending" | "notices_entered":
+                    self._notices.labels(name.removeprefix("notices_")).set(count)
+                case "due_schedules":
+                    self._due_schedules.set(count)
+                case "due_events":
+                    self._due_events.set(count)
+                case "outbox":
+                    self._outbox.set(count)
+                case _:
+                    self._runs.labels(name).set(count)

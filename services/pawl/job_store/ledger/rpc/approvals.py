@@ -1,0 +1,87 @@
+"""Requests for approval, and the decisions of people about them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from pawl.chassis.rpc.translate import Exceptions, Translator
+from pawl.errors import InvalidField
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job_store.ledger.rules.approval import Decision, Grant
+from pawl.job_store.ledger.rules.rows import CallRow, RunRow
+from pawl.values import Series
+
+APPROVALS_MAX: Final = 5
+"""Most people whose approval a call can need."""
+_DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
+
+_WIRE: Final = Translator(lambda unknown: InvalidField(f"{unknown.value} is no value of it", field=unknown.field))
+_SERIES: Final = _WIRE.struct(
+    Series, call_pb2.Series, Exceptions(of_message=("grant_call_id",), of_struct=("grant_call_id",))
+)
+_DECISION: Final = _WIRE.struct(
+    Decision,
+    call_pb2.Decision,
+    Exceptions(
+        write={"arguments_sha256": lambda decision: decision.arguments_sha256.hex()},
+        of_struct=("command_id", "digest", "arguments_sha256", "people"),
+    ),
+)
+_GRANT: Final = _WIRE.struct(
+    Grant,
+    call_pb2.Grant,
+    Exceptions(of_struct=("tool_name", "tool_version", "arguments_sha256", "round", "arguments")),
+)
+
+
+def series_from(message: call_pb2.Series) -> Series:
+    """Return a series as its owner, or who grants it, says that it is."""
+    check_digest(message.digest, "series.digest")
+    return _SERIES.read(message)
+
+
+def people_needed(value: int) -> int:
+    """Return how many people must approve a call; 0 means one."""
+    if value > APPROVALS_MAX:
+        raise InvalidField(f"at most {APPROVALS_MAX} people approve a call", field="calls.approval.approvals_required")
+    return max(1, value)
+
+
+def check_digest(value: str, field: str) -> str:
+    """Return a digest; InvalidField if it is none."""
+    if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
+        raise InvalidField("a digest is a SHA-256 in hex", field=field)
+    return value
+
+
+def put_approval(message: call_pb2.Call, row: CallRow) -> None:
+    """Write into a call what people are asked about it and have decided."""
+    if row.digest:
+        message.approval.digest = row.digest
+        message.approval.approvals_required = row.approvals_required
+        message.approval.approvals.extend(map(_DECISION.write, row.approvals))
+        message.approval.earlier_approvals.extend(map(_DECISION.write, row.earlier_approvals))
+        message.approval.escalated = row.escalated
+    if row.series is not None:
+        message.approval.series.CopyFrom(_SERIES.write(row.series))
+    if row.decision is not None:
+        message.approval.decision.CopyFrom(_DECISION.write(row.decision))
+
+
+def put_grant(message: run_pb2.Run, row: RunRow) -> None:
+    """Write into a run the grant that it has: the job is as it was granted."""
+    grant = row.grant
+    if grant is None:
+        return
+    granted = _GRANT.write(grant)
+    message.grant.CopyFrom(granted)
+    job = message.job
+    job.interval_seconds = grant.series.interval_seconds
+    # It may have been granted for fewer than it has made.
+    job.iterations_max = max(grant.series.iterations_max, row.round)
+    job.ClearField("end_time")
+    if granted.series.HasField("end_time"):
+        job.end_time.CopyFrom(granted.series.end_time)
+    if grant.arguments:
+        job.arguments_json = grant.arguments

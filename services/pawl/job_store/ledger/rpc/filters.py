@@ -1,0 +1,58 @@
+"""Requests for lists of runs and calls as filters of ours."""
+
+from __future__ import annotations
+
+from pawl.chassis.ids import CommandId, ConversationId, RunId, UserId, check_agent_name, check_id
+from pawl.chassis.labels import check_labels
+from pawl.errors import InvalidField
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.ledger.reading import PendingFilter, RunFilter
+from pawl.job_store.ledger.rpc.messages import optional_moment
+from pawl.job_store.ledger.rpc.operations import enum_member, wait_kinds
+from pawl.values import CallState, RunState
+
+
+def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
+    """Return which calls a ListPendingCalls asks for."""
+    conversation_id = check_id(request.conversation_id, "conversation_id", optional=True)
+    if conversation_id and request.of_all_users:
+        raise InvalidField("a conversation belongs to one user", field="conversation_id")
+    return PendingFilter(
+        user_id=UserId("") if request.of_all_users else check_id(request.user_id, "user_id"),
+        states=tuple(sorted({enum_member(CallState, state, "states") for state in request.states})),
+        tool_name=request.tool_name,
+        conversation_id=conversation_id,
+    )
+
+
+def run_filter(request: ledger_pb2.ListRunsRequest) -> RunFilter:
+    """Return which runs a ListRuns asks for, and in which order."""
+    stopped_by = CommandId(check_id(request.stopped_by_command_id, "stopped_by_command_id", optional=True))
+    if request.running_jobs_of_store:
+        if request.user_id:
+            raise InvalidField("the jobs of a store are of all users", field="user_id")
+        return RunFilter(running_jobs_of_store=True, stopped_by=stopped_by)
+    if stopped_by and not request.reports_to_conversation_id:
+        raise InvalidField("it goes with a conversation, or a store", field="stopped_by_command_id")
+    waits, states = (
+        wait_kinds(request.waits),
+        tuple(sorted({enum_member(RunState, state, "states") for state in request.states})),
+    )
+    if waits and states and RunState.WAITING not in states:
+        raise InvalidField("only WAITING runs wait for something: leave `states` empty", field="waits")
+    return RunFilter(
+        conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
+        states=states,
+        oldest_first=request.oldest_first,
+        create_time_from=optional_moment(request, "create_time_from"),
+        create_time_before=optional_moment(request, "create_time_before"),
+        waits=waits,
+        parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
+        agent_name=check_agent_name(request.agent_name, "agent_name", optional=True),
+        labels=tuple(sorted(check_labels(request.labels).items())),
+        reports_to=ConversationId(
+            check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
+        ),
+        jobs_only=request.jobs_only,
+        stopped_by=stopped_by,
+    )

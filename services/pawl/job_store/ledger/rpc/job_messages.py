@@ -1,0 +1,51 @@
+"""Jobs that users start."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from functools import partial
+
+from msgspec.structs import asdict
+
+from pawl.chassis.ids import ConversationId, RunId, check_id
+from pawl.errors import InvalidField
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rpc import operations
+from pawl.job_store.ledger.rules.start_job import StartJob
+
+
+def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
+    """Return the operation of a StartJob."""
+    if not (request.HasField("job") or request.message.only_repeat):
+        raise InvalidField("there is no job", field="job")
+    submitted = operations.submit(request.message, limits)
+    begun = {
+        "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
+        "store_places": limits.places.background_per_store,
+        "new_conversation_id": ConversationId(
+            check_id(request.new_conversation_id, "new_conversation_id", optional=True)
+        ),
+    }
+    return StartJob(
+        **asdict(submitted) | begun,
+        run_id=RunId(check_id(request.run_id, "run_id")),
+        job=partial(_started, request.job),
+        is_silent=request.job.reports == run_pb2.JOB_REPORTS_NONE,
+    )
+
+
+def _started(job: run_pb2.Job, now: datetime) -> bytes:
+    """Return a job that starts now, by the clock of the database: its times came from another one.
+
+    Parts of one message, one after the other, are that message.
+    """
+    started = run_pb2.Job()
+    started.CopyFrom(job)
+    started.begin_time.FromDatetime(now)
+    if job.HasField("end_time"):
+        begin_time = job.begin_time.ToDatetime(tzinfo=UTC)
+        started.end_time.FromDatetime(now + (job.end_time.ToDatetime(tzinfo=UTC) - begin_time))
+    return run_pb2.Run(job=started).SerializeToString()

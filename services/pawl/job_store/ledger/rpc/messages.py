@@ -1,0 +1,449 @@
+"""Rows of the ledger as messages of the contract."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message as ProtoMessage
+from google.protobuf.timestamp_pb2 import Timestamp
+from msgspec.structs import astuple
+
+from pawl.chassis.ids import CallId
+from pawl.chassis.rpc.translate import Exceptions, Translator
+from pawl.errors import InvalidField
+from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
+from pawl.job.v1 import ledger_pb2, titles_pb2
+from pawl.job_store.ledger.reading import Claimed, LogGap
+from pawl.job_store.ledger.rpc.approvals import put_approval, put_grant
+from pawl.job_store.ledger.rules import inbox, stop
+from pawl.job_store.ledger.rules.forks import Head
+from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, LastCommit, MessageRow, Offer, RunRow
+from pawl.job_store.ledger.rules.usage import Used, UsedOnDay
+from pawl.job_store.ledger.rules.waiting import Situation, Waiting
+from pawl.values import TOKENS_MAX, TitleTask
+
+M = TypeVar("M", bound=ProtoMessage)
+
+EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
+"""Larger results are left out of events."""
+_LOST: Final = b'{"error":"The workers of this run died, and it ended. Check what this call did before you repeat it."}'
+LOST: Final = call_pb2.CallResult(content_json=_LOST, is_error=True, error_reason="WORKERS_DIED").SerializeToString()
+"""The result of a call that was open when its run ended without a worker."""
+
+_FOR_APPROVERS: Final = frozenset(
+    {
+        *("store_id", "user_id", "run_id", "call_id", "round", "index", "state", "create_time", "deadline_time"),
+        *("tool_name", "tool_version", "context", "category", "effect_class", "arguments_json", "timeout_seconds"),
+        "approval",
+    }
+)
+_CALL_FOR_READERS: Final = frozenset(
+    {
+        *("store_id", "user_id", "conversation_id", "run_id", "call_id", "round", "index", "state", "tool_name"),
+        *("tool_version", "context", "category", "effect_class", "arguments_json", "result", "result_omitted_bytes"),
+        *("create_time", "start_time", "end_time", "imported"),
+    }
+)
+_MESSAGE_FOR_READERS: Final = frozenset(
+    {
+        *("message_id", "conversation_id", "run_id", "number", "role", "text", "refusal", "interrupted", "call_ids"),
+        *("summarised_to_number", "create_time", "imported", "user_id"),
+    }
+)
+# A summary retells calls and documents, and a notice is for the user who started the job: others see that there is one.
+_HIDDEN_FROM_READERS: Final = frozenset({message_pb2.ROLE_SUMMARY, message_pb2.ROLE_NOTICE})
+_CONVERSATION_FOR_READERS: Final = frozenset(
+    {
+        *("store_id", "user_id", "conversation_id", "title", "has_own_title", "archived", "create_time", "update_time"),
+        *("last_message_number", "sharing", "shows_arguments"),
+    }
+)
+_TOLD: Final = frozenset(
+    {
+        *("run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"),
+        "missed_iterations",
+    }
+)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
+_RUN: Final = _WIRE.struct(
+    RunRow,
+    run_pb2.Run,
+    Exceptions(
+        write={
+            "waits": lambda row: row.waits,
+            "crash_count": lambda row: row.crashes,
+            "update_time": lambda row: timestamp(row.update_time),
+            "reports_to_conversation_id": lambda row: row.reports_to,
+        },
+        # Opaque, or of the ledger alone.
+        of_struct=(
+            *(
+                "waits",
+                "crashes",
+                "options",
+                "tools",
+                "usage",
+                "failure",
+                "unstopped",
+                "output",
+                "worker_id",
+                "claim_at",
+            ),
+            *(
+                "command_count",
+                "token_ceiling",
+                "topped_up_tokens",
+                "shared_tokens_used",
+                "last_commit",
+                "queued_message",
+                "steers_waiting",
+            ),
+            *("steer_bytes_waiting", "idle_receipts", "people", "steered_by", "update_time", "state_time"),
+            *("imported", "own_tools", "agent_name", "reports_to", "in_background", "silent"),
+            *("trimmed_log_seq", "mark_round", "mark_seq", "grant"),
+        ),
+        of_message=(
+            *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
+            "tokens_needed",
+            *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
+            *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
+            "missed_iterations",
+        ),
+    ),
+)
+_USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
+TITLE_TASK: Final = _WIRE.struct(TitleTask, titles_pb2.TitleTask)
+# It is in a call.
+_WIRE.struct(
+    Offer,
+    call_pb2.OfferLease,
+    Exceptions(write={"offer_epoch": lambda offer: offer.epoch}, of_struct=("session_id", "epoch", "lease_seconds")),
+)
+_CALL_SPEC: Final = (
+    *("provider_call_id", "undoes_call_id", "proposed_tool_name", "proposed_arguments", "context", "category"),
+    *("effect_class", "parallel", "resource_keys", "timeout_seconds", "question", "offer_fallback", "rule_id"),
+    *("imported", "agent_name"),
+)
+"""The fields of a call that are opaque."""
+_CALL: Final = _WIRE.struct(
+    CallRow,
+    call_pb2.Call,
+    Exceptions(
+        of_struct=(
+            *("digest", "decision", "reserved_by", "result", "spec", "approvals_required", "approvals"),
+            *("escalated", "has_default", "progress_time", "earlier_approvals", "state_time", "series"),
+        ),
+        of_message=(*_CALL_SPEC, "approval", "result", "result_omitted_bytes"),
+    ),
+)
+CALL_HEADER: Final = frozenset(call_pb2.Call.DESCRIPTOR.fields_by_name) - {*_CALL_SPEC, "approval"}
+"""The fields of a call that the ledger judges or gives itself, and so keeps outside of the opaque rest."""
+CONVERSATION: Final = _WIRE.struct(
+    ConversationRow,
+    conversation_pb2.Conversation,
+    Exceptions(
+        write={
+            "title": lambda row: row.shown_title,
+            "has_own_title": lambda row: bool(row.title),
+            "queued_run_count": lambda row: len(row.queue),
+            "last_message_number": lambda row: row.last_number,
+            "active_run_id": lambda row: row.active_run_id or "",
+            "sharing": lambda row: row.sharing.value,
+            "forked_conversation_id": lambda row: row.fork_of,
+            "forked_number": lambda row: row.past_number,
+        },
+        of_struct=(
+            "title",
+            "made_title",
+            "model_title",
+            "title_at",
+            "title_run_id",
+            "queue",
+            "interrupting",
+            "last_number",
+            "key_hash",
+            "active_run_id",
+            "fork_of",
+            "past_number",
+            "erase_user_id",
+            "parent_conversation_id",
+            "background",
+        ),
+    ),
+)
+_WAITING: Final = _WIRE.struct(Waiting, waiting_pb2.Waiting)
+CLAIMED: Final = _WIRE.struct(
+    Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_quiet",), of_message=("loaded",))
+)
+COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
+
+
+def timestamp(time: datetime) -> Timestamp:
+    """Return a time as protobuf has it."""
+    seconds, microseconds = divmod((time - _EPOCH) // _MICROSECOND, 1_000_000)
+    return Timestamp(seconds=seconds, nanos=microseconds * 1000)
+
+
+def moment(value: Timestamp, field: str) -> datetime:
+    """Return a time; InvalidField if it is not in the years 1 to 9999."""
+    try:
+        return value.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise InvalidField(f"{field} must be in the years 1 to 9999", field=field) from None
+
+
+def optional_moment(message: Any, name: str, above: str = "") -> datetime | None:
+    """Return the time in a field, None if it is absent; `above` is the path of the message."""
+    return moment(getattr(message, name), above + name) if message.HasField(name) else None
+
+
+def run(row: RunRow) -> run_pb2.Run:
+    """Return a run, without its pending calls."""
+    message = _RUN.write(row)
+    # Parts of one message, one after the other, are that message.
+    message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
+    put_grant(message, row)
+    return message
+
+
+def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
+    """Return a run with what is known of its situation, and why it does not go on, without its open calls."""
+    message = run(situation.run)
+    message.queue_position = situation.queue_position
+    message.child_run_ids.extend(situation.child_run_ids)
+    for state, count in situation.call_counts:
+        message.call_counts.add(state=state.value, count=count)
+    if waiting is not None:
+        message.waiting.CopyFrom(_WAITING.write(waiting))
+        if message.tokens_needed and message.waiting.reason == waiting_pb2.WAIT_REASON_TOKENS:
+            message.waiting.remedy = f"Its user adds at least {message.tokens_needed} tokens with a top-up."
+        # With roles, of which none decides, its user is not one of those who can let it go on.
+        if message.waiting.roles and message.user_roles and not set(message.waiting.roles) & set(message.user_roles):
+            message.waiting.ClearField("user_ids")
+    return message
+
+
+def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
+    """Return a call; a result over `result_bytes_max` is left out and its size given instead.
+
+    `omitted_bytes` is the size of a result that the row does not have.
+    """
+    message = _CALL.write(row)
+    # Parts of one message, one after the other, are that message.
+    message.MergeFromString(row.spec)
+    message.result_omitted_bytes = omitted_bytes
+    put_approval(message, row)
+    _put_result(message, row.result, result_bytes_max)
+    return message
+
+
+def run_for_approver(row: RunRow) -> run_pb2.Run:
+    """Return what somebody who decided about the run of another user may know of it: conversations are private."""
+    return run_pb2.Run(
+        store_id=row.store_id,
+        user_id=row.user_id,
+        run_id=row.run_id,
+        state=row.state.value,  # type: ignore[arg-type]  # the same numbers
+    )
+
+
+def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
+    """Return a run that waits for tokens, as the user may see it: of others' runs there is what it needs."""
+    whole = run(row)
+    if row.user_id == user_id:
+        return whole
+    shown = run_for_approver(row)
+    shown.waits.extend(whole.waits)
+    shown.usage.CopyFrom(whole.usage)
+    shown.token_budget = whole.token_budget
+    return shown
+
+
+def call_for_approver(row: CallRow) -> call_pb2.Call:
+    """Return what somebody who decides about a call of another user may see of it: conversations are private."""
+    return _only(call(row), _FOR_APPROVERS)
+
+
+def call_for_reader(row: CallRow) -> call_pb2.Call:
+    """Return what others see of a call whose user shares the conversation, and shows the calls.
+
+    The result of a question is the answer, as that of a call for which somebody has answered, and that of a rejected
+    call has the reason: people said these.
+    """
+    whole = call(row)
+    is_of_people = (
+        whole.context == call_pb2.EXECUTION_CONTEXT_HUMAN
+        or whole.state == call_pb2.CALL_STATE_REJECTED
+        or whole.approval.decision.kind == call_pb2.DECISION_KIND_ANSWER
+    )
+    shown = _only(whole, _CALL_FOR_READERS)
+    if is_of_people:
+        shown.ClearField("result")
+    return shown
+
+
+def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Message:
+    """Return a message of a conversation of `user_id`: to others than its author what was said, not what was thought.
+
+    Of a summary and a notice there is the place. An empty reader is a service.
+    """
+    whole = message(row, user_id)
+    return whole if reader_id in {"", whole.user_id} else _for_others(whole)
+
+
+def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:
+    """Return a conversation as a user sees it: nothing of its runs, if another one shares it."""
+    whole = CONVERSATION.write(row)
+    return whole if row.user_id == user_id else _only(whole, _CONVERSATION_FOR_READERS)
+
+
+def _only(shown: M, names: frozenset[str]) -> M:
+    """Return a message without its other fields."""
+    for name in shown.DESCRIPTOR.fields_by_name:
+        if name not in names:
+            shown.ClearField(name)
+    return shown
+
+
+def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: int | None) -> None:
+    if result is None:
+        return
+    message.result.MergeFromString(result)
+    message.result.SetInParent()
+    size_bytes = len(message.result.content_json) + len(message.result.inverse.arguments_json)
+    if result_bytes_max is not None and size_bytes > result_bytes_max:
+        message.ClearField("result")
+        message.result_omitted_bytes = size_bytes
+
+
+def message(row: MessageRow, user_id: str) -> message_pb2.Message:
+    """Return a message of a conversation of `user_id`, for its author."""
+    entry = _message(row, user_id)
+    for part in entry.parts:
+        leave_out(part)
+    return entry
+
+
+def leave_out(part: message_pb2.Part) -> None:
+    """Leave what a part weighs out of it: its hash says which it was."""
+    if part.HasField("image"):
+        part.image.ClearField("data")
+    if part.HasField("file"):
+        part.file.ClearField("text")
+
+
+def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
+    """Return a message of a conversation of `user_id`; for runs of others than its author there is what was said."""
+    entry = _message(row, user_id)
+    if entry.user_id != run_user_id:
+        _for_others(entry).ClearField("call_ids")
+    return entry
+
+
+def _for_others(entry: message_pb2.Message) -> message_pb2.Message:
+    shown = _only(entry, _MESSAGE_FOR_READERS)
+    if shown.role in _HIDDEN_FROM_READERS:
+        shown.ClearField("text")
+    return shown
+
+
+def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
+    entry = message_pb2.Message.FromString(row.body)
+    entry.message_id = row.message_id
+    entry.conversation_id = row.conversation_id
+    entry.run_id = row.run_id
+    entry.number = row.number
+    entry.summarised_to_number = row.summarised_to
+    entry.create_time.CopyFrom(timestamp(row.create_time))
+    entry.user_id = row.user_id or user_id
+    return entry
+
+
+def text_of(body: bytes) -> str:
+    """Return the text by which a message can be found: that of the user or the model."""
+    entry = message_pb2.Message.FromString(body)
+    return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
+
+
+def head_of(row: MessageRow) -> Head:
+    """Return what a message says of where its conversation may be forked."""
+    entry = message_pb2.Message.FromString(row.body)
+    return Head(
+        number=row.number,
+        is_answer=entry.role == message_pb2.ROLE_ASSISTANT,
+        is_summary=entry.role == message_pb2.ROLE_SUMMARY,
+        call_ids=tuple(map(CallId, entry.call_ids)),
+    )
+
+
+def gap(gap: LogGap) -> gap_pb2.Gap:
+    """Return what stands in place of removed events."""
+    snapshot = gap.snapshot
+    return gap_pb2.Gap(
+        run_id=gap.run_id,
+        from_seq=gap.from_seq,
+        to_seq=gap.to_seq,
+        snapshot=gap_pb2.RunSnapshot(
+            run=run(snapshot.run),
+            messages=[message(row, snapshot.run.user_id) for row in snapshot.messages],
+            calls=[
+                call(row, result_bytes_max=EVENT_RESULT_BYTES_MAX, omitted_bytes=snapshot.omitted_bytes[row.call_id])
+                for row in snapshot.calls
+            ],
+            omitted_message_count=snapshot.omitted_messages,
+            omitted_call_count=snapshot.omitted_calls,
+        ),
+    )
+
+
+def command(row: CommandRow) -> ledger_pb2.Command:
+    """Return an unread command."""
+    is_ending = row.name == inbox.AGENT_ENDED
+    entry = _agent_ended(row) if is_ending else ledger_pb2.Command.FromString(row.payload)
+    entry.command_id = row.command_id
+    entry.user_id = row.user_id
+    entry.credential_id = row.credential_id
+    entry.delegate_user_id = row.delegate_user_id
+    entry.time.CopyFrom(timestamp(row.time))
+    return entry
+
+
+def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
+    ending = stop.read_ending(row.payload)
+    entry = ledger_pb2.Command()
+    entry.agent_ended.call_id = row.call_id
+    # Parts of one message, one after the other, are that message.
+    entry.agent_ended.run.MergeFromString(ending.usage + ending.failure + ending.output)
+    entry.agent_ended.run.run_id = ending.run_id
+    entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
+    return entry
+
+
+def notice(told: tuple[RunRow, int]) -> ledger_pb2.Notice:
+    """Return what a job tells, of an iteration or of its end."""
+    row, occasion = told
+    whole = run(row)
+    shown = _only(whole, _TOLD)
+    return ledger_pb2.Notice(run=shown, occasion=occasion)
+
+
+def used_of(usage: run_pb2.Usage) -> Used:
+    """Return a usage; InvalidField if it has more than can be counted."""
+    used = _USAGE.read(usage)
+    if max(astuple(used)) > TOKENS_MAX:
+        raise InvalidField("usage is too large", field="usage")
+    return used
+
+
+def usage_of(data: bytes) -> Used:
+    """Return what a run has used, as its row has it."""
+    return _USAGE.read(run_pb2.Run.FromString(data).usage)
+
+
+def used_on_day(row: UsedOnDay) -> agent_pb2.AgentUsage:
+    """Return the use of an agent on a day."""
+    usage = _USAGE.write(row.used)
+    return agent_pb2.AgentUsage(day=row.day.isoformat(), runs=row.used.runs, users=row.users, usage=usage)

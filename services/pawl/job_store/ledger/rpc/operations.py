@@ -1,0 +1,499 @@
+"""Requests of the contract as operations of the ledger. What contradicts the contract is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message as ProtoMessage
+
+from pawl.chassis.ids import (
+    DEFAULT_AGENT,
+    CallId,
+    CallKey,
+    ClientId,
+    CommandId,
+    RunId,
+    RunKey,
+    UserId,
+    check_id,
+)
+from pawl.chassis.labels import check_labels
+from pawl.errors import InvalidField
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rpc import messages, own_tools, user_messages
+from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
+from pawl.job_store.ledger.rules.calls import CallChange
+from pawl.job_store.ledger.rules.command import (
+    Cancel,
+    Command,
+    Pause,
+    Progress,
+    Redrive,
+    Resolve,
+    Send,
+    Steer,
+    ToolResult,
+    TopUp,
+)
+from pawl.job_store.ledger.rules.commit import BUDGET_EXHAUSTED, Commit, NewMessage
+from pawl.job_store.ledger.rules.completion import NoteCompletion
+from pawl.job_store.ledger.rules.conversations import key_hash, made_title
+from pawl.job_store.ledger.rules.decisions import Decide
+from pawl.job_store.ledger.rules.delegation import Delegation
+from pawl.job_store.ledger.rules.events import OwnerEvent
+from pawl.job_store.ledger.rules.jobs import Entered
+from pawl.job_store.ledger.rules.offers import LeaseOffer
+from pawl.job_store.ledger.rules.submit import Submit
+from pawl.values import (
+    TOKENS_MAX,
+    CallState,
+    DecisionKind,
+    DecisionRight,
+    LeaseAction,
+    MessagePolicy,
+    RunState,
+    StopCause,
+)
+
+E = TypeVar("E", bound=IntEnum)
+
+LEASE_SECONDS_MIN: Final = 1.0
+LEASE_SECONDS_MAX: Final = 300.0
+EVENTS_PER_COMMIT_MAX: Final = 1000
+_PEOPLE_MAX: Final = 8
+
+_OWNER_EVENTS: Final = {
+    "round_started": "round.started",
+    "round_retrying": "round.retrying",
+    "round_ended": "round.ended",
+    "output_delta": "output.delta",
+    "tool_progress": "tool.progress",
+    "warning": "warning",
+}
+_EVENT_HEADER: Final = ("store_id", "conversation_id", "run_id", "seq", "time", "attempt", "event_id", "type")
+_MESSAGE_HEADER: Final = (
+    *("message_id", "conversation_id", "run_id", "number", "summarised_to_number", "create_time"),
+    "user_id",
+)
+_APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
+CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
+"""The command that the owners of runs read whose conversation is erased, or is not shared for writing any more."""
+_GIVE_UP: Final = ledger_pb2.Command(
+    cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
+).SerializeToString()
+
+
+def run_key(request: Any) -> RunKey:
+    """Return the run that a request names."""
+    return RunKey(check_id(request.store_id, "store_id"), check_id(request.run_id, "run_id"))
+
+
+def call_key(request: Any) -> CallKey:
+    """Return the call that a request names."""
+    return CallKey(check_id(request.store_id, "store_id"), check_id(request.call_id, "call_id"))
+
+
+def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
+    """Return the operation of a SubmitMessage."""
+    if not request.text and not request.parts:
+        raise InvalidField("text is empty", field="text")
+    if request.parts and (request.text or request.policy == ledger_pb2.MESSAGE_POLICY_STEER):
+        raise InvalidField("parts are the whole message, and enter no run", field="parts")
+    steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
+    interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
+    undo = request.undo if request.HasField("undo") else None
+    agent = request.agent if request.HasField("agent") else None
+    own = own_tools.of_request(request)
+    return Submit(
+        store_id=check_id(request.store_id, "store_id"),
+        user_id=check_id(request.user_id, "user_id"),
+        request_id=check_id(request.request_id, "request_id", optional=True),
+        # Defaults, roles and credentials are no part of the payload: they may change before it is sent again.
+        fingerprint=fingerprint(
+            user_messages.without_documents(request),
+            without=(
+                *("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
+                *("tools", "client_id", "only_repeat"),
+            ),
+        ),
+        conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
+        conversation_must_exist=request.conversation_must_exist,
+        policy=enum_member(MessagePolicy, request.policy, "policy"),
+        message=user_messages.body(request),
+        steer=steer.SerializeToString(),
+        interrupt=interrupt.SerializeToString(),
+        options=run_pb2.Run(
+            options=request.options,
+            user_roles=request.user_roles,
+            undo=undo,
+            agent=agent,
+            own_tools=None if own is None else run_pb2.OwnTools(names=own.names, client_id=own.client_id),
+        ).SerializeToString(),
+        queue_max=limits.queue_max,
+        store_queue_max=limits.store_queue_max,
+        store_places=limits.places.per_store,
+        token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
+        token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
+        text_bytes=len(request.text.encode()),
+        inbox_limits=limits.inbox,
+        credential_id=check_id(request.credential_id, "credential_id", optional=True),
+        delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
+        people=_people(request.people),
+        key_hash=key_hash_of(request),
+        made_title=made_title(user_messages.text_of(request)),
+        undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
+        agent_name=request.agent.name or DEFAULT_AGENT,
+        labels=check_labels(request.labels),
+        own_tools=own,
+        only_repeat=request.only_repeat or (bool(request.asked_agent) and agent is None),
+    )
+
+
+def key_hash_of(
+    request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
+) -> bytes:
+    """Return the hash of the key of a client by which a request names a conversation; empty if it does not."""
+    if not request.conversation_key:
+        return b""
+    if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
+        raise InvalidField("a conversation is named by its id or by its key, not by both", field="conversation_key")
+    return key_hash(
+        check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), request.conversation_key
+    )
+
+
+def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
+    """Return the operation of a CommitRun. Takes the request apart: it is of no use afterwards."""
+    if len(request.events) > EVENTS_PER_COMMIT_MAX:
+        raise InvalidField(f"a step has at most {EVENTS_PER_COMMIT_MAX} events", field="events")
+    if len({call.call_id for call in request.calls}) != len(request.calls):
+        raise InvalidField("a step moves a call once", field="calls")
+    has = request.HasField
+    return Commit(
+        run=run_key(request),
+        epoch=request.epoch,
+        commit_id=check_id(request.commit_id, "commit_id"),
+        events=tuple(_owner_event(event) for event in request.events),
+        messages=tuple(new_message(message) for message in request.messages),
+        calls=tuple(call_change(call) for call in request.calls),
+        state=enum_member(RunState, request.state, "state") if request.state else None,
+        waits=wait_kinds(request.waits),
+        failure=run_pb2.Run(failure=request.failure).SerializeToString() if has("failure") else None,
+        exhausts_budget=request.failure.reason == BUDGET_EXHAUSTED,
+        stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
+        round=_int32(request.round, "round") if has("round") else None,
+        usage=_usage(request) if has("usage") else None,
+        tokens_used=request.tokens_used,
+        budget_run_id=RunId(check_id(request.budget_run_id, "budget_run_id", optional=True)),
+        output=_output(request) if has("output_text") else None,
+        active_seconds=request.active_seconds if has("active_seconds") else None,
+        tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
+        loop_state=request.loop_state if has("loop_state") else None,
+        consumed=tuple(CommandId(check_id(each, "consumed_command_ids")) for each in request.consumed_command_ids),
+        lease=enum_member(LeaseAction, request.lease_action or LeaseAction.KEEP, "lease_action"),
+        wake_time=messages.optional_moment(request, "wake_time"),
+        after_seq=request.after_seq if has("after_seq") else None,
+        unstopped=_unstopped(request.unstopped_call_ids),
+        delegations=tuple(map(_delegation, request.delegations)),
+        asks_title=request.asks_title,
+        entered=tuple(
+            Entered(run_id=RunId(check_id(each.run_id, "entered_notices.run_id")), occasion=each.occasion)
+            for each in request.entered_notices
+        ),
+        tells_iteration=_int32(request.tells_iteration, "tells_iteration"),
+        give_up=_GIVE_UP,
+    )
+
+
+def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
+    messages.used_of(request.usage)
+    return run_pb2.Run(usage=request.usage, tokens_needed=request.tokens_needed).SerializeToString()
+
+
+def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
+    fields = ("output_text", "output_json", "missed_iterations")
+    return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
+
+
+def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
+    """Return the operation of a SendCommand. Takes the request apart: it is of no use afterwards."""
+    entry = request.command
+    command_id = CommandId(check_id(entry.command_id, "command.command_id"))
+    for field in ("command_id", "user_id", "time", "credential_id", "delegate_user_id"):
+        entry.ClearField(field)
+    if request.decision_right and not entry.HasField("decision"):
+        raise InvalidField("a right to decide goes with a decision", field="decision_right")
+    right = enum_member(DecisionRight, request.decision_right or DecisionRight.OWN_RUNS, "decision_right")
+    command = _command(entry, right)
+    is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
+    if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
+        raise InvalidField("an operator resolves, re-drives and cancels, and only one re-drives", field="as_operator")
+    return Send(
+        run=run_key(request),
+        user_id=check_id(request.user_id, "user_id"),
+        command_id=command_id,
+        # What a tool says of the same arguments may differ from one time to the next.
+        fingerprint=fingerprint(_without_preview(entry)),
+        command=command,
+        payload=entry.SerializeToString(),
+        as_operator=request.as_operator,
+        session_id=check_id(request.session_id, "session_id", optional=True),
+        inbox_limits=limits.inbox,
+        credential_id=check_id(request.credential_id, "credential_id", optional=True),
+        delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
+        people=_people(request.people),
+    )
+
+
+def note_completion(request: ledger_pb2.NoteCompletionRequest) -> NoteCompletion:
+    """Return the operation of a NoteCompletion."""
+    completed = ledger_pb2.CompletedCommand(call_id=call_key(request).call_id)
+    return NoteCompletion(
+        run=run_key(request), payload=ledger_pb2.Command(completed=completed).SerializeToString(deterministic=True)
+    )
+
+
+def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
+    """Return the operation of a LeaseOffer."""
+    return LeaseOffer(
+        run=run_key(request),
+        call=call_key(request),
+        user_id=check_id(request.user_id, "user_id"),
+        client_id=check_id(request.client_id, "client_id"),
+        session_id=check_id(request.session_id, "session_id", optional=True),
+        lease_seconds=lease_seconds(request.lease_seconds),
+    )
+
+
+def lease_seconds(asked: float) -> float:
+    """Return a length of a lease that is allowed."""
+    if not LEASE_SECONDS_MIN <= asked <= LEASE_SECONDS_MAX:
+        raise InvalidField("a lease is of 1 to 300 seconds", field="lease_seconds")
+    return asked
+
+
+def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
+    kind = event.WhichOneof("kind")
+    if kind not in _OWNER_EVENTS:
+        raise InvalidField(f"the ledger writes events of kind {kind} itself", field="events")
+    for field in _EVENT_HEADER:
+        event.ClearField(field)
+    return OwnerEvent(type=_OWNER_EVENTS[kind], body=event.SerializeToString())
+
+
+def new_message(message: message_pb2.Message) -> NewMessage:
+    """Return a message to append. Takes it apart: it is of no use afterwards."""
+    if message.role == message_pb2.ROLE_UNSPECIFIED:
+        raise InvalidField("a message has a role", field="messages.role")
+    if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
+        raise InvalidField("a summary, and only it, says what it stands for", field="messages.summarised_to_number")
+    summarised_to = _int32(message.summarised_to_number, "messages.summarised_to_number")
+    message_id = check_id(message.message_id, "messages.message_id", optional=True)
+    for field in _MESSAGE_HEADER:
+        message.ClearField(field)
+    return NewMessage(
+        message_id=message_id,
+        summarised_to=summarised_to,
+        body=message.SerializeToString(),
+        steer_bytes=len(message.text.encode()) if message.role == message_pb2.ROLE_USER else None,
+    )
+
+
+def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
+    if not entry.text:
+        raise InvalidField("text is empty", field="delegations.text")
+    run = run_pb2.Run(
+        options=entry.options,
+        user_roles=entry.user_roles,
+        depth=_int32(entry.depth, "delegations.depth"),
+        above=entry.above,
+        agent=entry.agent if entry.HasField("agent") else None,
+        job=entry.job if entry.HasField("job") else None,
+    )
+    limits = entry.options.limits
+    return Delegation(
+        call_id=CallId(check_id(entry.call_id, "delegations.call_id")),
+        run_id=RunId(check_id(entry.run_id, "delegations.run_id")),
+        message=user_messages.body(entry),
+        made_title=made_title(entry.text),
+        options=run.SerializeToString(),
+        agent_name=entry.agent.name or DEFAULT_AGENT,
+        token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
+        token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
+        is_job=entry.HasField("job"),
+        is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
+    )
+
+
+def call_change(call: call_pb2.Call) -> CallChange:
+    """Return a call as it shall be. Takes it apart: it is of no use afterwards."""
+    digest = call.approval.digest
+    values = {
+        "call_id": check_id(call.call_id, "calls.call_id"),
+        "round": _int32(call.round, "calls.round"),
+        "index": _int32(call.index, "calls.index"),
+        "state": enum_member(CallState, call.state, "calls.state"),
+        "tool_name": call.tool_name,
+        "tool_version": _int32(call.tool_version, "calls.tool_version"),
+        "fallback_tool_name": call.fallback_tool_name,
+        "arguments": call.arguments_json,
+        "attempt": _int32(call.attempt, "calls.attempt"),
+        "digest": check_digest(digest, "calls.approval.digest") if digest else "",
+        "deadline_time": messages.optional_moment(call, "deadline_time", "calls."),
+        "result": call.result.SerializeToString() if call.HasField("result") else None,
+        "approvals_required": people_needed(call.approval.approvals_required),
+        "escalated": call.approval.escalated,
+        "has_default": bool(call.question.default_answer),
+        "child_run_id": check_id(call.child_run_id, "calls.child_run_id", optional=True),
+        "series": series_from(call.approval.series) if call.approval.HasField("series") else None,
+        "only_reads": call.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY,
+    }
+    if call.HasField("approval"):
+        for part in _APPROVAL_HEADER:
+            call.approval.ClearField(part)
+    for field in messages.CALL_HEADER:
+        call.ClearField(field)  # type: ignore[arg-type]  # a field of the message
+    return CallChange(**values, spec=call.SerializeToString())  # type: ignore[arg-type]  # checked by name
+
+
+def _people(named: Sequence[str]) -> tuple[UserId, ...]:
+    if len(named) > _PEOPLE_MAX:
+        raise InvalidField(f"an act is of at most {_PEOPLE_MAX} people", field="people")
+    return tuple(sorted(UserId(check_id(user_id, "people")) for user_id in named))
+
+
+def _without_preview(entry: ledger_pb2.Command) -> ledger_pb2.Command:
+    if not entry.decision.edited_preview:
+        return entry
+    copy = ledger_pb2.Command()
+    copy.CopyFrom(entry)
+    copy.decision.ClearField("edited_preview")
+    return copy
+
+
+def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
+    match entry.WhichOneof("kind"):
+        case "tool_result":
+            result = entry.tool_result
+            if not result.HasField("result"):
+                raise InvalidField("a result is missing", field="command.tool_result.result")
+            return ToolResult(
+                call_id=CallId(check_id(result.call_id, "command.tool_result.call_id")),
+                client_id=ClientId(check_id(result.client_id, "command.tool_result.client_id", optional=True)),
+                offer_epoch=result.offer_epoch,
+            )
+        case "decision":
+            return _decide(entry.decision, right)
+        case "steer":
+            if not entry.steer.text:
+                raise InvalidField("text is empty", field="command.steer.text")
+            return Steer(text_bytes=len(entry.steer.text.encode()))
+        case "cancel":
+            cause = enum_member(StopCause, entry.cancel.cause, "command.cancel.cause")
+            return Cancel(cause=cause, reason=entry.cancel.reason)
+        case "redrive":
+            return Redrive(reason=entry.redrive.reason)
+        case "resolve":
+            return _resolve(entry.resolve)
+        case "progress":
+            return _progress(entry.progress)
+        case "top_up":
+            if not entry.top_up.tokens:
+                raise InvalidField("a top-up has tokens", field="command.top_up.tokens")
+            return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
+        case "pause":
+            return Pause()
+        case _:
+            raise InvalidField("a command has a kind", field="command.kind")
+
+
+def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide:
+    kind = enum_member(DecisionKind, decision.kind, "command.decision.kind")
+    if kind is DecisionKind.EDIT:
+        if not decision.arguments_json:
+            raise InvalidField("an edit has arguments", field="command.decision.arguments_json")
+        check_digest(decision.edited_digest, "command.decision.edited_digest")
+    if decision.HasField("edited_series") != (decision.for_series and kind is DecisionKind.EDIT):
+        raise InvalidField("an edit of a series, and nothing else, has one", field="command.decision.edited_series")
+    if kind is DecisionKind.ANSWER and not decision.answer:
+        raise InvalidField("an answer is not empty", field="command.decision.answer")
+    return Decide(
+        call_id=CallId(check_id(decision.call_id, "command.decision.call_id")),
+        kind=kind,
+        digest=decision.digest,
+        arguments=decision.arguments_json,
+        edited_digest=decision.edited_digest,
+        reason=decision.reason,
+        right=right,
+        for_series=decision.for_series,
+        edited_series=series_from(decision.edited_series) if decision.HasField("edited_series") else None,
+    )
+
+
+def _resolve(resolve: ledger_pb2.ResolveCommand) -> Resolve:
+    if resolve.resolution not in {1, 2, 3}:
+        raise InvalidField("resolution is unknown", field="command.resolve.resolution")
+    happened = resolve.resolution == ledger_pb2.CALL_RESOLUTION_HAPPENED
+    if happened != bool(resolve.content_json):
+        raise InvalidField("what happened, and only that, has a result", field="command.resolve.content_json")
+    return Resolve(call_id=CallId(check_id(resolve.call_id, "command.resolve.call_id")))
+
+
+def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
+    fraction = progress.fraction if progress.HasField("fraction") else None
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise InvalidField("fraction is from 0 to 1", field="command.progress.fraction")
+    return Progress(
+        call_id=CallId(check_id(progress.call_id, "command.progress.call_id")),
+        client_id=ClientId(check_id(progress.client_id, "command.progress.client_id")),
+        offer_epoch=progress.offer_epoch,
+        fraction=fraction,
+        message=progress.message,
+    )
+
+
+def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
+    """Return what tells one payload from another."""
+    if without:
+        message, whole = type(message)(), message
+        message.CopyFrom(whole)
+        for field in without:
+            message.ClearField(field)
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+
+
+def _unstopped(call_ids: Sequence[str]) -> bytes | None:
+    for call_id in call_ids:
+        check_id(call_id, "unstopped_call_ids")
+    return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
+
+
+def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
+    """Return kinds of waits, each once, sorted; InvalidField if one is unknown."""
+    if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
+        raise InvalidField("a wait is of an unknown kind", field="waits")
+    return tuple(sorted(set(waits)))
+
+
+def _below(end: int, value: int, field: str) -> int:
+    if value >= end:
+        raise InvalidField(f"{field} is too large", field=field)
+    return value
+
+
+_int32: Final = partial(_below, 2**31)
+_tokens: Final = partial(_below, TOKENS_MAX + 1)
+
+
+def enum_member(kind: type[E], value: int, field: str) -> E:
+    """Return the member of a number; InvalidField if there is none."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidField(f"{field} has no value {value}", field=field) from None

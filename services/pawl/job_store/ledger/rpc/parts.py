@@ -1,0 +1,103 @@
+"""Parts of what may be larger than a message of gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from google.protobuf.message import Message as ProtoMessage
+
+from pawl.chassis.ids import RunId
+from pawl.chassis.rpc.parts import in_parts
+from pawl.event.v1 import message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.ledger.reading import Loaded, Told
+from pawl.job_store.ledger.rpc import messages, own_tools
+from pawl.job_store.ledger.rules.rows import CommandRow
+
+PART_BYTES_MAX: Final = 1024 * 1024
+"""A part that has an entry takes no further one that makes it larger than this."""
+
+IMAGES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Most bytes of images that a run is loaded with: of more the newest."""
+
+# The reason of a failure, as agent-loop has it: the model server does not take what the request says.
+_PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
+
+
+def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
+    """Yield a loaded run; at least one part, and that has all that is not repeated."""
+    first = ledger_pb2.LoadRunResponse(
+        run=messages.run(loaded.run),
+        loop_state=loaded.loop_state,
+        now=messages.timestamp(loaded.time),
+        own_tools=own_tools.of_run(loaded.run),
+        notices=map(messages.notice, loaded.told.notices),
+        open_job_count=loaded.told.open_jobs,
+        shared_tokens_left=loaded.shared_tokens_left,
+    )
+    history = [messages.message_for_worker(row, loaded.user_id, loaded.run.user_id) for row in loaded.messages]
+    _without_refused_images(history, loaded.failures)
+    _without_old_images(history, IMAGES_BYTES_MAX)
+    asked = {call_id for message in history for call_id in message.call_ids}
+    calls = (
+        messages.call(row, omitted_bytes=loaded.omitted_bytes[row.call_id])
+        for row in loaded.calls
+        if row.call_id in asked or row.run_id == loaded.run.run_id
+    )
+    commands = map(messages.command, loaded.commands)
+    entries = chain(_named("messages", history), _named("calls", calls), _named("commands", commands))
+    part = first
+    for taken in in_parts(entries, lambda named: named[1].ByteSize(), size_max=PART_BYTES_MAX):
+        for field, entry in taken:
+            getattr(part, field).append(entry)
+        yield part
+        part = ledger_pb2.LoadRunResponse()
+    if part is first:
+        yield first
+
+
+def of_inbox(rows: Iterable[CommandRow], told: Told) -> Iterator[ledger_pb2.ListCommandsResponse]:
+    """Yield commands; at least one part, and that has what the conversation is told."""
+    parts = in_parts(map(messages.command, rows), ledger_pb2.Command.ByteSize, size_max=PART_BYTES_MAX)
+    yield ledger_pb2.ListCommandsResponse(
+        commands=next(parts, []), notices=map(messages.notice, told.notices), open_job_count=told.open_jobs
+    )
+    for part in parts:
+        yield ledger_pb2.ListCommandsResponse(commands=part)
+
+
+def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, ProtoMessage]]:
+    return ((field, entry) for entry in entries)
+
+
+def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
+    """Leave images out that were refused with a run that got no answer: every later request would be refused, too.
+
+    Those of its own message; if it brought none, all that were there before.
+    """
+    answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
+    refused = {
+        run_id
+        for run_id, failure in failures.items()
+        if run_id not in answered and run_pb2.Run.FromString(failure).failure.reason == _PROVIDER_REFUSED
+    }
+    with_images = {message.run_id for message in history if any(part.HasField("image") for part in message.parts)}
+    leaves_all = False
+    for message in reversed(history):
+        is_refused = message.run_id in refused
+        leaves_all = leaves_all or (is_refused and message.run_id not in with_images)
+        for part in message.parts:
+            if part.HasField("image") and (is_refused or leaves_all):
+                messages.leave_out(part)
+
+
+def _without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:
+    """Leave all images out of messages but the newest ones, up to so many bytes."""
+    left = bytes_max
+    for part in (part for message in reversed(history) for part in reversed(message.parts)):
+        if part.HasField("image"):
+            left -= len(part.image.data)
+            if left < 0:
+                messages.leave_out(part)

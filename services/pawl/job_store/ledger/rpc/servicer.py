@@ -1,0 +1,406 @@
+"""pawl.job.v1.LedgerService: translates, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import astuple
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from pawl.chassis.ids import StoreId, UserId, check_id
+from pawl.chassis.process import logs
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEnd
+from pawl.event.v1 import event_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1 import ledger_pb2_grpc
+from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.ledger import Ledger
+from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
+from pawl.job_store.ledger.reading import PendingFilter, RunView
+from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
+from pawl.job_store.ledger.rules.command import Receipt
+from pawl.job_store.ledger.rules.conversations import check_title, made_title
+from pawl.job_store.ledger.rules.imports import ImportConversation
+from pawl.job_store.ledger.rules.submit import Submit, Submitted
+from pawl.job_store.ledger.rules.waiting import explain, explain_all
+from pawl.values import CommandOutcome
+
+RUNS_PER_CLAIM_MAX: Final = 64
+RUNS_LOADED_MAX: Final = 4
+"""A claim of more runs is answered without what is loaded of them: they would wait for each other."""
+EVENTS_DEFAULT: Final = 256
+EVENTS_MAX: Final = 1000
+_PENDING_RUNS: Final = "ListPendingCalls, runs"
+_BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
+_PAGE_BYTES_WITH_RUNS_MAX: Final = 1024 * 1024
+"""A page with more of calls takes no runs."""
+
+_log = logs.get_logger(__name__)
+
+
+class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
+    """Serves the ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
+        size_bytes = request.ByteSize()
+        submitted = await self._submit(operations.submit(request, self._ledger.limits), size_bytes)
+        return pb.SubmitMessageResponse(run=_placed(submitted), steered=submitted.steered)
+
+    async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
+        size_bytes = request.ByteSize()
+        submitted = await self._submit(job_messages.start(request, self._ledger.limits), size_bytes)
+        return pb.StartJobResponse(run=messages.run(submitted.run))
+
+    async def _submit(self, operation: Submit, size_bytes: int) -> Submitted:
+        submitted: Submitted = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
+        )
+        return submitted
+
+    async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
+        worker_id = check_id(request.worker_id, "worker_id")
+        if not 1 <= request.runs_max <= RUNS_PER_CLAIM_MAX:
+            raise InvalidField(f"runs_max is from 1 to {RUNS_PER_CLAIM_MAX}", field="runs_max")
+        with self._ledger.meter.claim_seconds.time():
+            claimed = await self._ledger.leases.claim(
+                worker_id,
+                runs_max=request.runs_max,
+                lease_seconds=operations.lease_seconds(request.lease_seconds),
+                background_runs_max=request.background_runs_max,
+            )
+        self._ledger.meter.claims.inc(len(claimed))
+        response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
+        if len(claimed) <= RUNS_LOADED_MAX:
+            # Nobody else changes anything of these meanwhile, as clients do that hold calls.
+            for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_quiet):
+                await self._load_along(run)
+        return response
+
+    async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
+        loaded = await self._ledger.reads.load(operations.run_key(request), request.epoch)
+        for part in parts.of_run(loaded):
+            yield part
+
+    async def _load_along(self, run: pb.ClaimedRun) -> None:
+        """Put what is loaded of a run with its claim, if it is small; LoadRun reports why a run cannot be loaded."""
+        try:
+            loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
+        except Exception as error:  # noqa: BLE001  # the other runs are claimed already
+            _log.info("run.not_loaded", run=run.run_id, error=type(error).__name__)
+            return
+        if len(loaded) == 1:
+            run.loaded.CopyFrom(loaded[0])
+
+    async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
+        renewed = await self._ledger.leases.renew(
+            check_id(request.worker_id, "worker_id"),
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.RenewLeasesResponse(
+            runs=map(messages.CLAIMED.fields, renewed.runs),
+            runs_with_commands=map(messages.CLAIMED.fields, renewed.with_commands),
+            now=messages.timestamp(renewed.time),
+        )
+
+    async def ReleaseWorker(self, request: pb.ReleaseWorkerRequest, context: Context) -> pb.ReleaseWorkerResponse:
+        released = await self._ledger.release_worker(check_id(request.worker_id, "worker_id"))
+        return pb.ReleaseWorkerResponse(released_count=released)
+
+    async def ReportCrash(self, request: pb.ReportCrashRequest, context: Context) -> pb.ReportCrashResponse:
+        quarantined = await self._ledger.report_crash(operations.run_key(request), request.epoch)
+        return pb.ReportCrashResponse(quarantined=quarantined)
+
+    async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
+        size_bytes = request.ByteSize()
+        operation = operations.commit(request)
+        committed = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, store_id=operation.run.store_id
+        )
+        return messages.COMMITTED.write(committed)
+
+    async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
+        size_bytes = request.ByteSize()
+        operation = operations.send(request, self._ledger.limits)
+        receipt: Receipt = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
+        response = pb.SendCommandResponse(
+            outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
+            reason=receipt.reason,
+            message=receipt.message,
+        )
+        if receipt.run is not None and (request.as_operator or receipt.run.user_id == request.user_id):
+            response.run.CopyFrom(_run_view(RunView(run=receipt.run, pending=receipt.pending)))
+        elif receipt.run is not None:
+            response.run.CopyFrom(messages.run_for_approver(receipt.run))
+        return response
+
+    async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.StopJobResponse:
+        cancel = pb.CancelCommand(cause=run_pb2.STOP_CAUSE_MODEL)
+        sent = pb.SendCommandRequest(
+            store_id=request.store_id,
+            user_id=request.user_id,
+            run_id=request.run_id,
+            command=pb.Command(command_id=request.command_id, cancel=cancel),
+        )
+        conversation_id = check_id(request.conversation_id, "conversation_id")
+        operation = replace(operations.send(sent, self._ledger.limits), reports_to=conversation_id)
+        receipt: Receipt = await self._ledger.group_commit.run(
+            operation, size_bytes=sent.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
+        if receipt.run is None:
+            raise RunNotFound
+        stopped = receipt.outcome in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
+        return pb.StopJobResponse(run=messages.run(receipt.run), stopped=stopped)
+
+    async def NoteCompletion(self, request: pb.NoteCompletionRequest, context: Context) -> pb.NoteCompletionResponse:
+        operation = operations.note_completion(request)
+        await self._ledger.group_commit.run(
+            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
+        return pb.NoteCompletionResponse()
+
+    async def ListCommands(
+        self, request: pb.ListCommandsRequest, context: Context
+    ) -> AsyncIterator[pb.ListCommandsResponse]:
+        rows, told = await self._ledger.reads.commands(operations.run_key(request))
+        for part in parts.of_inbox(rows, told):
+            yield part
+
+    async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
+        operation = operations.lease_offer(request)
+        leased = await self._ledger.group_commit.run(
+            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
+        response = pb.LeaseOfferResponse(granted=leased.granted, replaced=leased.replaced)
+        if leased.call is not None:
+            response.call.CopyFrom(messages.call(leased.call))
+        return response
+
+    async def RenewOffers(self, request: pb.RenewOffersRequest, context: Context) -> pb.RenewOffersResponse:
+        held = await self._ledger.renew_offers(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.RenewOffersResponse(calls=map(messages.call, held))
+
+    async def ReleaseOffers(self, request: pb.ReleaseOffersRequest, context: Context) -> pb.ReleaseOffersResponse:
+        released = await self._ledger.release_offers(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
+            check_id(request.run_id, "run_id", optional=True),
+        )
+        return pb.ReleaseOffersResponse(released_count=released)
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        reader = _reader(request)
+        view = await self._ledger.reads.run(operations.run_key(request), reader)
+        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.places))
+        tools = () if reader else own_tools.of_run(view.run)
+        return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        store_id = check_id(request.store_id, "store_id")
+        user_id = check_id(request.user_id, "user_id", optional=request.running_jobs_of_store)
+        wanted = filters.run_filter(request)
+        selection = (store_id, user_id, *astuple(wanted))
+        page = await self._ledger.reads.runs(
+            store_id,
+            user_id,
+            wanted,
+            after=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
+        places = self._ledger.limits.places
+        runs = (messages.run_in(each, explain(each, places)) for each in page.rows)
+        return pb.ListRunsResponse(runs=runs, next_page_token=token)
+
+    async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
+        store_id = check_id(request.store_id, "store_id")
+        run_id = check_id(request.run_id, "run_id", optional=True)
+        selection = (store_id, run_id)
+        page = await self._ledger.attention_repository.listed(
+            store_id,
+            run_id=run_id,
+            after=read_token(request.page_token, "ListAttention", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListAttentionResponse(runs=map(_run_view, page.rows))
+        if page.has_more and (last := page.rows[-1].run).attention is not None:
+            position = (last.attention.since_time, last.run_id)
+            response.next_page_token = make_token("ListAttention", selection, position)
+        return response
+
+    async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
+        key = operations.call_key(request)
+        row = await self._ledger.reads.call(key, _reader(request), for_approval=request.for_approval)
+        return pb.GetCallResponse(call=messages.call(row))
+
+    async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
+        selection = (request.store_id, request.user_id, request.run_id)
+        page = await self._ledger.reads.calls(
+            operations.run_key(request),
+            _reader(request),
+            after=read_token(request.page_token, "ListCalls", selection, tuple[Small, Small, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        token = next_token("ListCalls", selection, page, lambda call: (call.round, call.index, call.call_id))
+        is_own = all(row.user_id == request.user_id or not request.user_id for row in page.rows)
+        shown = map(messages.call if is_own else messages.call_for_reader, page.rows)
+        return pb.ListCallsResponse(calls=shown, next_page_token=token)
+
+    async def ListPendingCalls(
+        self, request: pb.ListPendingCallsRequest, context: Context
+    ) -> pb.ListPendingCallsResponse:
+        store_id = check_id(request.store_id, "store_id")
+        check_id(request.user_id, "user_id")
+        wanted, rows_max = filters.pending_filter(request), page_size(request.page_size)
+        selection = (
+            request.store_id,
+            wanted.user_id,
+            tuple(map(int, wanted.states)),
+            wanted.tool_name,
+            wanted.conversation_id,
+        )
+        try:
+            after = read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, Id])
+        except InvalidPageToken:
+            after_run = read_token(request.page_token, _PENDING_RUNS, selection, tuple[datetime, Id])
+            return await self._pending_runs(request, wanted, selection, after=after_run, rows_max=rows_max)
+        page = await self._ledger.reads.pending(store_id, wanted, after=after, rows_max=rows_max)
+        shown = [
+            messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
+            for row in page.rows
+        ]
+        token = next_token("ListPendingCalls", selection, page, lambda call: (call.create_time, call.call_id))
+        response = pb.ListPendingCallsResponse(calls=shown, next_page_token=token)
+        if token:
+            return response
+        room = rows_max - len(shown) if response.ByteSize() < _PAGE_BYTES_WITH_RUNS_MAX else 0
+        runs = await self._pending_runs(request, wanted, selection, after=None, rows_max=max(1, room))
+        if room:
+            response.MergeFrom(runs)
+        elif runs.runs:
+            response.next_page_token = make_token(_PENDING_RUNS, selection, _BEFORE_ALL_RUNS)
+        return response
+
+    async def _pending_runs(
+        self,
+        request: pb.ListPendingCallsRequest,
+        wanted: PendingFilter,
+        selection: tuple[object, ...],
+        *,
+        after: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> pb.ListPendingCallsResponse:
+        store_id = StoreId(request.store_id)
+        page = await self._ledger.reads.short_of_tokens(store_id, wanted, after=after, rows_max=rows_max)
+        shown = [messages.run_short_of_tokens(row, request.user_id) for row in page.rows]
+        token = next_token(_PENDING_RUNS, selection, page, lambda run: (run.create_time, run.run_id))
+        return pb.ListPendingCallsResponse(runs=shown, next_page_token=token)
+
+    async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
+        selection = (request.store_id, request.user_id, request.conversation_id)
+        page = await self._ledger.reads.messages(
+            check_id(request.store_id, "store_id"),
+            _reader(request),
+            check_id(request.conversation_id, "conversation_id"),
+            after=(read_token(request.page_token, "ListMessages", selection, tuple[Large]) or (0,))[0],
+            rows_max=page_size(request.page_size),
+        )
+        token = next_token("ListMessages", selection, page, lambda message: (message.number,))
+        shown = (messages.message_for(row, page.user_id, request.user_id) for row in page.rows)
+        return pb.ListMessagesResponse(messages=shown, next_page_token=token)
+
+    async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        conversation_id = check_id(request.conversation_id, "conversation_id")
+        row = await self._ledger.conversations.by_id(store_id, user_id, conversation_id)
+        return pb.GetConversationResponse(conversation=messages.conversation_for(row, user_id))
+
+    async def ImportConversation(
+        self, request: pb.ImportConversationRequest, context: Context
+    ) -> pb.ImportConversationResponse:
+        size_bytes = request.ByteSize()
+        operation = _import(request)
+        made = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
+        )
+        return pb.ImportConversationResponse(conversation=messages.CONVERSATION.write(made))
+
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
+        if request.events_max > EVENTS_MAX:
+            raise InvalidField(f"events_max is at most {EVENTS_MAX}", field="events_max")
+        part = await self._ledger.reads.events(
+            operations.run_key(request),
+            _reader(request),
+            after_seq=request.after_seq,
+            events_max=request.events_max or EVENTS_DEFAULT,
+        )
+        if request.after_seq > part.last_seq:
+            raise SeqBeyondEnd(f"the log ends at seq {part.last_seq}", last_seq=part.last_seq)
+        return pb.ListEventsResponse(
+            events=map(event_pb2.RunEvent.FromString, part.payloads),
+            last_seq=part.last_seq,
+            ended=part.ended,
+            gap=None if part.gap is None else messages.gap(part.gap),
+        )
+
+
+def _import(request: pb.ImportConversationRequest) -> ImportConversation:
+    """Return the operation of an ImportConversation. Takes the request apart: it is of no use afterwards."""
+    if not request.messages:
+        raise InvalidField("a history has messages", field="messages")
+    told = pb.ImportConversationRequest()
+    told.CopyFrom(request)
+    told.ClearField("request_id")
+    for message in told.messages:
+        message.ClearField("call_ids")
+    for call in told.calls:
+        call.ClearField("call_id")
+    return ImportConversation(
+        store_id=check_id(request.store_id, "store_id"),
+        user_id=check_id(request.user_id, "user_id"),
+        request_id=check_id(request.request_id, "request_id", optional=True),
+        fingerprint=operations.fingerprint(told),
+        key_hash=operations.key_hash_of(request),
+        title=check_title(request.title),
+        made_title=made_title(request.messages[0].text),
+        messages=tuple(map(operations.new_message, request.messages)),
+        calls=tuple(map(operations.call_change, request.calls)),
+    )
+
+
+def _reader(request: Any) -> UserId:
+    """Return who reads; an empty user is a service."""
+    return check_id(request.user_id, "user_id", optional=True)
+
+
+def _placed(submitted: Submitted) -> run_pb2.Run:
+    run = messages.run(submitted.run)
+    run.queue_position = submitted.place
+    return run
+
+
+def _run_view(view: RunView) -> run_pb2.Run:
+    return _with_calls(messages.run(view.run), view)
+
+
+def _with_calls(run: run_pb2.Run, view: RunView) -> run_pb2.Run:
+    if view.waits is not None:
+        run.waits[:] = view.waits  # type: ignore[assignment]  # the same numbers
+    run.pending_calls.extend(map(messages.call, view.pending))
+    run.active_calls.extend(map(messages.call, view.active))
+    return run

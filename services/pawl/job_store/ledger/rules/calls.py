@@ -1,0 +1,352 @@
+"""Judging what the owner of a run makes of its calls.
+
+A gated call has a digest: of the store, the run, the call, the tool and the
+arguments. It starts only as exactly that, and only after somebody approved it,
+or as many people as it needs, each with a credential of their own (I9, I10).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.identity.auth import LOCAL_CREDENTIAL
+from pawl.chassis.ids import CallId, ClientId, CommandId, CredentialId, RunId, UserId
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField
+from pawl.job_store.ledger.rules import call_table
+from pawl.job_store.ledger.rules.approval import Decision
+from pawl.job_store.ledger.rules.events import CallChanged
+from pawl.job_store.ledger.rules.rows import CallRow, Offer, RunRow
+from pawl.values import CallState, DecisionKind, Series
+
+SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
+"""Those that tell no two people apart: one of which nothing is known, and the key of whoever owns the machine."""
+
+_APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
+_BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
+
+WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
+"""The states that a call gets with the run that does it."""
+
+
+class CallChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as its owner wants it to be. See `CallRow`; what is missing here the ledger gives itself."""
+
+    call_id: CallId
+    round: int
+    index: int
+    state: CallState
+    tool_name: str
+    tool_version: int
+    fallback_tool_name: str
+    arguments: bytes
+    attempt: int
+    digest: str
+    deadline_time: datetime | None
+    result: bytes | None
+    spec: bytes
+    approvals_required: int = 1
+    escalated: bool = False
+    has_default: bool = False
+    child_run_id: RunId = RunId("")
+    only_reads: bool = False
+    """True if its effect class is READ_ONLY."""
+    series: Series | None = None
+
+
+# The others are of the first change only, or as `_shown` says; `only_reads` is in the spec.
+_OF_OWNER: Final = tuple(
+    set(CallChange.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated", "only_reads"}
+)
+
+
+def arguments_sha256(arguments: bytes) -> bytes:
+    """Return what a decision remembers of the arguments that it approves."""
+    return hashlib.sha256(arguments).digest()
+
+
+def create(run: RunRow, change: CallChange, *, now: datetime, is_granted: bool = False) -> CallRow:
+    """Return the row of a new call; one that `is_granted` may start though it is gated.
+
+    Raises:
+        IllegalTransition: it cannot be created in that state, or it is gated and would start.
+        InvalidField: it is settled without a result, or has a result and is not settled.
+    """
+    call_table.check(None, change.state)
+    _check_result(change)
+    _check_child(None, change)
+    if change.digest and change.state in call_table.STARTED and not is_granted:
+        raise IllegalTransition("a gated call cannot start before it was approved")
+    _check_gate_has_digest(change)
+    return _row(run, change, now)
+
+
+def imported(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
+    """Return the row of a call that was made elsewhere and is settled; here it never was anything else.
+
+    Raises:
+        InvalidField: it is not settled, or has no result.
+    """
+    if not change.state.is_terminal:
+        raise InvalidField(f"call {change.call_id}: a call that is imported is settled", field="calls.state")
+    _check_result(change)
+    return _row(run, change, now)
+
+
+def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
+    return CallRow(
+        store_id=run.store_id,
+        call_id=change.call_id,
+        run_id=run.run_id,
+        conversation_id=run.conversation_id,
+        user_id=run.user_id,
+        round=change.round,
+        index=change.index,
+        offer=_offer(change.state, None),
+        create_time=now,
+        start_time=now if change.state in _BEGUN else None,
+        end_time=now if change.state.is_terminal else None,
+        state_time=now,
+        approvals_required=max(1, change.approvals_required),
+        **_as_owner_says(change),
+    )
+
+
+def begun_before(change: CallChange) -> CallChange | None:
+    """Return the beginning of a new call that comes with its end; None if it is as it is created.
+
+    Only a call that reads may have run before it was written down.
+    """
+    if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):
+        return None
+    return replace(change, state=CallState.RUNNING, result=None)
+
+
+def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
+    """Return the row of a call of `run` after a step of its owner that takes the commands `consumed` into account.
+
+    Raises:
+        InboxChanged: a command settles or decides the call, and the step does not know it.
+        IllegalTransition: the table, or the gate, does not allow it.
+        InvalidField: as for `create`.
+    """
+    if call.reserved_by and call.reserved_by not in consumed:
+        raise InboxChanged
+    call_table.check(call.state, change.state)
+    if change.state is call.state is CallState.RUNNING and change.attempt <= call.attempt:
+        raise IllegalTransition("a call that runs again must have a higher attempt")
+    if (call.state, change.state) in call_table.ONCE_BEGUN and call.start_time is None:
+        raise IllegalTransition(f"a call that has not begun cannot go from {call.state.name} to {change.state.name}")
+    if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
+        raise IllegalTransition(f"nobody settled the call that is {call.state.name}")
+    if call.state is CallState.DELEGATED and change.state is not CallState.CANCELLED and not call.reserved_by:
+        raise IllegalTransition("the run that does the call has not ended")
+    _check_result(change)
+    _check_child(call, change)
+    _check_gate(run, call, change)
+    begins = change.state in _BEGUN
+    if change.state is CallState.AWAITING_APPROVAL:
+        call = _shown(call, change)
+    return replace(
+        call,
+        offer=_offer(change.state, call.offer),
+        reserved_by="",
+        start_time=now if begins else _began(call, change.state),
+        end_time=now if change.state.is_terminal else None,
+        state_time=call.state_time if change.state is call.state else now,
+        **_as_owner_says(change),
+    )
+
+
+def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
+    """Return an open call that nobody settles, with a result: of one that has begun it is not known what it did."""
+    may_have_run = call.start_time is not None and CallState.OUTCOME_UNKNOWN in call_table.TRANSITIONS[call.state]
+    state = CallState.OUTCOME_UNKNOWN if may_have_run else CallState.CANCELLED
+    call_table.check(call.state, state)
+    return replace(call, state=state, result=result, offer=None, reserved_by="", end_time=now, state_time=now)
+
+
+def is_approved(run: RunRow, call: CallRow) -> bool:
+    """Return whether enough people have approved the call of `run` as it was decided.
+
+    Of two and more that are needed none is whoever started the run, or has its credential,
+    and no two are one person, or have one credential. A delegate is a person, too, and with a key acts who made it.
+    Who has steered the run was asked when each approved: a message that comes later takes no approval back.
+    """
+    decision = call.decision
+    if decision is None or decision.kind not in _APPROVALS:
+        return False
+    if call.approvals_required == 1:
+        return True
+    of_it = (each for each in call.approvals if (each.digest, each.series) == (decision.digest, decision.series))
+    return approvers(run, of_it) >= call.approvals_required
+
+
+def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
+    """Return how many different people have given the approvals, none of them whoever started the run."""
+    users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
+    for approval in approvals:
+        if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:
+            users |= people_of(approval)
+            credentials |= {approval.credential_id} - SHARED_CREDENTIALS
+            counted += 1
+    return counted
+
+
+def people_of(acted: RunRow | Decision) -> set[UserId]:
+    """Return whose act it was: in whose name, of which delegate, whatever its key, and who has made the key."""
+    return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
+
+
+def is_same_credential(one: CredentialId, other: CredentialId) -> bool:
+    """Return whether two credentials are known to be one that belongs to somebody."""
+    return one == other and one not in SHARED_CREDENTIALS
+
+
+def changed(before: CallRow | None, call: CallRow) -> CallChanged:
+    """Return the event that says what became of a call."""
+    duration = 0.0
+    ran = before is not None and (before.state in _BEGUN or before.is_leased)
+    if ran and call.state.is_terminal:
+        began = call.start_time or call.create_time
+        duration = max(0.0, ((call.end_time or began) - began).total_seconds())
+    return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
+
+
+def _as_owner_says(change: CallChange) -> dict[str, Any]:
+    """Return the fields of the row that are always as the owner wants them."""
+    return {name: getattr(change, name) for name in _OF_OWNER}
+
+
+def _shown(call: CallRow, change: CallChange) -> CallRow:
+    """Return the call as it is put to people now: for the first time, edited, or once more."""
+    if call.state is not CallState.AWAITING_APPROVAL:
+        return replace(
+            call,
+            decision=None,
+            approvals=(),
+            earlier_approvals=(),
+            approvals_required=max(1, change.approvals_required),
+            escalated=False,
+        )
+    edit = call.decision
+    if edit is not None:
+        # Who edited it has approved what is shown now.
+        return replace(call, decision=None, approvals=(edit,))
+    return replace(call, escalated=True)
+
+
+def _is_answered(call: CallRow) -> bool:
+    """Return whether a waiting call has a result: of a command, the default of a question, or its tool."""
+    is_asked = call.state is CallState.ASKED
+    return bool(call.reserved_by) or (is_asked and (call.has_default or call.start_time is not None))
+
+
+def _offer(state: CallState, before: Offer | None) -> Offer | None:
+    if state is not CallState.OFFERED:
+        return before
+    return Offer(client_id=ClientId(""), epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
+
+
+def _began(call: CallRow, state: CallState) -> datetime | None:
+    """Return when the call began that goes on to `state`: what a client began is over once it is not offered."""
+    return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
+
+
+def _check_result(change: CallChange) -> None:
+    if change.state.is_terminal and change.result is None:
+        raise InvalidField(f"call {change.call_id}: a settled call has a result", field="calls.result")
+    if not change.state.is_terminal and change.result is not None:
+        raise InvalidField(f"call {change.call_id}: only a settled call has a result", field="calls.result")
+
+
+def _check_child(call: CallRow | None, change: CallChange) -> None:
+    """Let a call have a run that does it from the moment on in which it is delegated, always the same one."""
+    had = call.child_run_id if call is not None else ""
+    has_child = change.state in WITH_CHILD
+    if has_child and not change.child_run_id:
+        raise InvalidField(f"call {change.call_id}: a run does a delegated call", field="calls.child_run_id")
+    if not has_child and change.child_run_id != had:
+        raise IllegalTransition("a call keeps the run that does it, and gets one only by being delegated")
+
+
+def _check_gate_has_digest(change: CallChange) -> None:
+    if change.state is CallState.AWAITING_APPROVAL and not change.digest:
+        raise InvalidField(f"call {change.call_id}: an approval needs a digest", field="calls.approval.digest")
+
+
+def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
+    if change.state is CallState.AWAITING_APPROVAL:
+        _check_gate_has_digest(change)
+        if call.state is CallState.AWAITING_APPROVAL:
+            _check_shown_again(call, change)
+        return
+    if not call.digest:
+        if change.digest:
+            raise IllegalTransition("a call becomes gated only by awaiting an approval")
+        return
+    if _is_fallback(call, change):
+        return
+    decision = call.decision
+    if change.state in call_table.STARTED and not (_is_granted(call) or is_approved(run, call)):
+        raise IllegalTransition("a gated call cannot start before it was approved")
+    shown = _shown_of(call)
+    if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:
+        shown = _shown_of(call, decision)
+    if not _is_same(call, change, shown) and not _is_settled_edit(call, change):
+        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+
+
+def _check_shown_again(call: CallRow, change: CallChange) -> None:
+    """Let a request be changed only as somebody edited it, or be escalated, once."""
+    shown, edit = _shown_of(call), call.decision
+    if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
+        shown = _shown_of(call, edit)
+    elif call.reserved_by or call.escalated or not change.escalated:
+        raise IllegalTransition("a request for approval is shown again edited, or escalated once")
+    if not _is_same(call, change, shown):
+        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+
+
+def _is_granted(call: CallRow) -> bool:
+    """Return whether a gated call has begun without a decision of its own: under a grant, when it was created."""
+    has_begun = call.state in call_table.STARTED or call.start_time is not None
+    return call.series is not None and call.decision is None and has_begun
+
+
+def _shown_of(call: CallRow, decision: Decision | None = None) -> tuple[str, bytes, Series | None]:
+    """Return what a call is to people: digest, arguments and series, as a decision has left them if one is given."""
+    if decision is None:
+        return call.digest, arguments_sha256(call.arguments), call.series
+    series = decision.series if decision.kind is DecisionKind.EDIT else call.series
+    return decision.digest, decision.arguments_sha256, series
+
+
+def _is_same(call: CallRow, change: CallChange, shown: tuple[str, bytes, Series | None]) -> bool:
+    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
+    return is_same_tool and (change.digest, arguments_sha256(change.arguments), change.series) == shown
+
+
+def _is_fallback(call: CallRow, change: CallChange) -> bool:
+    """Return whether the tool that the definition names runs for one that no client ran; it is gated on its own."""
+    return (
+        call.state is CallState.OFFERED
+        and change.tool_name == call.fallback_tool_name != call.tool_name
+        and not change.digest
+    )
+
+
+def _is_settled_edit(call: CallRow, change: CallChange) -> bool:
+    """Return whether an edited call is settled without having started, with the edited arguments in the record."""
+    decision = call.decision
+    return (
+        change.state.is_terminal
+        and decision is not None
+        and decision.kind is DecisionKind.EDIT
+        and _is_same(call, change, _shown_of(call, decision))
+    )

@@ -1,0 +1,392 @@
+"""A command to a run, and its receipt, which is final.
+
+What settles or decides a call reserves the call in the same transaction: from
+then on only a step of the owner that takes the command into account can move it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import ClassVar, Final, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import (
+    CallId,
+    CallKey,
+    ClientId,
+    CommandId,
+    ConversationId,
+    CredentialId,
+    RunKey,
+    SessionId,
+    UserId,
+)
+from pawl.errors import (
+    AttentionNotNeeded,
+    CallNotFound,
+    CallNotPending,
+    NoTokenBudget,
+    PawlError,
+    RequestIdReused,
+    RunEnded,
+    RunNotFound,
+    TokenCeiling,
+)
+from pawl.job_store.ledger.rules import attention, inbox, log, offers, refusals, stop, turn
+from pawl.job_store.ledger.rules.decisions import Decide, Decider
+from pawl.job_store.ledger.rules.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
+from pawl.job_store.ledger.rules.refusals import Refused, Replaced
+from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, RunRow
+from pawl.job_store.ledger.rules.states import OperatorAct
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionRight, RunState, StopCause
+
+PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
+"""The log tells the progress of a call at most once in this time."""
+
+
+class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says of a call that it was offered; `client_id` is empty on the unary path."""
+
+    call_id: CallId
+    client_id: ClientId
+    offer_epoch: int
+
+
+class ToolResult(OfOffer, frozen=True, kw_only=True):
+    """A client brings the result of a front-end call."""
+
+    name: ClassVar[str] = "tool_result"
+
+
+class Steer(msgspec.Struct, frozen=True, kw_only=True):
+    """A message enters the run."""
+
+    name: ClassVar[str] = inbox.STEER
+    text_bytes: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody stops the run."""
+
+    name: ClassVar[str] = inbox.CANCEL
+    cause: StopCause
+    reason: str = ""
+
+
+class Resolve(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator says what became of a call in doubt."""
+
+    name: ClassVar[str] = "resolve"
+    call_id: CallId
+
+
+class Redrive(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator lets a quarantined run go on."""
+
+    name: ClassVar[str] = "redrive"
+    reason: str = ""
+
+
+class Progress(OfOffer, frozen=True, kw_only=True):
+    """A client says how far it is with a front-end call."""
+
+    name: ClassVar[str] = "progress"
+    fraction: float | None
+    message: str
+
+
+class TopUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody adds to the token budget."""
+
+    name: ClassVar[str] = inbox.TOP_UP
+    tokens: int
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody pauses a job, or lets it go on: its owner reads which."""
+
+    name: ClassVar[str] = inbox.PAUSE
+
+
+Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | Pause
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The final word on a command, and the run after it with what it waits for; no run if UNKNOWN."""
+
+    outcome: CommandOutcome
+    reason: str = ""
+    message: str = ""
+    run: RunRow | None = None
+    pending: tuple[CallRow, ...] = ()
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True):
+    """Send `command` to a run, as `user_id`, with `credential_id`. `payload` is opaque: what the owner will read.
+
+    `delegate_user_id` is the user of the delegate that acts for the user, if one does; `people`
+    are others whose act it is, too, where several people are needed.
+
+    With `as_operator` the run may be of any user of the store, and its log says who did what.
+    So it may for a decision with the right STORE, if the call is one that people approve.
+    With a `session_id` what is said of a front-end call counts only if this session holds it,
+    with `reports_to` the run must be a job of that conversation.
+    """
+
+    run: RunKey
+    user_id: UserId
+    command_id: CommandId
+    fingerprint: bytes
+    command: Command
+    payload: bytes
+    as_operator: bool = False
+    session_id: SessionId = SessionId("")
+    inbox_limits: inbox.Limits = inbox.LIMITS
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
+    reports_to: ConversationId = ConversationId("")
+
+    @property
+    def row_keys(self) -> RowKeys:
+        """The rows it needs."""
+        call_id = _call_of(self.command)
+        return RowKeys(
+            runs=(self.run,),
+            ends=(self.run,) if isinstance(self.command, Cancel) else (),
+            calls_of=(self.run,),
+            calls=(CallKey(self.run.store_id, call_id),) if call_id else (),
+            commands_of=(self.run,),
+            commands=(CommandKey(self.run.store_id, self.run.run_id, self.command_id),),
+            owner=UserId("") if self.as_operator or self._may_approve else self.user_id,
+        )
+
+    def apply(self, unit: UnitOfWork) -> Receipt:
+        """Take or refuse the command; the same one again is a DUPLICATE, or refused again.
+
+        Of what changes nothing a run keeps so many receipts; without one the same command is judged anew.
+
+        Raises:
+            RequestIdReused: the command id came before with something else.
+            QueueFull: too many such commands wait; this one may be sent again.
+        """
+        run = unit.runs.get(self.run)
+        if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):
+            return _unknown(RunNotFound())
+        if self.reports_to not in ("", run.reports_to):
+            return _unknown(RunNotFound())
+        earlier = unit.commands.get(CommandKey(run.store_id, run.run_id, self.command_id))
+        if earlier is not None:
+            return self._repeat(unit, run, earlier)
+        incoming = inbox.arrived(
+            unit,
+            run,
+            name=self.command.name,
+            payload=self.payload,
+            command_id=self.command_id,
+            user_id=self.user_id,
+            fingerprint=self.fingerprint,
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
+        )
+        try:
+            run = self._take(unit, run, incoming)
+        except Refused as refusal:
+            error = refusal.error
+            if refusal.outcome is CommandOutcome.UNKNOWN:
+                return _unknown(error)
+            incoming = replace(incoming, outcome=refusal.outcome, reason=error.reason, message=error.message)
+            if not isinstance(refusal, Replaced):
+                run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
+        return _receipt(unit, run, incoming)
+
+    @property
+    def _decider(self) -> Decider:
+        return Decider(
+            command_id=self.command_id,
+            user_id=self.user_id,
+            delegate_user_id=self.delegate_user_id,
+            people=self.people,
+            credential_id=self.credential_id,
+        )
+
+    @property
+    def _may_approve(self) -> bool:
+        return isinstance(self.command, Decide) and self.command.right is DecisionRight.STORE
+
+    def _approves(self, unit: UnitOfWork, run: RunRow) -> bool:
+        """Return whether somebody who may approve for the whole store decides a call of the run that needs it."""
+        if not (self._may_approve and (call_id := _call_of(self.command))):
+            return False
+        call = _call_of_run(unit, run, call_id)
+        return call is not None and call.digest != "" and call.state is not CallState.ASKED
+
+    def _repeat(self, unit: UnitOfWork, run: RunRow, earlier: CommandRow) -> Receipt:
+        if (earlier.fingerprint, earlier.user_id) != (self.fingerprint, self.user_id):
+            raise RequestIdReused
+        is_taken = earlier.outcome is CommandOutcome.ACCEPTED
+        outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome
+        return _receipt(unit, run, replace(earlier, outcome=outcome))
+
+    def _take(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow) -> RunRow:
+        command = self.command
+        if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
+            # Whoever comes after somebody else's decision is told of it, also when the run has ended by then.
+            refusals.check_undecided(_call_of_run(unit, run, command.call_id))
+        if run.state.is_terminal:
+            raise Refused(CommandOutcome.LATE, RunEnded())
+        if isinstance(command, Cancel):
+            return self._cancel(unit, run, incoming, command)
+        if isinstance(command, TopUp | Pause) and run.is_stopping:
+            raise Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
+        if isinstance(command, TopUp):
+            return self._top_up(unit, run, incoming, command)
+        if isinstance(command, Pause):
+            if not run.reports_to:
+                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is no job"))
+            return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
+        if isinstance(command, Redrive):
+            if not run.is_quarantined:
+                raise Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
+            run = inbox.accept(unit, run, incoming, consumed=True)
+            run = self._tell(unit, run, OperatorAct.REDRIVEN, reason=command.reason)
+            return attention.redrive(unit, run)
+        if run.is_stopping:
+            raise Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
+        if isinstance(command, Steer):
+            text_bytes = command.text_bytes
+            run = inbox.accept_message(
+                unit, run, incoming, self.inbox_limits, text_bytes=text_bytes, people=self.people
+            )
+            return turn.wake(unit, run)
+        call = _call_of_run(unit, run, command.call_id)
+        if call is None:
+            raise Refused(CommandOutcome.UNKNOWN, CallNotFound())
+        match command:
+            case ToolResult():
+                _check_result(call, command, self.session_id, unit.now)
+            case Decide():
+                call = self._decider.decide(run, call, command, unit.now)
+                if call.decision is None and call.state is not CallState.ASKED:
+                    return _count(unit, run, call, incoming)
+            case Resolve():
+                _check_resolve(run, call)
+                run = self._tell(unit, run, OperatorAct.RESOLVED, call_id=call.call_id)
+            case Progress():
+                _check_offered(call)
+                _check_holder(call, command, self.session_id)
+                return _progress(unit, run, call, command, incoming)
+            case _:
+                assert_never(command)
+        unit.put_call(replace(call, reserved_by=incoming.command_id))
+        run = inbox.accept(unit, run, replace(incoming, call_id=call.call_id))
+        return turn.wake(unit, run)
+
+    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
+        """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
+        if run.budget_run_id:
+            message = f"the run uses the token budget of run {run.budget_run_id}: top up that run"
+            raise Refused(CommandOutcome.REFUSED, NoTokenBudget(message))
+        if not run.token_budget:
+            raise Refused(CommandOutcome.REFUSED, NoTokenBudget())
+        budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
+        if budget > ceiling:
+            left = max(0, ceiling - run.token_budget)
+            raise Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
+        run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + command.tokens)
+        run = inbox.accept_one_more(unit, run, incoming, self.inbox_limits)
+        body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
+        return turn.wake(unit, log.write(unit, run, [body]))
+
+    def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:
+        if run.state is RunState.CANCELLING:
+            # Somebody stopped it before: to the caller it is as if this did.
+            return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
+        run = inbox.accept(unit, run, incoming)
+        run = self._tell(unit, run, OperatorAct.ENDED, reason=command.reason)
+        return stop.request(unit, run, command.cause)
+
+    def _tell(
+        self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: CallId = CallId(""), reason: str = ""
+    ) -> RunRow:
+        """Say in the log of the run what an operator does about it."""
+        if not self.as_operator:
+            return run
+        acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
+        return log.write(unit, run, [acted])
+
+
+def _call_of(command: Command) -> CallId | None:
+    return None if isinstance(command, Steer | Cancel | Redrive | TopUp | Pause) else command.call_id
+
+
+def _unknown(error: PawlError) -> Receipt:
+    return Receipt(outcome=CommandOutcome.UNKNOWN, reason=error.reason, message=error.message)
+
+
+def _call_of_run(unit: UnitOfWork, run: RunRow, call_id: CallId) -> CallRow | None:
+    call = unit.calls.get(CallKey(run.store_id, call_id))
+    return call if call is not None and call.run_id == run.run_id else None
+
+
+def _receipt(unit: UnitOfWork, run: RunRow, command: CommandRow) -> Receipt:
+    pending = tuple(call for call in unit.open_calls(run) if offers.is_pending(run, call))
+    run = unit.runs.get(run.key) or run
+    return Receipt(outcome=command.outcome, reason=command.reason, message=command.message, run=run, pending=pending)
+
+
+def _check_offered(call: CallRow) -> None:
+    refusals.check_open(call)
+    if call.state is not CallState.OFFERED:
+        raise Refused(CommandOutcome.REFUSED, CallNotPending())
+
+
+def _check_result(call: CallRow, command: ToolResult, session_id: SessionId, now: datetime) -> None:
+    _check_offered(call)
+    refusals.check_deadline(call, now)
+    if command.client_id:
+        _check_holder(call, command, session_id)
+    elif call.offer is not None and call.offer.is_held(now):
+        raise Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
+
+
+def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: SessionId) -> None:
+    offer = call.offer
+    if offer is None or (offer.client_id, offer.epoch) != (command.client_id, command.offer_epoch):
+        raise Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
+    if session_id and session_id != offer.session_id:
+        raise Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
+
+
+def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
+    """Keep an approval that is not the last one that the call needs, and say so; its owner has it audited."""
+    unit.put_call(call)
+    run = inbox.accept(unit, run, incoming, consumed=True)
+    run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)])
+    return turn.wake(unit, run)
+
+
+def _check_resolve(run: RunRow, call: CallRow) -> None:
+    refusals.check_open(call)
+    in_doubt = run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
+    if not in_doubt or call.state is not CallState.RUNNING:
+        raise Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
+
+
+def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
+    """Write the progress to the log at once; it renews the client's lease and needs no owner.
+
+    What comes too soon after the last one is left out of the log, and leaves no receipt.
+    """
+    call = offers.renewed(call, now=unit.now)
+    if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:
+        unit.put_call(call)
+        return run
+    call = replace(call, progress_time=unit.now)
+    unit.put_call(call)
+    body = ToolProgressed(call=call, fraction=command.fraction, message=command.message)
+    run = inbox.accept(unit, run, incoming, consumed=True)
+    return log.write(unit, run, [body])

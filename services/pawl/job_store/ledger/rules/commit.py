@@ -1,0 +1,352 @@
+"""One step of a run, as its owner writes it: all or nothing, fenced by the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import CallKey, CommandId, RunId, RunKey
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
+from pawl.job_store.ledger.rules import calls, delegation, grants, inbox, jobs, log, run_table, stop, titles, trimming
+from pawl.job_store.ledger.rules.calls import CallChange
+from pawl.job_store.ledger.rules.delegation import Delegation
+from pawl.job_store.ledger.rules.events import EventBody, MessageAdded, OwnerEvent, RunChanged
+from pawl.job_store.ledger.rules.rows import Attention, CommandKey, CommandRow, LastCommit, MessageRow, RunRow
+from pawl.job_store.ledger.rules.states import AttentionReason
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.values import CallState, LeaseAction, RunState, StopCause
+
+ROUND_STARTED: Final = "round.started"
+BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
+"""agent-loop's reason for a failure."""
+
+_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
+
+# Only these may wait for a command without end (I3: any other run goes on by itself).
+_MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to append. `message_id` is empty if the ledger shall give one; `body` is opaque.
+
+    `steer_bytes` is the size of the text of a message that had entered the run; None for any other one.
+    """
+
+    message_id: str
+    summarised_to: int
+    body: bytes
+    steer_bytes: int | None = None
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. None leaves a figure as it is; those of type `bytes` are opaque.
+
+    An owner whose lease has ended may still commit as long as nobody has claimed
+    the run: the epoch fences, not the time. The commit ids of one owner ascend, so
+    that a copy of a step that arrives after a later step is known for one.
+    """
+
+    run: RunKey
+    epoch: int
+    commit_id: str
+    events: tuple[OwnerEvent, ...] = ()
+    messages: tuple[NewMessage, ...] = ()
+    calls: tuple[CallChange, ...] = ()
+    state: RunState | None = None
+    waits: tuple[int, ...] = ()
+    failure: bytes | None = None
+    exhausts_budget: bool = False
+    """True if the run fails because its token budget is used up."""
+    stop_cause: StopCause | None = None
+    round: int | None = None
+    usage: bytes | None = None
+    tokens_used: int = 0
+    """Tokens of the run's own model calls since the last commit."""
+    budget_run_id: RunId = RunId("")
+    """`RunRow.budget_run_id`."""
+    output: bytes | None = None
+    active_seconds: float | None = None
+    tools: bytes | None = None
+    loop_state: bytes | None = None
+    consumed: tuple[CommandId, ...] = ()
+    lease: LeaseAction = LeaseAction.KEEP
+    wake_time: datetime | None = None
+    after_seq: int | None = None
+    unstopped: bytes | None = None
+    delegations: tuple[Delegation, ...] = ()
+    asks_title: bool = False
+    """True if a model is to make the title of the conversation, once the run has answered."""
+    entered: tuple[jobs.Entered, ...] = ()
+    """Notices of jobs that its messages tell the model."""
+    tells_iteration: int = 0
+    """The iteration of a job of which its conversation is told; 0 for none."""
+    give_up: bytes = b""
+    """The command, opaque, that a run gets whose call the step cancels."""
+
+    @property
+    def row_keys(self) -> RowKeys:
+        """The rows it needs."""
+        store_id = self.run.store_id
+        may_end = self.state is not None and self.state.is_terminal
+        begun = tuple(RunKey(store_id, each.run_id) for each in self.delegations)
+        given_up = tuple(
+            RunKey(store_id, change.child_run_id)
+            for change in self.calls
+            if change.child_run_id and change.state is CallState.CANCELLED
+        )
+        told = (RunKey(store_id, each.run_id) for each in self.entered)
+        shared = (RunKey(store_id, self.budget_run_id),) if self.budget_run_id else ()
+        return RowKeys(
+            runs=(self.run, *shared, *begun, *given_up, *told),
+            conversations_of=(self.run,) if self.messages or any(each.is_job for each in self.delegations) else (),
+            ends=(self.run, *given_up) if may_end or self.tells_iteration else given_up,
+            calls_of=(self.run,) if may_end else (),
+            calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
+            commands_of=(self.run, *given_up),
+            commands=tuple(CommandKey(store_id, self.run.run_id, command_id) for command_id in self.consumed),
+        )
+
+    def apply(self, unit: UnitOfWork) -> LastCommit:
+        """Write the step; the last step of a run again gets the same answer.
+
+        Raises:
+            RunNotFound: no such run.
+            RunEnded: it has ended.
+            LeaseLost: another worker has it, or this one gave it back.
+            InboxChanged: a command forbids the step, and the step does not know it,
+                or the log does not end where the step says.
+            IllegalTransition: a table forbids it.
+            InvalidField: the step contradicts itself.
+        """
+        run = unit.runs.get(self.run)
+        if run is None:
+            raise RunNotFound
+        last = run.last_commit
+        if last is not None and (last.commit_id, last.epoch) == (self.commit_id, self.epoch):
+            return last
+        if run.state.is_terminal:
+            raise RunEnded
+        if run.epoch != self.epoch or run.worker_id is None:
+            raise LeaseLost
+        if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
+            raise IllegalTransition("a later step of this owner was written before: this is a late copy")
+        return self._write(unit, run)
+
+    def _write(self, unit: UnitOfWork, before: RunRow) -> LastCommit:
+        if self.after_seq is not None and self.after_seq != before.last_seq:
+            raise InboxChanged(f"the log ends at seq {before.last_seq}")
+        self._consume(unit, before)
+        self._check_stopping(unit, before)
+        steps: list[EventBody] = [event for event in self.events if event.type != ROUND_STARTED]
+        steps += self._append_messages(unit, before)
+        changed, run = self._change_calls(unit, before)
+        steps += changed
+        run = jobs.enter(unit, run, self.entered)
+        self._delegate(unit, run)
+        steps += [event for event in self.events if event.type == ROUND_STARTED]
+        run, trim = trimming.after_round(before, self._with_figures(run, unit.now), unit.iterations_kept)
+        unit.trims.add([] if trim is None else [trim])
+        run, shared_tokens_left = self._spend(unit, run)
+        unread = unit.inbox(run)
+        ends = self.state is not None and self.state.is_terminal
+        if not ends:
+            run = self._with_state(run, steps, unit.now)
+            run = self._with_lease(unit, run, unread)
+        run = log.write(unit, run, steps, attempt=self.epoch)
+        if self.state is not None and self.state.is_terminal:
+            if self.asks_title and self.state is RunState.COMPLETED:
+                titles.ask(unit, run)
+            run = self._end(unit, run, self.state, unread=unread)
+        if self.loop_state is not None:
+            unit.loop_states.put(run.key, self.loop_state)
+        last = LastCommit(
+            commit_id=self.commit_id,
+            epoch=self.epoch,
+            first_seq=before.last_seq + 1 if run.last_seq > before.last_seq else 0,
+            last_seq=run.last_seq,
+            # Its conversation is looked at when a message is added, which is early enough for the next model call.
+            commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_news(unit, run))),
+            time=unit.now,
+            shared_tokens_left=shared_tokens_left,
+        )
+        run = unit.put_run(replace(run, last_commit=last))
+        if self.tells_iteration and run.reports_to and not ends:
+            jobs.tell(unit, run, self.tells_iteration)
+        return last
+
+    def _consume(self, unit: UnitOfWork, run: RunRow) -> None:
+        moved = {change.call_id for change in self.calls}
+        for command_id in dict.fromkeys(self.consumed):
+            command = unit.commands.get(CommandKey(run.store_id, run.run_id, command_id))
+            if command is None or command.consumed:
+                raise InboxChanged(f"command {command_id} is not in the inbox")
+            if command.call_id and command.call_id not in moved:
+                raise IllegalTransition(f"command {command_id} is consumed by the step that moves its call")
+            unit.put_command(replace(command, consumed=True))
+
+    def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
+        """Refuse what would start something, or go another way, while the run is being stopped (I12)."""
+        if run.state is not RunState.CANCELLING:
+            return
+        starts = any(not change.state.is_terminal for change in self.calls) or any(
+            event.type == ROUND_STARTED for event in self.events
+        )
+        # Only the ledger puts such a run elsewhere, and then takes it from its owner: under quarantine.
+        ways = {state for state in run_table.TRANSITIONS[run.state] if state.is_terminal}
+        is_detour = self.state is not None and self.state not in {run.state, *ways}
+        if not (starts or is_detour):
+            return
+        if any(command.name == inbox.CANCEL for command in unit.inbox(run)):
+            raise InboxChanged
+        raise IllegalTransition("the run is being stopped: nothing new starts")
+
+    def _append_messages(self, unit: UnitOfWork, run: RunRow) -> Iterable[EventBody]:
+        if not self.messages:
+            return []
+        conversation = unit.conversation_of(run)
+        rows = [
+            MessageRow(
+                store_id=run.store_id,
+                conversation_id=run.conversation_id,
+                number=number,
+                message_id=message.message_id or unit.ids.new("msg"),
+                run_id=run.run_id,
+                summarised_to=message.summarised_to,
+                body=message.body,
+                create_time=unit.now,
+                user_id=conversation.author(run.user_id),
+            )
+            for number, message in enumerate(self.messages, conversation.last_number + 1)
+        ]
+        unit.messages.add(rows)
+        unit.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=unit.now))
+        return [MessageAdded(message=row, user_id=run.user_id) for row in rows]
+
+    def _change_calls(self, unit: UnitOfWork, run: RunRow) -> tuple[Iterable[EventBody], RunRow]:
+        bodies = []
+        for change in self.calls:
+            before = unit.calls.get(CallKey(run.store_id, change.call_id))
+            if before is not None and before.run_id != run.run_id:
+                raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
+            if before is None and any(command.name == inbox.PAUSE for command in unit.inbox(run)):
+                # No iteration starts after a pause was accepted. A read that has run already has no effect to lose.
+                raise InboxChanged
+            begins = calls.begun_before(change) if before is None else None
+            if begins is not None:
+                before = calls.create(run, begins, now=unit.now)
+                bodies.append(calls.changed(None, before))
+            if before is None:
+                call = calls.create(run, change, now=unit.now, is_granted=grants.covers(run, change))
+            else:
+                call = calls.move(run, before, change, self.consumed, now=unit.now)
+            unit.put_call(call)
+            run = grants.counted(run, before, call)
+            if before is not None and call.state is CallState.CANCELLED:
+                delegation.give_up(unit, before, self.give_up)
+            bodies.append(calls.changed(before, call))
+        return bodies, run
+
+    def _delegate(self, unit: UnitOfWork, run: RunRow) -> None:
+        """Create the runs that do the calls which this step delegates."""
+        delegated = {
+            change.call_id: (change.child_run_id, change.state is CallState.DETACHED)
+            for change in self.calls
+            if change.state in calls.WITH_CHILD
+        }
+        if {each.call_id: (each.run_id, each.is_job) for each in self.delegations} != delegated:
+            raise InvalidField("a run is created for each call that is delegated", field="delegations")
+        for each in self.delegations:
+            delegation.begin(unit, run, each)
+
+    def _with_figures(self, run: RunRow, now: datetime) -> RunRow:
+        figures = ((name, getattr(self, name)) for name in _FIGURES)
+        steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
+        return replace(
+            run,
+            steers_waiting=max(0, run.steers_waiting - len(steers)),
+            steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
+            crashes=0 if self._settles() or self.lease is LeaseAction.PARK else run.crashes,
+            progress_time=now if self._settles() else run.progress_time,
+            **{name: value for name, value in figures if value is not None},
+        )
+
+    def _spend(self, unit: UnitOfWork, run: RunRow) -> tuple[RunRow, int | None]:
+        """Count the tokens used in the run's shared budget; return the run and what is left of that budget."""
+        top = unit.runs.get(RunKey(run.store_id, run.budget_run_id)) if run.budget_run_id else run
+        if top is None:
+            # Retention has removed it.
+            return run, 0
+        if not top.token_budget:
+            return run, None
+        top = replace(top, shared_tokens_used=top.shared_tokens_used + self.tokens_used)
+        if run.budget_run_id:
+            unit.put_run(top)
+        return run if run.budget_run_id else top, top.shared_tokens_left
+
+    def _settles(self) -> bool:
+        """Return whether the run has got somewhere. A step alone does not say so: its workers may die after it."""
+        return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
+
+    def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
+        """Return the run in its new open state, and add the event if anything changed.
+
+        It runs before it does anything, and waits after all that it did.
+        """
+        if self.state is None:
+            return run
+        waits = self.waits if self.state is RunState.WAITING else ()
+        if self.state is RunState.WAITING and not waits:
+            raise InvalidField("a run that waits says for what", field="waits")
+        if self.state is RunState.CANCELLING and run.stop_cause is None:
+            # It would be forgotten that the run was stopped once it is quarantined.
+            raise InvalidField("a run that is being stopped says by whom", field="stop_cause")
+        if self.state is run.state and waits == run.waits:
+            return run
+        if self.state is not run.state:
+            run_table.check(run.state, self.state)
+        attention = None
+        if self.state is RunState.NEEDS_ATTENTION:
+            attention = Attention(reason=AttentionReason.UNKNOWN_OUTCOME, since_time=now)
+        moved = replace(run, state=self.state, waits=waits, attention=attention)
+        changed = RunChanged(from_state=run.state, from_waits=run.waits, run=moved)
+        steps.insert(0 if self.state is RunState.RUNNING else len(steps), changed)
+        return moved
+
+    def _with_lease(self, unit: UnitOfWork, run: RunRow, unread: list[CommandRow]) -> RunRow:
+        match self.lease:
+            case LeaseAction.KEEP:
+                return run
+            case LeaseAction.PARK:
+                # With unread commands it goes on at once: its owner may not know yet that the run is being stopped.
+                if self.wake_time is None and not unread and run.state not in _MAY_SLEEP:
+                    raise InvalidField(f"a run that is {run.state.name} needs a time to go on", field="wake_time")
+                claim_at = unit.now if unread else self.wake_time
+            case LeaseAction.RELEASE:
+                claim_at = unit.now
+            case _:
+                assert_never(self.lease)
+        if claim_at is not None and claim_at <= unit.now:
+            unit.work_ready = True
+        return replace(run, worker_id=None, claim_at=claim_at)
+
+    def _end(self, unit: UnitOfWork, run: RunRow, state: RunState, *, unread: list[CommandRow]) -> RunRow:
+        if state is RunState.FAILED and not run.failure:
+            raise InvalidField("a run that failed says why", field="failure")
+        if state is RunState.CANCELLED and run.stop_cause is None:
+            raise InvalidField("a run that was cancelled says by whom", field="stop_cause")
+        if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
+            # A message that was taken must not be lost (I1): the owner appends it first. Nor may a run end for want
+            # of tokens that it has.
+            raise InboxChanged
+        still_open = unit.open_calls(run)
+        if any(call.reserved_by for call in still_open):
+            raise InboxChanged
+        if still_open:
+            raise IllegalTransition(f"call {still_open[0].call_id} is open: settle it first")
+        if self.exhausts_budget:
+            jobs.stop_turns(unit, run)
+        return stop.end(unit, run, state, attempt=self.epoch)

@@ -1,0 +1,112 @@
+"""A decision of a person on a gated call, or the answer to a question: who may give it, and the call with it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
+from pawl.errors import AlreadyDecided, CallNotPending, PawlError, PermissionDenied
+from pawl.job_store.ledger.rules import grants, refusals
+from pawl.job_store.ledger.rules.approval import Decision
+from pawl.job_store.ledger.rules.calls import arguments_sha256, is_same_credential, people_of
+from pawl.job_store.ledger.rules.refusals import Refused
+from pawl.job_store.ledger.rules.rows import CallRow, RunRow
+from pawl.values import CallState, CommandOutcome, DecisionKind, DecisionRight, Series
+
+_WITH_KEYS: Final = "with a key that somebody else has made acts who made it"
+
+
+class Decide(msgspec.Struct, frozen=True, kw_only=True):
+    """A person decides a gated call or answers a question, as far as `right` goes."""
+
+    name: ClassVar[str] = "decision"
+    call_id: CallId
+    kind: DecisionKind
+    digest: str
+    arguments: bytes
+    edited_digest: str
+    reason: str
+    right: DecisionRight = DecisionRight.OWN_RUNS
+    for_series: bool = False
+    edited_series: Series | None = None
+
+
+class Decider(msgspec.Struct, frozen=True, kw_only=True):
+    """The people whose decision a command is, and the credential that they decide with."""
+
+    command_id: CommandId
+    user_id: UserId
+    delegate_user_id: UserId
+    people: tuple[UserId, ...]
+    credential_id: CredentialId
+
+    def decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:
+        """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
+        self._check_decidable(run, call, command, now)
+        if call.state is CallState.ASKED and call.start_time is not None:
+            return call  # Its tool asks: what was decided about the call itself stays.
+        edits = command.kind is DecisionKind.EDIT
+        decision = Decision(
+            command_id=self.command_id,
+            kind=command.kind,
+            user_id=self.user_id,
+            reason=command.reason,
+            time=now,
+            digest=command.edited_digest if edits else call.digest,
+            arguments_sha256=arguments_sha256(command.arguments if edits else call.arguments),
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
+            people=self.people,
+            series=command.edited_series if edits else call.series if command.for_series else None,
+        )
+        if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
+            return replace(call, decision=decision)
+        if edits:
+            # Who approved what it was has not approved what it is, and has approved all the same.
+            call = replace(call, approvals=(), earlier_approvals=(*call.earlier_approvals, *call.approvals))
+        approvals = (*call.approvals, decision)
+        is_last = edits or len(approvals) >= call.approvals_required
+        return replace(call, approvals=approvals, decision=decision if is_last else None)
+
+    def _check_decidable(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> None:
+        refusals.check_open(call)
+        if call.state is CallState.ASKED:
+            if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
+                raise Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
+        elif call.state is not CallState.AWAITING_APPROVAL:
+            refusals.check_undecided(call)
+            raise Refused(CommandOutcome.REFUSED, CallNotPending())
+        else:
+            self._check_approver(run, call, command)
+        refusals.check_deadline(call, now)
+
+    def _check_approver(self, run: RunRow, call: CallRow, command: Decide) -> None:
+        if command.right is DecisionRight.QUESTIONS:
+            raise Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
+        several = call.approvals_required
+        people = {self.user_id, self.delegate_user_id, *self.people} - {UserId("")}
+        if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):
+            message = f"{several} people who neither started nor steered the run decide this call: {_WITH_KEYS}"
+            raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+        if several > 1 and is_same_credential(self.credential_id, run.credential_id):
+            message = f"your credential started the run: {several} people decide this call, each with one of their own"
+            raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+        try:
+            grants.check_shown(call, command.digest, command.kind, for_series=command.for_series)
+        except PawlError as error:
+            raise Refused(CommandOutcome.REFUSED, error) from None
+        if command.kind is not DecisionKind.APPROVE:
+            return
+        if any(approval.user_id == self.user_id for approval in call.approvals):
+            message = f"you have approved this call; {several} different people must"
+            raise Refused(CommandOutcome.LATE, AlreadyDecided(message))
+        if not all(people.isdisjoint(people_of(approval)) for approval in call.approvals):
+            message = f"whoever acts here has approved this call under another name; {several} must: {_WITH_KEYS}"
+            raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+        if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
+            message = f"your credential has approved this call; {several} people must, each with one of their own"
+            raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))

@@ -1,0 +1,179 @@
+"""Entries of the log of a run, as values. What they look like on the wire is not the ledger's matter."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.job_store.ledger.rules import call_table, run_table
+from pawl.job_store.ledger.rules.rows import CallRow, MessageRow, RunRow
+from pawl.job_store.ledger.rules.states import OperatorAct
+from pawl.job_store.schedules.rules import FireRow
+from pawl.values import CallState, RunState, WaitKind
+
+_QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
+"""The waits of a job between its iterations, which nobody minds."""
+
+
+class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The run changed its state or what it waits for, or was created (`from_state` None).
+
+    `from_waits` is what a run waited for that goes on, or waits for something else.
+    """
+
+    from_state: RunState | None
+    from_waits: tuple[int, ...] = ()
+    run: RunRow
+
+    @property
+    def type(self) -> str:
+        """The dotted name, as of all events."""
+        return run_table.EVENT_TYPES[self.run.state]
+
+    @property
+    def lifecycle_type(self) -> str:
+        """As that of an event. A job is paused and resumed; that its iterations come and go is not told."""
+        if not self.run.reports_to:
+            return self.type
+        before, after = _Standing(self.from_state, self.from_waits), _Standing(self.run.state, self.run.waits)
+        if before.is_quiet and after.is_quiet:
+            return ""
+        if after.is_paused:
+            return "job.paused"
+        return "job.resumed" if before.is_paused and after.is_open else self.type
+
+
+class _Standing(NamedTuple):
+    """The state of a job, with what it waits for."""
+
+    state: RunState | None
+    waits: tuple[int, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """It runs, or waits."""
+        return self.state in {RunState.RUNNING, RunState.WAITING}
+
+    @property
+    def is_paused(self) -> bool:
+        """Its user has paused it."""
+        return WaitKind.PAUSED in self.waits
+
+    @property
+    def is_quiet(self) -> bool:
+        """It works, or waits for its next iteration."""
+        return self.is_open and _QUIET.issuperset(self.waits)
+
+
+class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A call changed its state or its holder, or was created (`from_state` None)."""
+
+    from_state: CallState | None
+    call: CallRow
+    duration_seconds: float = 0.0
+
+    @property
+    def type(self) -> str:
+        """That of the state; a client that has taken the call executes it."""
+        return call_table.EVENT_TYPES[CallState.RUNNING if self.call.is_leased else self.call.state]
+
+
+class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a user was appended to the conversation."""
+
+    type: ClassVar[str] = "message.added"
+    message: MessageRow
+    user_id: UserId
+
+
+class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
+    """A client says how far it is with a call."""
+
+    type: ClassVar[str] = "tool.progress"
+    call: CallRow
+    fraction: float | None
+    message: str
+
+
+class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody added to the token budget, which is larger now."""
+
+    type: ClassVar[str] = "run.topped_up"
+    tokens: int
+    token_budget: int
+    user_id: UserId
+
+
+class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that the owner of the run supplies: output, rounds, progress, warnings."""
+
+    type: str
+    body: bytes
+
+
+class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator did something about the run; `call_id` goes with RESOLVED."""
+
+    type: ClassVar[str] = "operator.acted"
+    user_id: UserId
+    act: OperatorAct
+    call_id: CallId = CallId("")
+    reason: str = ""
+
+
+class StarterFired(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule or a trigger has fired; `starter` says which of both. In the log of no run."""
+
+    starter: str
+    name: str
+    user_id: UserId
+    fire: FireRow
+
+    @property
+    def type(self) -> str:
+        """The dotted name, as of all events."""
+        return f"{self.starter}.fired"
+
+
+EventBody: TypeAlias = (
+    RunChanged | CallChanged | MessageAdded | ToolProgressed | OwnerEvent | OperatorActed | ToppedUp | StarterFired
+)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the log of a run. `attempt` is the epoch of the worker that wrote it, 0 if none did.
+
+    One without a `seq` is in no log: it may have no run, and the life cycle alone tells it.
+    """
+
+    store_id: StoreId
+    conversation_id: ConversationId
+    run_id: RunId
+    seq: int
+    time: datetime
+    attempt: int
+    event_id: str
+    type: str
+    body: EventBody
+
+    @property
+    def lifecycle_type(self) -> str:
+        """The type under which the life cycle tells it; empty if it does not.
+
+        It tells the changes of runs, each time that a call is put to people who may approve it, and when it is no more,
+        and what schedules and triggers do.
+        """
+        match self.body:
+            case RunChanged():
+                return self.body.lifecycle_type
+            case StarterFired():
+                return self.type
+            case CallChanged(call=call) if call.state is CallState.AWAITING_APPROVAL:
+                return "run.awaiting_approval"
+            case CallChanged(from_state=CallState.AWAITING_APPROVAL):
+                return "run.approval_settled"
+            case _:
+                return ""

@@ -1,0 +1,173 @@
+"""A schedule fires: its run is made and it is set to its next due time, in one operation."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
+from pawl.errors import PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
+from pawl.job_store.ledger.rules import inbox, log, stop
+from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.job_store.ledger.rules.submit import Submit
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.schedules import rules as schedules
+from pawl.job_store.schedules.rules import FireOutcome, FireRow, ScheduleKey, ScheduleRow, StarterRow
+from pawl.values import Overlap, RunState, StopCause
+
+REASON_CHARACTERS_MAX: Final = 300
+
+
+class Fire(msgspec.Struct, frozen=True, kw_only=True):
+    """Fire `schedule` as it was in its `generation`, after which the run of its last fire was `last_run_id`.
+
+    `expected_time` is the due time, None for a trigger with the `request_id`, and `next_time` when it is due then.
+    One with a `backfill_time` is a trigger that stands for a due time of the past, and goes beside all others.
+    `submit` makes the run; None if there can be none because of the `refusal`.
+    """
+
+    schedule: ScheduleKey
+    generation: int
+    last_run_id: RunId
+    expected_time: datetime | None
+    next_time: datetime | None
+    submit: Submit | None
+    refusal: str
+    request_id: RequestId = RequestId("")
+    backfill_time: datetime | None = None
+
+    @property
+    def row_keys(self) -> RowKeys:
+        """The rows it needs."""
+        last = (RunKey(self.schedule.store_id, self.last_run_id),) if self.last_run_id else ()
+        keys = self.submit.row_keys if self.submit is not None else RowKeys()
+        # That it may be stopped.
+        return replace(keys, schedules=(self.schedule,), runs=last, ends=last, calls_of=last, commands_of=last)
+
+    def apply(self, unit: UnitOfWork) -> FireRow | None:
+        """Fire; None if the schedule has changed since, by this fire for one.
+
+        Raises:
+            ScheduleNotFound
+            RequestIdReused: the request id came before with something else.
+        """
+        row = unit.schedules.get(self.schedule)
+        if row is None:
+            raise ScheduleNotFound
+        for fire in row.fires if self.request_id else ():
+            if fire.request_id == self.request_id:
+                return fire
+        is_due = self.expected_time is None or self.expected_time in {row.due_time, row.waiting_time}
+        if row.generation != self.generation or not is_due:
+            return None
+        last = unit.runs.get(RunKey(row.store_id, self.last_run_id)) if self.last_run_id else None
+        row = schedules.with_ending(row, None if last is None else last.state)
+        before = row
+        row = schedules.with_fire(row, self._fire(unit, row, last))
+        row = replace(row, generation=row.generation + 1)
+        if self.backfill_time is not None:
+            row = replace(row, last_run_id=before.last_run_id, last_run_counted=before.last_run_counted)
+        unit.schedules.put(row.key, self._advanced(row, unit.now))
+        log.tell_fire(unit, row, row.fires[0])
+        return row.fires[0]
+
+    def _advanced(self, row: ScheduleRow, now: datetime) -> ScheduleRow:
+        """Return the schedule as it goes on."""
+        if self._is_given_up(row):
+            return schedules.paused(row, f"{row.failures} fires in a row were refused or failed", now, by_itself=True)
+        due, waiting = row.due_time, row.waiting_time
+        if self.expected_time is not None:
+            due = self.next_time if self.expected_time == due else due
+            waiting = None if self.expected_time == waiting else waiting
+        if row.fires[0].outcome is FireOutcome.WAITING:
+            waiting = row.fires[0].due_time
+        return schedules.due_next(replace(row, waiting_time=waiting), due, now)
+
+    def _is_given_up(self, row: ScheduleRow) -> bool:
+        return row.failures >= schedules.FAILURES_MAX and self.expected_time is not None
+
+    def _fire(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> FireRow:
+        if self.backfill_time is not None:
+            return self._start(unit, row)
+        if self._is_given_up(row):
+            return self._fired(unit, FireOutcome.SKIPPED, "the runs of the fires before it failed")
+        is_busy = last is not None and not last.state.is_terminal
+        # One that has waited was in time when it began to.
+        has_waited = row.waiting_time is not None and row.waiting_time == self.expected_time
+        outcome, reason = schedules.judge(
+            row.definition,
+            None if has_waited else self.expected_time,
+            unit.now,
+            is_busy=is_busy,
+            has_waiting=row.waiting_time is not None and not has_waited,
+        )
+        if outcome is FireOutcome.WAITING and row.definition.overlap is Overlap.CANCEL:
+            outcome = outcome_of_cancel(unit, row, self.submit, last)
+        if outcome is not FireOutcome.STARTED:
+            return self._fired(unit, outcome, reason)
+        return self._start(unit, row)
+
+    def _start(self, unit: UnitOfWork, row: ScheduleRow) -> FireRow:
+        start = started(unit, row, self.submit, self.refusal)
+        return self._fired(unit, start.outcome, start.reason, start.run_id, start.conversation_id)
+
+    def _fired(
+        self,
+        unit: UnitOfWork,
+        outcome: FireOutcome,
+        reason: str,
+        run_id: RunId = RunId(""),
+        conversation_id: ConversationId = ConversationId(""),
+    ) -> FireRow:
+        return FireRow(
+            due_time=self.backfill_time or self.expected_time or unit.now,
+            fire_time=unit.now,
+            outcome=outcome,
+            reason=reason[:REASON_CHARACTERS_MAX],
+            run_id=run_id,
+            conversation_id=conversation_id,
+            triggered=self.expected_time is None,
+            request_id=self.request_id,
+        )
+
+
+class Start(NamedTuple):
+    """The outcome of a fire that was to start a run."""
+
+    outcome: FireOutcome
+    reason: str = ""
+    run_id: RunId = RunId("")
+    conversation_id: ConversationId = ConversationId("")
+
+
+def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
+    """Stop the run before, unless the one in its place is refused: the next one starts once that has ended."""
+    if submit is None or row.credential_ended or last is None:
+        return FireOutcome.STARTED
+    if last.state is not RunState.CANCELLING:
+        last = inbox.accept(unit, last, inbox.arrived(unit, last, name=inbox.CANCEL, payload=submit.interrupt))
+        last = stop.request(unit, last, StopCause.SUPERSEDED)
+    return FireOutcome.STARTED if last.state.is_terminal else FireOutcome.WAITING
+
+
+def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str) -> Start:
+    """Make the run of a fire, if it is not refused.
+
+    Raises:
+        RequestIdReused: it says nothing about what is fired.
+    """
+    if submit is None:
+        return Start(FireOutcome.REFUSED, refusal)
+    try:
+        with unit.savepoint():
+            if row.credential_ended:
+                raise PermissionDenied("the API key has ended with which it was saved or resumed last")
+            run = submit.apply(unit).run
+    except RequestIdReused:
+        raise
+    except PawlError as refused:
+        return Start(FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
+    return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)

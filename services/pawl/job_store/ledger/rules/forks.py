@@ -1,0 +1,173 @@
+"""Forks: a conversation whose past is a part of another one, up to a place where nothing is open. Nothing is copied.
+
+What happened in the past stays where it happened: its calls and its runs are those of the other conversation, and so is
+what undoes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import CallId, ConversationId
+from pawl.errors import ConversationErased, ConversationNotFound, ForkPointOpen, PastTooLong
+from pawl.job_store.ledger.rules.conversations import ConversationRequest
+from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, Segment, SegmentRow
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+
+SEGMENTS_MAX: Final = 64
+"""Most segments of a fork: so often a fork is forked behind its own first message."""
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a message that tells where a conversation may be forked."""
+
+    number: int
+    is_answer: bool
+    is_summary: bool = False
+    call_ids: tuple[CallId, ...] = ()
+
+
+def closed_places(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
+    """Return the numbers behind which nothing is open: the last message is an answer, all calls have their results.
+
+    `heads` are in order. A summary changes nothing: it stands for what came before.
+    """
+    places: list[int] = []
+    is_answered = False
+    for head in heads:
+        if not open_calls.isdisjoint(head.call_ids):
+            break
+        is_answered = is_answered if head.is_summary else head.is_answer
+        if is_answered:
+            places.append(head.number)
+    return tuple(places)
+
+
+def open_point(number: int, places: Collection[int]) -> ForkPointOpen:
+    """Return the refusal to fork at a number, with the nearest places where that can be done."""
+    before = max((place for place in places if place < number), default=0)
+    after = min((place for place in places if place > number), default=0)
+    nearest = {name: place for name, place in (("before", before), ("after", after)) if place}
+    if not nearest:
+        return ForkPointOpen("no answer stands there yet: send a message and wait for the answer, then fork behind it")
+    where = " or ".join(map(str, nearest.values()))
+    return ForkPointOpen(
+        f"a conversation is forked behind an answer whose calls have their results: not at {number}, but at {where}",
+        **nearest,
+    )
+
+
+def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: int) -> tuple[Segment, ...]:
+    """Return where the messages of a conversation up to a number stand, each under the one that it was written in.
+
+    Raises:
+        PastTooLong: these are too many.
+    """
+    path: list[Segment] = []
+    own = Segment(
+        first_number=conversation.past_number + 1,
+        last_number=number,
+        source_conversation_id=conversation.conversation_id,
+    )
+    for each in (*segments, own):
+        last_number = min(each.last_number, number)
+        if each.first_number > last_number:
+            continue
+        first_number = each.first_number
+        if path and path[-1].source_conversation_id == each.source_conversation_id:
+            first_number = path.pop().first_number
+        source = each.source_conversation_id
+        path.append(Segment(first_number=first_number, last_number=last_number, source_conversation_id=source))
+    if len(path) > SEGMENTS_MAX:
+        raise PastTooLong
+    return tuple(path)
+
+
+def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
+    """Return whether all messages behind the newest summary are there; those that were erased are none.
+
+    `end_number` is the last message that the summary stands for, and `kept` counts those that are there behind it.
+    """
+    first = end_number + 1
+    erased = sum(
+        max(0, each.last_number - max(each.first_number, first) + 1) for each in path if not each.source_conversation_id
+    )
+    return kept + erased >= path[-1].last_number - end_number
+
+
+class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
+    """Make a conversation whose past is that of another one up to `number`, a closed place, as `path_to` says."""
+
+    conversation_id: ConversationId
+    number: int
+    path: tuple[Segment, ...]
+
+    @property
+    def row_keys(self) -> RowKeys:
+        """The rows it needs: all sources, so that none is erased meanwhile."""
+        sources = (self.conversation_id, *(each.source_conversation_id for each in self.path))
+        return RowKeys(
+            requests=self.request_keys,
+            conversations=tuple(ConversationKey(self.store_id, source) for source in dict.fromkeys(sources) if source),
+            paths=((self.store_id, self.path),),
+        )
+
+    def apply(self, unit: UnitOfWork) -> ConversationRow:
+        """Create the fork and return it; the same request again gets the same one.
+
+        Raises:
+            RequestIdReused: the request id came before with something else.
+            ConversationNotFound: absent, or of another user.
+            ConversationErased: the user has erased it.
+            ForkPointOpen: some of it was removed.
+        """
+        earlier = self.earlier(unit)
+        if earlier is not None:
+            return self.found(unit, earlier.conversation_id)
+        source = self.found(unit, self.conversation_id)
+        path = tuple(replace(each, source_conversation_id=self._source(unit, each)) for each in self.path)
+        end_number, kept = unit.kept[self.store_id, self.path]
+        if not is_whole(path, end_number=end_number, kept=kept):
+            number = self.number
+            raise ForkPointOpen(
+                f"messages before {number} were removed, long after a summary took their place: fork behind the summary"
+            )
+        fork = unit.put_conversation(
+            ConversationRow(
+                store_id=self.store_id,
+                conversation_id=ConversationId(unit.ids.new("conv")),
+                user_id=self.user_id,
+                last_number=self.number,
+                create_time=unit.now,
+                update_time=unit.now,
+                made_title=source.shown_title,
+                fork_of=source.conversation_id,
+                past_number=self.number,
+            )
+        )
+        unit.segments.add(
+            SegmentRow(
+                store_id=self.store_id,
+                conversation_id=fork.conversation_id,
+                first_number=each.first_number,
+                last_number=each.last_number,
+                source_conversation_id=each.source_conversation_id,
+            )
+            for each in path
+        )
+        self.remember(unit, fork.conversation_id)
+        return fork
+
+    def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
+        """Return under which conversation a segment stands; none if that was erased since the path was read."""
+        if not segment.source_conversation_id:
+            return segment.source_conversation_id
+        try:
+            return self.found(unit, segment.source_conversation_id).conversation_id
+        except (ConversationErased, ConversationNotFound):
+            return ConversationId("")

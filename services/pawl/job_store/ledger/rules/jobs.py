@@ -1,0 +1,211 @@
+"""Jobs: runs that go on in the background, and what their conversation is told of them.
+
+A notice is a place in the row of the conversation: which job, and which iteration or its end. What is told stands in
+the run of the job, so nothing is written twice, and what is told is what is there when the model is asked.
+
+A notice belongs to the user who started the job, and enters only runs of that user. The owner of the active run enters
+the notices with the step that starts a model call. Without an active run the ledger begins a *turn*: a run of that user
+without a message, of which the notices are all that is new. A message of the same user goes before a turn that has not
+begun. A user who may no longer write to the conversation has no notices there: each job keeps its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import RunId, RunKey, UserId
+from pawl.errors import IllegalTransition
+from pawl.job_store.ledger.rules import turn
+from pawl.job_store.ledger.rules.background import Notice, OpenJob, TurnTime
+from pawl.job_store.ledger.rules.calls import people_of
+from pawl.job_store.ledger.rules.events import RunChanged
+from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
+from pawl.values import RunState, StopCause
+
+OPEN_MAX: Final = 10
+"""Most jobs of a user that are open at once in a conversation (ASYNC-7)."""
+GENERATIONS_MAX: Final = 5
+"""Most turns that lead to each other by the jobs which they begin, without a message of a user between them."""
+TURNS_MAX: Final = 30
+"""Most turns of a user in a conversation in `TURNS_PERIOD`."""
+PROGRESS_TURNS_MAX: Final = 20
+"""Most of these for what iterations of jobs tell: the others are for their ends."""
+TURNS_PERIOD: Final = timedelta(hours=1)
+TURN_DISTANCE: Final = timedelta(seconds=2)
+"""The least time from one turn of a conversation to the next (ASYNC-5)."""
+TRIES_MAX: Final = 3
+"""Most runs that fail with a notice before it waits for a message of the user."""
+
+
+class Entered(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice of which the model is told: the run of the job, and the iteration, 0 for its end."""
+
+    run_id: RunId
+    occasion: int
+
+
+def count_begun(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, user_id: UserId) -> ConversationRow:
+    """Count a job that begins and reports to `conversation`; return that.
+
+    Raises:
+        IllegalTransition: its user has as many there as allowed.
+    """
+    background = conversation.background
+    if background.open_jobs_of(user_id) >= OPEN_MAX:
+        raise IllegalTransition(f"{OPEN_MAX} jobs of the conversation are open")
+    job = OpenJob(run_id=run_id, user_id=user_id)
+    background = replace(background, open_jobs=(*background.open_jobs, job))
+    return unit.put_conversation(replace(conversation, background=background))
+
+
+def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
+    """Tell the conversation of `job` of an iteration, or with 0 of its end; who is erased is told nothing.
+
+    Of a job one iteration at most waits to be told, the last one. A model that has stopped it knows that it ends. One
+    that is silent tells nothing, nor does one whose user may no longer write to the conversation.
+    """
+    conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
+    if conversation is None or not conversation.user_id:
+        return
+    background = conversation.background
+    is_end = occasion == 0
+    notices = background.notices
+    if not is_end:
+        notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)
+    is_known = is_end and job.state is RunState.CANCELLED and job.stop_cause is StopCause.MODEL
+    is_told = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
+    if is_told:
+        notices = (*notices, Notice(run_id=job.run_id, user_id=job.user_id, occasion=occasion))
+    still_open = tuple(each for each in background.open_jobs if not is_end or each.run_id != job.run_id)
+    background = replace(background, notices=notices, open_jobs=still_open)
+    conversation = unit.put_conversation(replace(conversation, background=background))
+    if not is_told:
+        return
+    active = unit.runs.get(RunKey(job.store_id, conversation.active_run_id or RunId("")))
+    if conversation.active_run_id is None:
+        _begin_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
+    elif active is not None and active.worker_id is not None and active.user_id == job.user_id:
+        unit.wakeups.add([Wakeup(worker_id=active.worker_id, run=active.key)])
+
+
+def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
+    """Note that the step of `run` tells its model some notices of its user; return the run.
+
+    All whose act the jobs are, and all who steered them, have steered the run from then on.
+    """
+    named = {(each.run_id, each.occasion) for each in entered}
+    if not named:
+        return run
+    conversation = unit.conversation_of(run)
+    background = conversation.background
+    taken = [each for each in background.pending_of(run.user_id) if (each.run_id, each.occasion) in named]
+    notices = tuple(replace(each, entered_by=run.run_id) if each in taken else each for each in background.notices)
+    unit.put_conversation(replace(conversation, background=replace(background, notices=notices)))
+    jobs = (unit.runs.get(RunKey(run.store_id, each.run_id)) for each in taken)
+    people = {person for job in jobs if job is not None for person in (*people_of(job), *job.steered_by)}
+    return replace(run, steered_by=tuple(sorted({*run.steered_by, *people - people_of(run)})))
+
+
+def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
+    """Start no turns on a budget that a turn has used up, until a user sends a message."""
+    if not (run.is_turn and run.budget_run_id):
+        return
+    conversation = unit.conversation_of(run)
+    used_up = (*conversation.background.used_up_budgets, run.budget_run_id)
+    background = replace(conversation.background, used_up_budgets=used_up)
+    unit.put_conversation(replace(conversation, background=background))
+
+
+def left(unit: UnitOfWork, run: RunRow) -> None:
+    """Go on once `run` has ended and left its conversation: what was told is answered, for the rest a turn begins."""
+    conversation = unit.conversation_of(run)
+    background = conversation.background
+    if not (background.notices or background.used_up_budgets or run.is_turn):
+        return
+    notices = _after(run, background.notices)
+    times = (*background.turn_times[:-1], *_begun_at(run)) if run.is_turn else background.turn_times
+    used_up = background.used_up_budgets if run.is_turn else ()
+    background = replace(background, notices=notices, turn_times=times, used_up_budgets=used_up)
+    conversation = replace(conversation, background=background)
+    unit.put_conversation(conversation)
+    if conversation.active_run_id is not None or not conversation.user_id:
+        return
+    waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
+    jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
+    # An end before an iteration, and none behind one that may begin no turn.
+    told = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
+    told = sorted((each for each in told if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
+    if told:
+        is_iteration, _, job = told[0]
+        _begin_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX)
+
+
+def has_news(unit: UnitOfWork, run: RunRow) -> bool:
+    """Return whether jobs of the user of a run have told its conversation something that no model was told."""
+    return bool(unit.conversation_of(run).background.pending_of(run.user_id))
+
+
+def has_begun(run: RunRow) -> bool:
+    """Return whether a worker has seen to a run."""
+    return run.last_commit is not None or run.worker_id is not None
+
+
+def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    """Return the notices that are left once a run of their conversation has ended; all those of other users are."""
+    entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
+    if run.state is RunState.COMPLETED:
+        return tuple(each for each in notices if each not in entered)
+    if run.is_turn and run.state is RunState.CANCELLED and run.stop_cause is StopCause.USER:
+        # The user does not want to hear of what it told, or was about to tell.
+        dismissed = entered or [each for each in notices if each.user_id == run.user_id]
+        return tuple(each for each in notices if each not in dismissed)
+    if run.is_turn and run.state is RunState.FAILED:
+        return tuple(replace(each, tries=each.tries + 1) if each in entered else each for each in notices)
+    return notices
+
+
+def _begun_at(run: RunRow) -> tuple[TurnTime, ...]:
+    """Return when a turn has begun, which may be later than it might have; one that never did counts for nothing."""
+    return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
+
+
+def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
+    """Begin a run of the user of `job` that tells the model its notices, if there may be one now; else they wait."""
+    background, generation = conversation.background, job.generation + 1
+    if turn.budget_below(job) in background.used_up_budgets:
+        return
+    recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)
+    if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
+        return
+    begin = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
+    # A clock that went back holds up nothing.
+    begin = min(begin, unit.now + TURN_DISTANCE)
+    conversation = replace(
+        conversation, background=replace(background, turn_times=(*recent, TurnTime(user_id=job.user_id, time=begin)))
+    )
+    run = turn.queued(
+        conversation,
+        RunId(unit.ids.new("run")),
+        b"",
+        job.options,
+        (job.token_budget - job.topped_up_tokens, job.token_ceiling),
+        now=unit.now,
+    )
+    run = replace(
+        run,
+        user_id=job.user_id,
+        generation=generation,
+        budget_run_id=turn.budget_below(job),
+        agent_name=job.agent_name,
+        credential_id=job.credential_id,
+        delegate_user_id=job.delegate_user_id,
+        people=job.people,
+        steered_by=job.steered_by,
+    )
+    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),), claim_at=begin)

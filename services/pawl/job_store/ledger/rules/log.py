@@ -1,0 +1,63 @@
+"""Writing events: seq, time, id and type of each are given here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from pawl.job_store.ledger.rules.events import Event, EventBody, RunChanged, StarterFired
+from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
+from pawl.job_store.schedules.rules import FireOutcome, FireRow, ScheduleRow, StarterRow
+
+
+def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt: int = 0) -> RunRow:
+    """Append `bodies` to the log of `run`, in order, and put the run; returns it with its new `last_seq`.
+
+    The run inside a RunChanged is put up to date with the seq and the time of its event.
+    """
+    seq, state_time = run.last_seq, run.state_time
+    events = []
+    for body in bodies:
+        seq += 1
+        if isinstance(body, RunChanged):
+            state_time = unit.now
+            shown = replace(body.run, last_seq=seq, update_time=unit.now)
+            body = replace(body, run=shown)  # noqa: PLW2901  # same event
+        events.append(
+            Event(
+                store_id=run.store_id,
+                conversation_id=run.conversation_id,
+                run_id=run.run_id,
+                seq=seq,
+                time=unit.now,
+                attempt=attempt,
+                event_id=unit.ids.new("evt"),
+                type=body.type,
+                body=body,
+            )
+        )
+    unit.events.add(events)
+    update_time = unit.now if events else run.update_time
+    return unit.put_run(replace(run, last_seq=seq, update_time=update_time, state_time=state_time))
+
+
+def tell_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
+    """Have the life cycle tell what became of a fire; nothing of one that waits: what becomes of it follows."""
+    if fire.outcome is FireOutcome.WAITING:
+        return
+    name = "schedule" if isinstance(starter, ScheduleRow) else "trigger"
+    body = StarterFired(starter=name, name=starter.name, user_id=starter.user_id, fire=fire)
+    event = Event(
+        store_id=starter.store_id,
+        conversation_id=fire.conversation_id,
+        run_id=fire.run_id,
+        seq=0,
+        time=unit.now,
+        attempt=0,
+        event_id=unit.ids.new("evt"),
+        type=body.type,
+        body=body,
+    )
+    unit.off_log.add([event])

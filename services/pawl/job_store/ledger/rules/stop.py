@@ -1,0 +1,120 @@
+"""Ending a run: on request, and for good."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import CallKey, RunId, RunKey, UserId
+from pawl.job_store.ledger.rules import calls, inbox, jobs, log, run_table, turn
+from pawl.job_store.ledger.rules.events import RunChanged
+from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
+from pawl.values import CallState, RunState, StopCause
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a run that did a call of another one: the payload of that one's command AGENT_ENDED."""
+
+    run_id: RunId
+    state: RunState
+    usage: bytes
+    failure: bytes
+    output: bytes
+
+
+read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
+
+
+def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
+    """Stop `run` as `request` does, if it is open and not CANCELLING: its owner reads `payload`, as of the user."""
+    if run.state.is_terminal or run.state is RunState.CANCELLING:
+        return
+    incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=payload, user_id=user_id)
+    request(unit, inbox.accept(unit, run, incoming), cause)
+
+
+def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
+    """Stop `run`, which must be open and not CANCELLING: from now on nothing new starts (I12).
+
+    A run that no worker has begun is CANCELLED at once, unless messages entered
+    it: they must not be lost (I1), and only an owner can read them. Such a run,
+    and any other one, becomes CANCELLING, and its owner, or the next one,
+    settles what is open. A quarantined one gets workers again for that.
+    """
+    stopped, superseded = _stop(unit, run, cause)
+    _supersede(unit, superseded)
+    return stopped
+
+
+def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> RunRow:
+    """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
+    ended, superseded = _end(unit, run, state, attempt=attempt)
+    _supersede(unit, superseded)
+    return ended
+
+
+def give_up(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
+    """End `run`, which is being stopped and has no worker that could: its open calls get `result`, opaque."""
+    settled = [(before, calls.lost(before, result, now=unit.now)) for before in unit.open_calls(run)]
+    for _, call in settled:
+        unit.put_call(call)
+    return end(unit, log.write(unit, run, [calls.changed(*each) for each in settled]), RunState.CANCELLED)
+
+
+def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
+    """Stop a run, and those whose turn comes by that, as if its turn had come before the message that interrupts it."""
+    while run is not None:
+        _, run = _stop(unit, run, StopCause.SUPERSEDED)
+
+
+def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause) -> tuple[RunRow, RunRow | None]:
+    """Do what `request` says; return the run, and the one that is superseded now that it has the turn."""
+    crashes = 0 if run.is_quarantined else run.crashes
+    if not jobs.has_begun(run) and not _was_steered(unit, run):
+        return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED)
+    run_table.check(run.state, RunState.CANCELLING)
+    stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
+    stopping = log.write(unit, stopping, [RunChanged(from_state=run.state, run=stopping)])
+    return turn.wake(unit, stopping), None
+
+
+def _was_steered(unit: UnitOfWork, run: RunRow) -> bool:
+    has_turn = run.queued_message is None
+    return has_turn and any(command.name == inbox.STEER for command in unit.inbox(run))
+
+
+def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> tuple[RunRow, RunRow | None]:
+    """Do what `end` says; return the run, and the one that is superseded now that it has the turn."""
+    run_table.check(run.state, state)
+    ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=unit.now)
+    ended = log.write(unit, ended, [RunChanged(from_state=run.state, run=ended)], attempt=attempt)
+    for command in unit.inbox(ended):
+        unit.put_command(replace(command, consumed=True))
+    superseded = turn.leave(unit, ended)
+    jobs.left(unit, ended)
+    if ended.reports_to:
+        jobs.tell(unit, ended, 0)
+    else:
+        _report(unit, ended)
+    return ended, superseded
+
+
+def _report(unit: UnitOfWork, run: RunRow) -> None:
+    """Tell the run whose call this one did, in the same transaction: its call is settled with this and nothing else.
+
+    Of a call that was given up, and of a run that is not there any more, nobody
+    wants to know.
+    """
+    parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
+    call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))
+    if parent is None or call is None or call.state is not CallState.DELEGATED:
+        return
+    ending = Ending(run_id=run.run_id, state=run.state, usage=run.usage, failure=run.failure, output=run.output)
+    payload = msgspec.msgpack.encode(ending)
+    incoming = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)
+    unit.put_call(replace(call, reserved_by=incoming.command_id))
+    parent = replace(parent, steered_by=tuple(sorted({*parent.steered_by, *run.steered_by})))
+    turn.wake(unit, inbox.accept(unit, parent, incoming))

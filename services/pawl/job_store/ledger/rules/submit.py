@@ -1,0 +1,315 @@
+"""A message of a user arrives: a new run, or a word into the active one (LOOP-1, LOOP-13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import DEFAULT_AGENT, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.errors import (
+    ConversationBusy,
+    InvalidField,
+    QueueFull,
+    RequestIdReused,
+    RunNotFound,
+    RunOfAnotherUser,
+    ToolExists,
+)
+from pawl.job_store.ledger.rules import inbox, jobs, stop, turn
+from pawl.job_store.ledger.rules.conversations import absent
+from pawl.job_store.ledger.rules.events import RunChanged
+from pawl.job_store.ledger.rules.log import write
+from pawl.job_store.ledger.rules.rows import (
+    ClientKey,
+    CommandRow,
+    ConversationKey,
+    ConversationRow,
+    OwnTools,
+    QueueKey,
+    RequestKey,
+    RequestRow,
+    RunRow,
+)
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.values import MessagePolicy, RunState, StopCause
+
+_ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT})
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that was created or entered, as it is now.
+
+    `place` is its place among those that wait for their turn in the conversation, from 1; 0 if it has its turn.
+    """
+
+    run: RunRow
+    steered: bool
+    place: int = 0
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
+    """Bring `message` to a conversation.
+
+    `conversation_id` is empty for a new conversation, `request_id` for a request
+    that is not to be remembered. Opaque: `message` as it enters the conversation,
+    `steer` with the message and `interrupt` as commands for the owner of the
+    active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
+    runs wait for their turn in the conversation, and `store_queue_max` wait
+    for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
+    `credential_id` brought it, as `delegate_user_id` for the user if a delegate did; `people` are others whose
+    act it is, too, where several people are needed. A new run keeps all three, and one that it enters the people.
+    `key_hash` is that of the key which the client has chosen for the conversation, in place of its id; empty for none.
+    A conversation that it begins has the title `made_title`, and one that was archived comes back. A new run is one of
+    the agent `agent_name`, and has the `labels`.
+    """
+
+    store_id: StoreId
+    user_id: UserId
+    request_id: RequestId
+    fingerprint: bytes
+    conversation_id: ConversationId
+    conversation_must_exist: bool
+    policy: MessagePolicy
+    message: bytes
+    steer: bytes
+    interrupt: bytes
+    options: bytes
+    queue_max: int
+    store_queue_max: int
+    token_budget: int = 0
+    token_ceiling: int = 0
+    text_bytes: int = 0
+    store_places: int = 0
+    inbox_limits: inbox.Limits = inbox.LIMITS
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
+    key_hash: bytes = b""
+    made_title: str = ""
+    undoes: RunId = RunId("")
+    """The run that the new one undoes: that of a writer may be undone when the conversation is shared no more."""
+    agent_name: str = DEFAULT_AGENT
+    labels: Mapping[str, str] = {}
+    own_tools: OwnTools | None = None
+    """The tools that come with the run."""
+    new_conversation_id: ConversationId = ConversationId("")
+    """The id of the conversation that it makes, if it names none; empty for any."""
+    only_repeat: bool = False
+    """True if it is refused as things are now, for lack of its agent for one: no run is made, one that was is given."""
+
+    @property
+    def row_keys(self) -> RowKeys:
+        """The rows it needs."""
+        request = RequestKey(self.store_id, self.user_id, self.request_id)
+        conversation = ConversationKey(self.store_id, self.conversation_id)
+        return RowKeys(
+            requests=(request,) if self.request_id else (),
+            conversations=(conversation,) if self.conversation_id else (),
+            keyed=(self._client_key,) if self.key_hash else (),
+            runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
+            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_places),),
+        )
+
+    def apply(self, unit: UnitOfWork) -> Submitted:
+        """Create or enter a run; the same request again gets the same run.
+
+        Raises:
+            RequestIdReused: the request id came before with something else.
+            ToolExists: the message is refused as things are now.
+            InvalidField: they would enter a run that there is.
+            ConversationNotFound: absent, or of another user who does not share it for writing.
+            ConversationErased: the user has erased it.
+            ConversationBusy: the policy is REJECT and a run is active.
+            RunOfAnotherUser: the policy is STEER or INTERRUPT, and that run is of another user.
+            QueueFull: too many runs wait in the conversation, or in the store, or too many
+                messages in the active run, or messages of too many people.
+        """
+        request_key = RequestKey(self.store_id, self.user_id, self.request_id)
+        earlier = unit.requests.get(request_key) if self.request_id else None
+        if earlier is not None:
+            return _placed(unit, self._repeat(unit, earlier))
+        if self.only_repeat:
+            raise ToolExists
+        if self.own_tools is not None and self.policy is MessagePolicy.STEER:
+            raise InvalidField("tools come with a run that is started", field="policy")
+        conversation = self._conversation(unit)
+        submitted = self._deliver(unit, conversation)
+        if self.request_id:
+            request = RequestRow(
+                store_id=self.store_id,
+                user_id=self.user_id,
+                request_id=self.request_id,
+                fingerprint=self.fingerprint,
+                run_id=submitted.run.run_id,
+                steered=submitted.steered,
+                create_time=unit.now,
+            )
+            unit.requests.put(request_key, request)
+        return _placed(unit, submitted)
+
+    def _repeat(self, unit: UnitOfWork, earlier: RequestRow) -> Submitted:
+        if earlier.fingerprint != self.fingerprint:
+            raise RequestIdReused
+        run = unit.runs.get(RunKey(self.store_id, earlier.run_id))
+        if run is None:
+            raise RunNotFound
+        return Submitted(run=run, steered=earlier.steered)
+
+    @property
+    def _client_key(self) -> ClientKey:
+        return ClientKey(self.store_id, self.user_id, self.key_hash)
+
+    def _conversation(self, unit: UnitOfWork) -> ConversationRow:
+        if self.key_hash:
+            found = unit.conversation_with(self._client_key)
+        else:
+            key = ConversationKey(self.store_id, self.conversation_id)
+            found = unit.conversations.get(key) if self.conversation_id else None
+        if found is not None and found.user_id == self.user_id:
+            return unit.put_conversation(replace(found, archived=False)) if found.archived else found
+        if found is not None and (found.takes_messages_of(self.user_id) or self._undoes_own(unit, found)):
+            return found
+        if found is not None or (self.conversation_id and self.conversation_must_exist):
+            raise absent(found, self.user_id)
+        return unit.put_conversation(
+            ConversationRow(
+                store_id=self.store_id,
+                conversation_id=self.conversation_id
+                or self.new_conversation_id
+                or ConversationId(unit.ids.new("conv")),
+                user_id=self.user_id,
+                create_time=unit.now,
+                update_time=unit.now,
+                key_hash=self.key_hash or None,
+                made_title=self.made_title,
+            )
+        )
+
+    def _undoes_own(self, unit: UnitOfWork, conversation: ConversationRow) -> bool:
+        undone = unit.runs.get(RunKey(self.store_id, self.undoes)) if self.undoes else None
+        is_erased = not conversation.user_id
+        return (
+            undone is not None
+            and not is_erased
+            and (undone.user_id, undone.conversation_id) == (self.user_id, conversation.conversation_id)
+        )
+
+    def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
+        active_id = conversation.active_run_id
+        active = unit.runs.get(RunKey(self.store_id, active_id)) if active_id else None
+        if active is None:
+            return self._create(unit, conversation)
+        is_own = active.user_id == self.user_id
+        if self.policy in _ON_THE_ACTIVE and not is_own:
+            raise RunOfAnotherUser
+        if active.is_turn and (is_own or active.is_quarantined):
+            return self._instead_of(unit, conversation, active)
+        match self.policy:
+            case MessagePolicy.REJECT:
+                raise ConversationBusy
+            case MessagePolicy.QUEUE:
+                return self._create(unit, conversation)
+            case MessagePolicy.STEER:
+                if active.is_stopping:
+                    # What enters a run that is being stopped would be lost.
+                    return self._create(unit, conversation)
+                incoming = self._command(unit, active, inbox.STEER, self.steer)
+                active = inbox.accept_message(
+                    unit, active, incoming, self.inbox_limits, text_bytes=self.text_bytes, people=self.people
+                )
+                return Submitted(run=turn.wake(unit, active), steered=True)
+            case MessagePolicy.INTERRUPT:
+                submitted = self._create(unit, conversation, first=True)
+                if active.state is not RunState.CANCELLING:
+                    active = inbox.accept(unit, active, self._command(unit, active, inbox.CANCEL, self.interrupt))
+                    stop.request(unit, active, StopCause.SUPERSEDED)
+                return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
+            case _:
+                assert_never(self.policy)
+
+    def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
+        """Start a run before or after a turn of the same user, whatever the policy: no message started the turn.
+
+        One that has begun ends by itself, after few rounds, unless it waits. One whose workers died stands in the way
+        of all users, so it gives way to any of them.
+        """
+        if self.policy is MessagePolicy.REJECT and conversation.queue:
+            raise ConversationBusy
+        interrupts = self.policy is MessagePolicy.INTERRUPT
+        submitted = self._create(unit, conversation, first=interrupts)
+        is_to_end = interrupts or active.state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
+        if (is_to_end or not jobs.has_begun(active)) and not active.is_stopping:
+            stop.command(unit, active, StopCause.SUPERSEDED, self.interrupt)
+        return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
+
+    def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
+        is_own = conversation.user_id == self.user_id
+        # Those who may write to it leave half of the places to whose it is, and do not go before what waits.
+        first = first and is_own
+        queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
+        if len(conversation.queue) >= queue_max:
+            raise QueueFull(f"{queue_max} messages wait in this conversation already")
+        self.check_queue(unit)
+        budget = (self.token_budget, self.token_ceiling)
+        run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
+        run = self.signed(run)
+        if self.own_tools is not None:
+            run = replace(run, own_tools=self.own_tools)
+        created = RunChanged(from_state=None, run=run)
+        if conversation.active_run_id is None:
+            return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)
+        queue, interrupting = conversation.queue, conversation.interrupting
+        place = sum(waiting in interrupting for waiting in queue) if first else len(queue)
+        queue = (*queue[:place], run.run_id, *queue[place:])
+        interrupting = (*interrupting, run.run_id) if first else interrupting
+        unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
+        return Submitted(run=write(unit, run, [created]), steered=False)
+
+    def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
+        """Refuse a run of which too many wait for a place of the store already.
+
+        Raises:
+            QueueFull: so many do.
+        """
+        of_store = unit.queues.get(QueueKey(self.store_id, in_background=in_background))
+        if of_store is None or of_store.waiting < self.store_queue_max:
+            return
+        waiting, way = ("jobs", "stop some, or try") if in_background else ("runs", "try")
+        raise QueueFull(
+            f"{self.store_queue_max} {waiting} wait in this store already: {way} again when some have begun"
+        )
+
+    def signed(self, run: RunRow) -> RunRow:
+        """Return a new run with whose act it is, its agent and its labels."""
+        return replace(
+            run,
+            user_id=self.user_id,
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
+            people=self.people,
+            agent_name=self.agent_name,
+            labels=self.labels,
+        )
+
+    def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
+        return inbox.arrived(
+            unit,
+            run,
+            name=name,
+            payload=payload,
+            user_id=self.user_id,
+            fingerprint=self.fingerprint,
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
+        )
+
+
+def _placed(unit: UnitOfWork, submitted: Submitted) -> Submitted:
+    run = submitted.run
+    conversation = unit.conversations.get(ConversationKey(run.store_id, run.conversation_id))
+    if conversation is None or run.run_id not in conversation.queue:
+        return submitted
+    return replace(submitted, place=conversation.queue.index(run.run_id) + 1)

@@ -1,0 +1,118 @@
+"""Turns in a conversation: one run at a time, the others wait in order (LOOP-13)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from pawl.chassis.ids import RunId, RunKey
+from pawl.errors import Internal
+from pawl.job_store.ledger.rules import log, run_table
+from pawl.job_store.ledger.rules.events import EventBody, MessageAdded
+from pawl.job_store.ledger.rules.rows import ConversationRow, MessageRow, RunRow
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
+
+
+def queued(
+    conversation: ConversationRow,
+    run_id: RunId,
+    message: bytes,
+    options: bytes,
+    budget: tuple[int, int],
+    *,
+    now: datetime,
+) -> RunRow:
+    """Return a new run that has not had its turn; `budget` is of tokens, and what top-ups can raise it to."""
+    return RunRow(
+        store_id=conversation.store_id,
+        run_id=run_id,
+        conversation_id=conversation.conversation_id,
+        user_id=conversation.user_id,
+        state=run_table.INITIAL,
+        token_budget=budget[0],
+        token_ceiling=budget[1],
+        queued_message=message,
+        options=options,
+        create_time=now,
+        update_time=now,
+        state_time=now,
+    )
+
+
+def budget_below(run: RunRow) -> RunId:
+    """Return the budget_run_id of runs that this run starts; empty if there is no budget."""
+    return run.budget_run_id or (run.run_id if run.token_budget else RunId(""))
+
+
+def give(
+    unit: UnitOfWork,
+    conversation: ConversationRow,
+    run: RunRow,
+    *,
+    before: tuple[EventBody, ...] = (),
+    claim_at: datetime | None = None,
+) -> RunRow:
+    """Give the turn to `run`: its first message enters the conversation, and workers may claim it, or from then on.
+
+    `before` is written to its log first. A run that notices have begun has no message.
+    """
+    if run.queued_message is None:
+        raise Internal("a run that had its turn cannot get it again")
+    conversation = conversation.without(run.run_id, now=unit.now)
+    unit.work_ready = True
+    if run.is_turn:
+        unit.put_conversation(replace(conversation, active_run_id=run.run_id))
+        return log.write(unit, replace(run, queued_message=None, claim_at=claim_at or unit.now), before)
+    message = MessageRow(
+        store_id=run.store_id,
+        conversation_id=run.conversation_id,
+        number=conversation.last_number + 1,
+        message_id=unit.ids.new("msg"),
+        run_id=run.run_id,
+        summarised_to=0,
+        body=run.queued_message,
+        create_time=unit.now,
+        user_id=conversation.author(run.user_id),
+    )
+    unit.messages.add([message])
+    unit.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
+    run = replace(run, queued_message=None, claim_at=claim_at or unit.now)
+    return log.write(unit, run, [*before, MessageAdded(message=message, user_id=run.user_id)])
+
+
+def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
+    """Take an ended run out of its conversation; the next one that waits gets the turn.
+
+    Return that one if another one that came to interrupt waits behind it.
+    """
+    conversation = unit.conversation_of(run)
+    if conversation.active_run_id != run.run_id:
+        unit.put_conversation(conversation.without(run.run_id, now=unit.now))
+        return None
+    if not conversation.queue:
+        unit.put_conversation(replace(conversation, active_run_id=None, update_time=unit.now))
+        return None
+    following = unit.runs.get(RunKey(run.store_id, conversation.queue[0]))
+    if following is None:
+        raise Internal("the next run of a conversation is not in the unit")
+    following = give(unit, conversation, following)
+    return following if unit.conversation_of(following).interrupting else None
+
+
+def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
+    """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
+
+    A run that waits for its turn is left alone, and so is one that notices have begun before its time: it reads its
+    inbox when it runs. So is a quarantined one: it reads it when an operator lets it go on.
+    """
+    if run.is_quarantined:
+        return run
+    if run.worker_id is not None:
+        unit.wakeups.add([Wakeup(worker_id=run.worker_id, run=run.key)])
+        return run
+    is_to_wait = run.is_turn and run.is_queued
+    if run.queued_message is not None or (run.claim_at is not None and (is_to_wait or run.claim_at <= unit.now)):
+        return run
+    unit.work_ready = True
+    return unit.put_run(replace(run, claim_at=unit.now))

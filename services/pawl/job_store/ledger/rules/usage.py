@@ -1,0 +1,92 @@
+"""The use of agents, counted by day: pure functions of runs before and after a group of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Final
+
+import msgspec
+
+from pawl.chassis.ids import StoreId, UserId
+from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.values import Usage
+
+DAYS_MAX: Final = 400
+"""So many days are kept, and may be asked for."""
+
+
+class UsageKey(msgspec.Struct, frozen=True, order=True):
+    """That of which the use is counted: an agent, for a user, on a day."""
+
+    store_id: StoreId
+    agent_name: str
+    day: date
+    user_id: UserId
+
+
+class Used(Usage, frozen=True, kw_only=True):
+    """Runs that began, and what model calls used; less than nothing takes back."""
+
+    runs: int = 0
+
+    def plus(self, other: Used, times: int = 1) -> Used:
+        """Return the sum of this and so many times another."""
+        names = Used.__struct_fields__
+        return Used(**{name: getattr(self, name) + times * getattr(other, name) for name in names})
+
+
+class UsedOnDay(msgspec.Struct, frozen=True, kw_only=True):
+    """The use of an agent on a day, for all users."""
+
+    day: date
+    users: int
+    used: Used
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that an agent may use in a day, 0 for any number, and those that it has used of them."""
+
+    tokens_max: int
+    tokens_used: int
+    day_end_time: datetime
+
+    @property
+    def is_used_up(self) -> bool:
+        """True if no model call for the agent is to be made before the day ends."""
+        return 0 < self.tokens_max <= self.tokens_used
+
+
+def day_of(now: datetime) -> date:
+    """Return the day to which a time belongs."""
+    return now.astimezone(UTC).date()
+
+
+def day_end(now: datetime) -> datetime:
+    """Return when the day of a time ends."""
+    return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
+
+
+def added(
+    created: Iterable[RunRow],
+    changed: Iterable[tuple[RunRow, RunRow]],
+    usage_of: Callable[[bytes], Used],
+    now: datetime,
+) -> Sequence[tuple[UsageKey, Used]]:
+    """Return what new runs, and changed ones as (before, now), add to the counts of a day, in the order of the keys.
+
+    A history that was made elsewhere used nothing here.
+    """
+    found: dict[UsageKey, Used] = {}
+
+    def add(run: RunRow, used: Used) -> None:
+        if used != Used() and not run.imported:
+            key = UsageKey(run.store_id, run.agent_name, day_of(now), run.user_id)
+            found[key] = found.get(key, Used()).plus(used)
+
+    for run in created:
+        add(run, usage_of(run.usage).plus(Used(runs=1)))
+    for before, run in changed:
+        if before.usage is not run.usage:
+            add(run, usage_of(run.usage).plus(usage_of(before.usage), -1))
+    return sorted(found.items())

@@ -1,0 +1,349 @@
+"""The reasons why runs do not go on: a pure function of a run, its open calls, and what stands around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from pawl.chassis.identity.roles import APPROVERS, Role
+from pawl.chassis.ids import CallId, RunId, UserId
+from pawl.chassis.visible import shortened
+from pawl.job_store.ledger.rules.offers import is_pending
+from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.rows import CallRow, RunRow
+from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
+from pawl.job_store.ledger.rules.usage import day_end
+from pawl.values import CallState, RunState, WaitKind
+
+NAMED_MAX: Final = 20
+"""Most calls, and most runs, that a reason names."""
+COUNTED_MAX: Final = 1000
+"""Most calls of a run that are counted: the newest."""
+
+_SENTENCE_BYTES_MAX: Final = 2048
+_TOOLS_MAX: Final = 3
+
+_W = WaitReason
+_REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
+    {
+        WaitKind.APPROVAL: _W.APPROVAL,
+        WaitKind.ANSWER: _W.ANSWER,
+        WaitKind.TOOL_RESULT: _W.FRONT_END,
+        WaitKind.BUDGET: _W.TOKENS,
+        WaitKind.AGENT: _W.AGENT,
+        WaitKind.AGENT_QUOTA: _W.AGENT_QUOTA,
+        WaitKind.TIME: _W.TIME,
+        WaitKind.PAUSED: _W.PAUSED,
+        WaitKind.COMPLETION: _W.COMPLETION,
+        WaitKind.PROVIDER: _W.PROVIDER,
+    }
+)
+_REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
+    {
+        CallState.AWAITING_APPROVAL: _W.APPROVAL,
+        CallState.ASKED: _W.ANSWER,
+        CallState.OFFERED: _W.FRONT_END,
+        CallState.DELEGATED: _W.AGENT,
+    }
+)
+_REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
+    {
+        _W.APPROVAL: "Approve, edit or reject it: as approver or admin of the store, or as its user without roles.",
+        _W.ANSWER: "Its user answers.",
+        _W.FRONT_END: "A front end of its user that has the tool takes the call, or somebody returns its result.",
+        _W.TOKENS: "Its user adds tokens with a top-up.",
+        _W.AGENT: "That run ends: see what it waits for.",
+        _W.TURN: "The runs before it end, or are cancelled.",
+        _W.PLACE: "Another run ends, or waits for somebody: the place goes to the oldest that wants one.",
+        _W.WORKER: "A worker takes it up by itself; if none does, see that an agent-loop is running.",
+        _W.AGENT_QUOTA: "It goes on by itself when the day (UTC) is over, or an admin gives the agent more tokens.",
+        _W.TIME: "It goes on by itself at that time.",
+        _W.PAUSED: "Its user resumes it: pawl jobs resume JOB, or JobService.ResumeJob.",
+        _W.COMPLETION: "Whoever has the token of the call completes it (CompletionService.CompleteCall).",
+        _W.PROVIDER: "It asks the model server again by itself; if that stays so, see `pawl model check`.",
+        _W.STOPPING: "Its worker settles what is open by itself.",
+    }
+)
+_OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS, _W.PAUSED})
+_DECIDERS: Final = tuple(sorted(role.value for role in APPROVERS))
+_MENDERS: Final = (Role.ADMIN.value, Role.OPERATOR.value)
+_ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
+    {_W.APPROVAL: _DECIDERS, _W.AGENT_QUOTA: (Role.ADMIN.value,)}
+)
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it stood at `time`, with what its row does not have.
+
+    `calls` are its open calls, in call order; `is_cut` if there are more. `call_counts` and `child_run_ids` are of its
+    newest calls. `before` are the runs whose turn comes before its own, the one that has it first. The places that
+    are taken of its store, and by its user, count only while it wants one.
+    """
+
+    run: RunRow
+    time: datetime
+    calls: Sequence[CallRow] = ()
+    is_cut: bool = False
+    call_counts: Sequence[tuple[CallState, int]] = ()
+    child_run_ids: tuple[RunId, ...] = ()
+    before: tuple[RunId, ...] = ()
+    store_taken: int = 0
+    user_taken: int = 0
+
+    @property
+    def queue_position(self) -> int:
+        """The place among those that wait for their turn in the conversation, from 1; 0 if it has its turn."""
+        return len(self.before)
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """The reason why a run does not go on. See pawl.event.v1.Waiting."""
+
+    reason: WaitReason
+    sentence: str
+    remedy: str
+    since_time: datetime
+    deadline_time: datetime | None = None
+    user_ids: tuple[UserId, ...] = ()
+    roles: tuple[str, ...] = ()
+    call_ids: tuple[CallId, ...] = ()
+    run_ids: tuple[RunId, ...] = ()
+
+
+def explain(
+    situation: Situation, limits: PlaceLimits, below: Mapping[RunId, Waiting] = MappingProxyType({})
+) -> Waiting | None:
+    """Return why the run does not go on; None if it is RUNNING or has ended.
+
+    `below` says the same of runs that do calls of it, as far as it is known.
+    """
+    run = situation.run
+    match run.state:
+        case RunState.QUEUED:
+            return _queued(situation, limits)
+        case RunState.WAITING:
+            return _parked(situation, below)
+        case RunState.NEEDS_ATTENTION:
+            return _in_need(situation)
+        case RunState.CANCELLING:
+            return _simple(situation, _W.STOPPING, "It is being stopped: what is open is settled.", run.state_time)
+        case _:
+            return None
+
+
+def explain_all(situations: Sequence[Situation], limits: PlaceLimits) -> Waiting | None:
+    """Return why the first run does not go on, with what is known of the others, which do calls of it or each other."""
+    known: dict[RunId, Waiting] = {}
+    # The newest first: a run was created after the one whose call it does.
+    for situation in sorted(situations[1:], key=lambda each: each.run.create_time, reverse=True):
+        waiting = explain(situation, limits, known)
+        if waiting is not None:
+            known[situation.run.run_id] = waiting
+    return explain(situations[0], limits, known)
+
+
+def _queued(situation: Situation, limits: PlaceLimits) -> Waiting:
+    run = situation.run
+    if run.queued_message is not None:
+        others = len(situation.before) - 1
+        more = f", and behind {others} more that wait" if others > 0 else ""
+        who = f"run {situation.before[0]}" if situation.before else "another run"
+        sentence = f"It waits for its turn in the conversation, which {who} has{more}."
+        return _simple(situation, _W.TURN, sentence, run.create_time, run_ids=situation.before[:NAMED_MAX])
+    if run.worker_id is None and situation.store_taken >= limits.per_store:
+        sentence = f"It waits for a place: its store has {limits.per_store} active runs, which is the most."
+        return _simple(situation, _W.PLACE, sentence, _due_since(situation))
+    if run.worker_id is None and situation.user_taken >= limits.per_user:
+        sentence = f"It waits for a place: its user has {limits.per_user} active runs, which is the most."
+        return _simple(situation, _W.PLACE, sentence, _due_since(situation))
+    return _for_worker(situation, "It waits for a worker.")
+
+
+def _for_worker(situation: Situation, sentence: str) -> Waiting:
+    run = situation.run
+    if run.worker_id is not None and _is_due(situation, of_nobody=True):
+        sentence = "Its worker is gone: the next one takes it up."
+    elif run.worker_id is not None:
+        sentence = "A worker has taken it and is about to go on."
+    elif run.crashes and run.claim_at is not None and run.claim_at > situation.time:
+        sentence = "Its worker could not go on: it rests for a moment before the next one takes it."
+    return _simple(situation, _W.WORKER, sentence, _due_since(situation))
+
+
+def _in_need(situation: Situation) -> Waiting:
+    run = situation.run
+    since = run.attention.since_time if run.attention is not None else run.state_time
+    calls = [call for call in situation.calls if call.state is CallState.RUNNING and is_pending(run, call)]
+    if run.attention is not None and run.attention.reason is AttentionReason.QUARANTINED:
+        died = f"{run.crashes} workers died while they drove it" if run.crashes > 1 else "its worker died"
+        sentence = f"It is quarantined: {died}, without any progress in between."
+        remedy = "An operator finds out why, and lets it go on or ends it."
+    elif not calls and not situation.is_cut and _is_due(situation):
+        return _for_worker(situation, "An operator has said what became of its call: it waits for a worker.")
+    else:
+        which = _tools(calls) or "a call"
+        sentence = f"An operator must say what became of {which}: it is not known whether it had its effect."
+        remedy = "An operator says what happened, or ends the run."
+    return Waiting(
+        reason=_W.OPERATOR,
+        sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
+        remedy=remedy,
+        since_time=since,
+        roles=_MENDERS,
+        call_ids=tuple(call.call_id for call in calls[:NAMED_MAX]),
+    )
+
+
+def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
+    run = situation.run
+    calls = _waited_for(situation)
+    reasons = sorted({*calls, *_unseen(situation)})
+    if not reasons and not _is_due(situation):
+        reasons = sorted({_REASONS[wait] for wait in run.waits})
+    if not reasons:
+        return _for_worker(situation, "What it waited for has come: it waits for a worker.")
+    first = reasons[0]
+    about = calls.get(first, [])
+    children = [call.child_run_id for call in calls.get(_W.AGENT, [])]
+    sentence = f"It waits for {', and for '.join(_part(run, each, calls.get(each, [])) for each in reasons)}."
+    known = [(child, below[child]) for child in children if child in below]
+    sentence += "".join(f" Run {child}: {waiting.sentence}" for child, waiting in known)
+    there = known[0][1] if known and first is _W.AGENT else None
+    own = (run.user_id,) if first in _OF_ITS_USER or (first is _W.APPROVAL and _one_is_enough(about)) else ()
+    return Waiting(
+        reason=first,
+        sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
+        remedy=there.remedy if there else _REMEDIES[first],
+        since_time=min((call.state_time for call in about), default=run.state_time),
+        deadline_time=_deadline(situation, first),
+        user_ids=there.user_ids if there else own,
+        roles=there.roles if there else _ROLES.get(first, ()),
+        call_ids=tuple(call.call_id for call in about[:NAMED_MAX]),
+        run_ids=tuple(children[:NAMED_MAX]) if first is _W.AGENT else (),
+    )
+
+
+def _deadline(situation: Situation, reason: WaitReason) -> datetime | None:
+    due_time, now = situation.run.claim_at, situation.time
+    if due_time is None or due_time <= now:
+        return None
+    # Its worker looks again before that.
+    return day_end(now) if reason is _W.AGENT_QUOTA else due_time
+
+
+def _waited_for(situation: Situation) -> dict[WaitReason, list[CallRow]]:
+    """Return the open calls that wait for somebody, or for a run, by what they wait for."""
+    found: dict[WaitReason, list[CallRow]] = {}
+    run = situation.run
+    awaits_completion = WaitKind.COMPLETION in run.waits and not _is_due(situation)
+    for call in situation.calls:
+        if awaits_completion and call.state is CallState.RUNNING and not call.reserved_by:
+            found.setdefault(_W.COMPLETION, []).append(call)
+        reason = _REASONS_OF_CALLS.get(call.state)
+        waits = call.state is CallState.DELEGATED and not call.reserved_by
+        if reason is not None and (waits or is_pending(run, call)):
+            found.setdefault(reason, []).append(call)
+    return found
+
+
+def _unseen(situation: Situation) -> set[WaitReason]:
+    """Return the reasons that the row names and no call that is there: of tokens, of calls that are cut, and others."""
+    run = situation.run
+    is_due = _is_due(situation)
+    found = set()
+    for wait in run.waits:
+        reason = _REASONS[wait]
+        is_of_call = reason in _REASONS_OF_CALLS.values()
+        if situation.is_cut if is_of_call else not is_due:
+            found.add(reason)
+    return found
+
+
+def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
+    """Return one thing that the run waits for, as part of a sentence."""
+    match reason:
+        case _W.APPROVAL:
+            return _approvals(calls)
+        case _W.ANSWER:
+            count = f"{len(calls)} answers" if len(calls) > 1 else "an answer"
+            return f"{count} of {run.user_id}"
+        case _W.FRONT_END:
+            return f"a front end to run {_tools(calls) or 'a tool'}"
+        case _W.TOKENS:
+            return "more tokens: its budget has too few left"
+        case _W.AGENT_QUOTA:
+            return f"the next day: the agent {run.agent_name} has used up its tokens of this one"
+        case _W.PROVIDER:
+            return "the model server, which does not answer"
+        case _W.TIME:
+            return "the time of its next iteration"
+        case _W.PAUSED:
+            return "its user to resume it: it is paused"
+        case _W.COMPLETION:
+            return f"somebody outside to complete {_tools(calls) or 'a call'}"
+        case _W.AGENT:
+            shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
+            return _listed([f"run {child}" for child in shown], len(calls)) or "another run"
+        case _:
+            raise ValueError(f"no run waits for {reason.name}")
+
+
+def _approvals(calls: Sequence[CallRow]) -> str:
+    if len(calls) == 1 and calls[0].approvals_required > 1:
+        call = calls[0]
+        what = f"{call.approvals_required} approvals of {call.tool_name}, of which it has {len(call.approvals)}"
+    else:
+        what = f"an approval of {_tools(calls) or 'a call'}"
+    return f"{what} (asked twice: nobody decided in time)" if any(call.escalated for call in calls) else what
+
+
+def _one_is_enough(calls: Sequence[CallRow]) -> bool:
+    return all(call.approvals_required == 1 for call in calls)
+
+
+def _tools(calls: Sequence[CallRow]) -> str:
+    """Return the tools of some calls, each once, as part of a sentence."""
+    names = list(dict.fromkeys(call.tool_name for call in calls))
+    return _listed(names[:_TOOLS_MAX], len(names))
+
+
+def _listed(shown: Sequence[str], count: int) -> str:
+    more = count - len(shown)
+    parts = [*shown, *([f"{more} more"] if more else [])]
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1]))) if parts else ""
+
+
+def _simple(
+    situation: Situation,
+    reason: WaitReason,
+    sentence: str,
+    since: datetime,
+    *,
+    run_ids: tuple[RunId, ...] = (),
+) -> Waiting:
+    """Return a reason about which nobody needs to do anything."""
+    return Waiting(
+        reason=reason,
+        sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
+        remedy=_REMEDIES[reason],
+        since_time=min(since, situation.time),
+        run_ids=run_ids,
+    )
+
+
+def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
+    """Return whether a worker has the run or may take it; with `of_nobody`, whether one may take it."""
+    run = situation.run
+    may_take = run.claim_at is not None and run.claim_at <= situation.time
+    return may_take or (run.worker_id is not None and not of_nobody)
+
+
+def _due_since(situation: Situation) -> datetime:
+    """Return since when a worker may take the run, or about when one has taken it."""
+    run = situation.run
+    is_free = run.worker_id is None and run.claim_at is not None and run.claim_at <= situation.time
+    return run.claim_at if is_free and run.claim_at is not None else run.state_time

@@ -1,0 +1,262 @@
+"""The runs that are due, and which of them fit into the limits: what a claim looks at.
+
+A claim is two steps. The stores are found without a lock. Then it takes the locks of
+these stores, looks at the first runs of each, and counts the places that are taken:
+whoever else wants to give places of the same stores waits until it has committed.
+Nobody else makes a run active, so the limits hold however many job-stores claim.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection
+from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
+from pawl.job_store.ledger.rules.places import DueRun, Line, PlaceLimits, share_out
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+# Stores of which a run is due, in a circle that begins after the one that was served
+# last, as far as a place is free in them or a run is due that has one. The recursion
+# hops from store to store through the index runs_claimable, so a store with 100,000
+# waiting runs costs as much as one with a single run.
+_STORES: Final = """
+WITH RECURSIVE later AS (
+    (SELECT store_id FROM job_store.runs
+     WHERE claim_at <= now() AND store_id > $1 ORDER BY store_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.store_id FROM job_store.runs AS r
+            WHERE r.claim_at <= now() AND r.store_id > s.store_id ORDER BY r.store_id LIMIT 1)
+    FROM later AS s WHERE s.store_id IS NOT NULL
+), earlier AS (
+    (SELECT store_id FROM job_store.runs
+     WHERE claim_at <= now() AND store_id <= $1 ORDER BY store_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT r.store_id FROM job_store.runs AS r
+            WHERE r.claim_at <= now() AND r.store_id > s.store_id AND r.store_id <= $1 ORDER BY r.store_id LIMIT 1)
+    FROM earlier AS s WHERE s.store_id IS NOT NULL
+)
+SELECT s.store_id
+FROM (SELECT store_id FROM later UNION ALL SELECT store_id FROM earlier) AS s
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE NOT r.in_background) AS taken,
+        count(*) FILTER (WHERE r.in_background) AS taken_background,
+        coalesce(bool_or(r.claim_at <= now()), false) AS is_due
+    FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.active
+) AS places
+WHERE s.store_id IS NOT NULL AND (places.taken < $2 OR places.is_due OR (places.taken_background < $4 AND EXISTS (
+    SELECT FROM job_store.runs AS r
+    WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now() OFFSET 0
+)))
+LIMIT $3
+"""
+
+# In the order of the locks, and before any lock of a row, so that nobody deadlocks.
+_LOCK: Final = """
+SELECT pg_advisory_xact_lock(hashtext('job_store.places'), key)
+FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
+"""
+
+_DUE_RUN: Final = """
+r.store_id, r.run_id, r.user_id, r.active, r.in_background, r.claim_at,
+r.crashes + (r.worker_id IS NOT NULL)::integer AS crashes
+"""
+_TAKEN: Final = """
+(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND NOT a.in_background) AS taken,
+(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND a.in_background)
+    AS taken_background
+"""
+_TAKEN_BY_USER: Final = """
+(SELECT count(*) FROM job_store.runs AS a
+ WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS taken_by_user
+"""
+
+_HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
+
+# The first of those that are due of some stores: those that have a place come before those that want one, and those of
+# people before those of the background.
+# A run whose last allowed worker has died is left to be quarantined; runs that others died of come last.
+_DUE: Final = f"""
+SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}, {_HELD}
+FROM unnest($1::text[]) AS s (store_id)
+CROSS JOIN LATERAL (SELECT {_TAKEN}) AS places
+CROSS JOIN LATERAL (
+    (SELECT {_DUE_RUN} FROM job_store.runs AS r
+     WHERE r.store_id = s.store_id AND r.active AND r.claim_at <= now()
+     AND (r.worker_id IS NULL OR r.crashes + 1 < $3)
+     ORDER BY r.crashes, r.claim_at LIMIT $2)
+    UNION ALL
+    (SELECT {_DUE_RUN} FROM job_store.runs AS r
+     WHERE r.store_id = s.store_id AND NOT r.active AND NOT r.in_background AND r.claim_at <= now()
+     ORDER BY r.claim_at LIMIT $2)
+    UNION ALL
+    (SELECT {_DUE_RUN} FROM job_store.runs AS r
+     WHERE r.store_id = s.store_id AND NOT r.active AND r.in_background AND r.claim_at <= now()
+     ORDER BY r.claim_at LIMIT $2)
+) AS due
+ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
+"""
+
+# Of some stores, the oldest run of each of the next users who have one that is due and wants a place.
+_HEADS: Final = f"""
+WITH RECURSIVE users AS (
+    SELECT k.store_id COLLATE "C" AS store_id, k.user_id COLLATE "C" AS user_id, 0 AS hops
+    FROM unnest($1::text[], $2::text[]) AS k (store_id, user_id)
+    UNION ALL
+    SELECT u.store_id, (
+        SELECT r.user_id FROM job_store.runs AS r
+        WHERE r.store_id = u.store_id AND r.user_id > u.user_id AND r.claim_at <= now()
+        AND NOT r.active AND NOT r.in_background
+        ORDER BY r.user_id LIMIT 1
+    ), u.hops + 1
+    FROM users AS u WHERE u.user_id IS NOT NULL AND u.hops < $3
+)
+SELECT due.*, {_TAKEN}, {_TAKEN_BY_USER}
+FROM users AS s CROSS JOIN LATERAL (
+    SELECT {_DUE_RUN} FROM job_store.runs AS r
+    WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND r.claim_at <= now()
+    AND NOT r.active AND NOT r.in_background
+    ORDER BY r.claim_at LIMIT 1
+) AS due
+WHERE s.hops > 0 AND s.user_id IS NOT NULL
+ORDER BY due.crashes, due.claim_at
+"""
+
+_HAS_LAST_CHANCE: Final = "SELECT EXISTS (SELECT FROM job_store.runs WHERE worker_id = $1 AND crashes >= $2)"
+
+# Of each store at least so many runs are looked at.
+_WINDOW_MIN: Final = 8
+# If these are all of users at their limits, so many other users get their turn.
+_USERS_MAX: Final = 16
+_CURSORS_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """Runs that fit into the limits as long as the transaction lasts.
+
+    `stores` are those that were looked at. `has_more`: others, or more runs of these, may be due.
+    """
+
+    stores: Sequence[StoreId]
+    runs: Sequence[DueRun]
+    has_more: bool
+
+
+class DueRuns:
+    """Looks at the runs that are due. Of those at their last chance a worker holds one at a time."""
+
+    def __init__(self, limits: PlaceLimits, *, crashes_max: int) -> None:
+        self._limits = limits
+        self._crashes_max = crashes_max
+        # Where the round of the users of a store goes on whose oldest runs must wait.
+        self._last_users: dict[StoreId, UserId] = {}
+
+    async def pick(
+        self,
+        connection: Connection,
+        worker_id: WorkerId,
+        *,
+        after_store: StoreId,
+        stores_max: int,
+        runs_max: int,
+        background_runs_max: int,
+    ) -> Picked:
+        """Return what the worker may claim of the next stores; keeps others from them until the transaction ends."""
+        limits = self._limits
+        records = await connection.fetch(
+            _STORES, after_store, limits.per_store, stores_max, limits.background_per_store
+        )
+        if not records:
+            return Picked(stores=(), runs=(), has_more=False)
+        stores = [record["store_id"] for record in records]
+        await connection.execute(_LOCK, stores)
+        window = max(_WINDOW_MIN, -(-runs_max // len(stores)))
+        records = await connection.fetch(_DUE, stores, window, self._crashes_max, worker_id)
+        held, due = max((record["background_held"] for record in records), default=0), _by_store(stores, records)
+        kinds = {
+            store: Counter((record["active"], record["in_background"]) for record in due[store]) for store in stores
+        }
+        cut = [store for store in stores if kinds[store][False, False] == window]
+        has_more = bool(cut) or any(
+            found[False, True] == window or found[True, False] + found[True, True] == window for found in kinds.values()
+        )
+        last_chances_max = await self._last_chances_max(connection, worker_id, due)
+        share = partial(
+            share_out,
+            limits=limits,
+            runs_max=runs_max,
+            last_chances_max=last_chances_max,
+            background_max=max(0, background_runs_max - held),
+        )
+        runs = share(self._lines(due))
+        blocked = self._blocked(due, cut, runs) if len(runs) < runs_max else []
+        if blocked:
+            for store, heads in (await self._heads(connection, blocked)).items():
+                due[store] += heads
+            runs = share(self._lines(due))
+        return Picked(stores=stores, runs=runs, has_more=has_more or len(stores) == stores_max)
+
+    async def _last_chances_max(
+        self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]
+    ) -> int:
+        if all(record["crashes"] + 1 < self._crashes_max for records in due.values() for record in records):
+            return 0
+        return 0 if await connection.fetchval(_HAS_LAST_CHANCE, worker_id, self._crashes_max - 1) else 1
+
+    def _blocked(
+        self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
+    ) -> list[StoreId]:
+        """Return the stores with places that none of those who were looked at may take."""
+        gets = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
+        return [store for store in cut if due[store][0]["taken"] + gets[store] < self._limits.per_store]
+
+    async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
+        """Return the oldest runs of the users of `stores` whose turn it is."""
+        # The quotient is how many of them can be at their limits.
+        hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
+        if len(self._last_users) > _CURSORS_MAX:
+            self._last_users.clear()
+        after = [self._last_users.pop(store, "") for store in stores]
+        heads = _by_store(stores, await connection.fetch(_HEADS, stores, after, hops))
+        for store, records in heads.items():
+            if len(records) == hops:
+                self._last_users[store] = max(record["user_id"] for record in records)
+        return heads
+
+    def _lines(self, due: Mapping[StoreId, Sequence[Record]]) -> list[Line]:
+        """Return the lines of stores, in the order of the records."""
+        return [
+            Line(
+                due=[self._due_run(record) for record in {record["run_id"]: record for record in records}.values()],
+                taken=records[0]["taken"],
+                taken_background=records[0]["taken_background"],
+                taken_by_user={record["user_id"]: record["taken_by_user"] for record in records},
+            )
+            for records in due.values()
+            if records
+        ]
+
+    def _due_run(self, record: Record) -> DueRun:
+        return DueRun(
+            key=RunKey(record["store_id"], record["run_id"]),
+            user_id=record["user_id"],
+            is_active=record["active"],
+            is_background=record["in_background"],
+            at_last_chance=record["crashes"] + 1 >= self._crashes_max,
+        )
+
+
+def _by_store(stores: Sequence[StoreId], records: Sequence[Record]) -> dict[StoreId, list[Record]]:
+    """Return the records of each store, in the order of `stores`."""
+    found: dict[StoreId, list[Record]] = {store: [] for store in stores}
+    for record in records:
+        found[record["store_id"]].append(record)
+    return found

@@ -1,0 +1,165 @@
+"""Groups of operations on PostgreSQL: lock and load what they name, apply, write what changed, commit.
+
+Locks are taken in one order everywhere: schedules, then triggers, then conversations, then runs,
+each sorted by key. The lock of a conversation covers its messages, that of a run its
+calls, commands and events: nobody changes them without it. `0001_create_ledger.sql`
+has the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import asyncpg
+
+from pawl.chassis.db.database import Connection, Database
+from pawl.chassis.process import logs
+from pawl.errors import PawlError
+from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.rules import offers
+from pawl.job_store.ledger.rules.events import Event
+from pawl.job_store.ledger.rules.unit_of_work import Ids, UnitOfWork
+from pawl.job_store.ledger.rules.usage import Used, added
+from pawl.job_store.ledger.store import tables, trimming, usage
+from pawl.job_store.ledger.store.columns import Columns, Write, joined
+from pawl.job_store.ledger.store.loading import load
+
+R = TypeVar("R")
+
+# Another transaction was there first: the group sees its rows when it is tried again.
+_CONFLICTS: Final = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.UniqueViolationError,
+)
+
+_ANY_WAITS: Final = """
+SELECT EXISTS (
+    SELECT FROM unnest($1::text[]) AS k (store_id) CROSS JOIN LATERAL (
+        SELECT FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.claim_at <= now() AND NOT r.active LIMIT 1
+    ) AS waiting
+)
+"""
+
+_log = logs.get_logger(__name__)
+
+
+class PostgresJournal:
+    """See `ports.Journal`.
+
+    `encode` gives the bytes of an event, `usage_of` reads the usage of a run; without `keeps_lifecycle` nothing is to
+    be sent on.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        ids: Ids,
+        encode: Callable[[Event], bytes],
+        usage_of: Callable[[bytes], Used],
+        *,
+        keeps_lifecycle: bool = True,
+    ) -> None:
+        self._usage_of = usage_of
+        self._keeps_lifecycle = keeps_lifecycle
+        self._database = database
+        self._ids = ids
+        self._encode = encode
+
+    async def write(self, operations: Sequence[Operation[Any]]) -> Written:
+        try:
+            async with self._database.transaction(urgent=True) as connection:
+                return await self._write(connection, operations)
+        except _CONFLICTS as error:
+            raise GroupConflict from error
+
+    async def _write(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Written:
+        unit = await load(connection, self._ids, [operation.row_keys for operation in operations])
+        outcomes: list[Any] = []
+        for operation in operations:
+            try:
+                with unit.attempt():
+                    outcomes.append(operation.apply(unit))
+            except PawlError as error:
+                outcomes.append(error)
+            except Exception as error:  # noqa: BLE001  # it changed nothing, and the others are none of its business
+                _log.exception("ledger.operation_failed", operation=type(operation).__name__)
+                outcomes.append(error)
+        events = [
+            LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=self._encode(event))
+            for event in unit.events.rows
+        ]
+        outbox = self._outbox(unit) if self._keeps_lifecycle else []
+        await _store(connection, unit, events, outbox, self._usage_of)
+        work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
+        return Written(
+            outcomes=outcomes,
+            events=events,
+            wakeups=unit.wakeups.rows,
+            work_ready=work_ready,
+            lifecycle_count=len(outbox),
+            inboxes=offers.inboxes(unit),
+        )
+
+    def _outbox(self, unit: UnitOfWork) -> list[tuple[Event, bytes | None]]:
+        """Return what the life cycle tells; with its bytes what stands in no log."""
+        of_logs = [(event, None) for event in unit.events.rows if event.lifecycle_type]
+        return [*of_logs, *((event, self._encode(event)) for event in unit.off_log.rows)]
+
+
+async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
+    """Return whether the group has freed a place in a store where a run may have waited for one."""
+    stores = {run.store_id for before, run in unit.runs.changed() if before.is_active and not run.is_active}
+    return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
+
+
+async def _store(
+    connection: Connection,
+    unit: UnitOfWork,
+    events: Sequence[LiveEvent],
+    outbox: Sequence[tuple[Event, bytes | None]],
+    usage_of: Callable[[bytes], Used],
+) -> None:
+    """Write all that the operations changed, in one round trip."""
+    # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
+    requests = sorted(unit.requests.created(), key=lambda row: row.key)
+    # By their keys first: these are the ones that others may create, too.
+    conversations = sorted(unit.conversations.created(), key=lambda row: (row.key_hash or b"", row.key))
+    new_runs, runs = unit.runs.created(), unit.runs.changed()
+    counts = added(new_runs, runs, usage_of, unit.now)
+    writes = [
+        *_created(tables.REQUESTS, requests),
+        *_created(tables.CONVERSATIONS, conversations),
+        *_changed(tables.CONVERSATIONS, unit.conversations.changed()),
+        *_created(tables.SEGMENTS, unit.segments.rows),
+        *_created(tables.RUNS, new_runs, [unit.loop_states.get(run.key) for run in new_runs]),
+        *_changed(tables.RUNS, runs, [unit.loop_states.get(run.key) for _, run in runs]),
+        *_created(tables.MESSAGES, unit.messages.rows),
+        *_created(tables.CALLS, unit.calls.created()),
+        *_changed(tables.CALLS, unit.calls.changed()),
+        *_created(tables.COMMANDS, unit.commands.created()),
+        *_changed(tables.COMMANDS, unit.commands.changed()),
+        *_changed(tables.SCHEDULES, unit.schedules.changed()),
+        *_changed(tables.TRIGGERS, unit.triggers.changed()),
+        *_created(tables.TRIGGER_EVENTS, unit.trigger_events.created()),
+        *_changed(tables.TRIGGER_EVENTS, unit.trigger_events.changed()),
+        *_created(tables.LANES, unit.lanes.created()),
+        *_changed(tables.LANES, unit.lanes.changed()),
+        *_created(tables.EVENTS, events),
+        *_created(tables.OUTBOX, [event for event, _ in outbox], [payload for _, payload in outbox]),
+        *([usage.addition(counts)] if counts else []),
+    ]
+    if writes:
+        statement, arguments = joined(writes)
+        await connection.execute(statement, *arguments)
+    if unit.trims.rows:
+        await trimming.remove(connection, unit.trims.rows)
+
+
+def _created(columns: Columns[R], rows: Sequence[R], beside: Sequence[Any] | None = None) -> list[Write]:
+    return [columns.insert(rows, beside)] if rows else []
+
+
+def _changed(columns: Columns[R], rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> list[Write]:
+    return [columns.update(rows, beside)] if rows else []

@@ -1,0 +1,172 @@
+"""Leases of workers on runs: claim, renew, give back. All times are the database's.
+
+Measured on two busy shared cores, with 100,000 runs waiting: a claim takes 1.6 ms
+(p50) where one store has them all and 50 others have one each, 1.8 ms where 5,000
+stores share them, and 4 ms where all are of one user who is at the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection, Database, affected
+from pawl.chassis.ids import StoreId, WorkerId
+from pawl.job_store.ledger.reading import Claimed, Renewed
+from pawl.job_store.ledger.rules.places import DueRun, PlaceLimits
+from pawl.job_store.ledger.store.due_runs import DueRuns
+
+# Rows that somebody writes are skipped, not waited for. A run that still has a worker lost it in a crash. 7 is
+# WAIT_KIND_TIME. Compared so that not all that are due are read.
+_TAKE: Final = """
+WITH picked AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs AS r
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+    WHERE coalesce(r.claim_at <= now(), false) AND (r.worker_id IS NULL OR r.crashes + 1 < $5)
+    FOR UPDATE OF r SKIP LOCKED
+)
+UPDATE job_store.runs AS r
+SET epoch = r.epoch + 1, worker_id = $3, claim_at = now() + $4, start_time = coalesce(r.start_time, now()),
+    crashes = r.crashes + (r.worker_id IS NOT NULL)::integer
+FROM picked WHERE r.store_id = picked.store_id AND r.run_id = picked.run_id
+RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL OR r.waits = '\\x07' AS is_quiet
+"""
+
+# Locked in key order first, as everybody does, so that nobody deadlocks.
+_RENEW: Final = """
+WITH held AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs WHERE worker_id = $1
+    ORDER BY store_id, run_id FOR UPDATE
+), renewed AS (
+    UPDATE job_store.runs AS r SET claim_at = now() + $2
+    FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
+    RETURNING r.store_id, r.run_id, r.epoch, EXISTS (
+        SELECT FROM job_store.commands AS c
+        WHERE c.store_id = r.store_id AND c.run_id = r.run_id AND NOT c.consumed OFFSET 0
+    ) AS has_commands
+)
+SELECT now() AS time, renewed.* FROM (SELECT) AS one LEFT JOIN renewed ON true
+"""
+
+_RELEASE: Final = """
+WITH held AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs WHERE worker_id = $1
+    ORDER BY store_id, run_id FOR UPDATE
+)
+UPDATE job_store.runs AS r SET claim_at = now(), worker_id = NULL
+FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
+"""
+
+# Written now and then only: each time costs a commit. A later time stays until the runs are brought forward.
+_TIMES: Final = """
+WITH raised AS (
+    UPDATE job_store.clock SET seen_time = clock_timestamp()
+    WHERE seen_time < clock_timestamp() - interval '5 s'
+)
+SELECT clock_timestamp() AS time, seen_time FROM job_store.clock
+"""
+
+# A lease that ends so late was most likely given before the clock went back; if not, its run is taken over once. A
+# parked run that is claimed too early parks again.
+_BRING_FORWARD: Final = """
+WITH lowered AS (
+    UPDATE job_store.clock SET seen_time = clock_timestamp()
+), late AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs
+    WHERE claim_at > now() + CASE WHEN worker_id IS NULL THEN interval '0' ELSE least($1, interval '30 s') END
+    ORDER BY store_id, run_id FOR UPDATE
+)
+UPDATE job_store.runs AS r SET claim_at = greatest(now(), r.claim_at - $1)
+FROM late WHERE r.store_id = late.store_id AND r.run_id = late.run_id
+"""
+# So are claims of schedules: fired twice each due time fires once.
+_BRING_SCHEDULES_FORWARD: Final = """
+UPDATE job_store.schedules SET claim_at = CASE WHEN waiting_time IS NULL THEN due_time ELSE now() END
+WHERE claim_at > now() AND claim_at IS DISTINCT FROM due_time
+"""
+# So are events that wait, and leases of mailboxes.
+_BRING_EVENTS_FORWARD: Final = (
+    "UPDATE job_store.trigger_lanes SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
+    "UPDATE job_store.triggers SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
+)
+
+# So many stores are looked at once the first ones had nothing.
+_STORES_MAX: Final = 64
+
+
+class PostgresLeases:
+    """See `reading.Leases`. A run is not claimed any more once `crashes_max` workers have died with it."""
+
+    def __init__(self, database: Database, limits: PlaceLimits, *, crashes_max: int) -> None:
+        self._database = database
+        self._due_runs = DueRuns(limits, crashes_max=crashes_max)
+        self._crashes_max = crashes_max
+        self._last_store = StoreId("")
+
+    async def claim(
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
+    ) -> list[Claimed]:
+        lease = timedelta(seconds=lease_seconds)
+        claimed: list[Claimed] = []
+        seen: set[str] = set()
+        after, stores_max = self._last_store, runs_max
+        while len(claimed) < runs_max:
+            wanted = runs_max - len(claimed)
+            # Each look is a transaction of its own: it keeps others from its stores.
+            async with self._database.transaction(urgent=True) as connection:
+                picked = await self._due_runs.pick(
+                    connection,
+                    worker_id,
+                    after_store=after,
+                    stores_max=stores_max,
+                    runs_max=wanted,
+                    background_runs_max=background_runs_max,
+                )
+                taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
+            claimed += taken
+            if picked.runs:
+                self._last_store = picked.runs[-1].key.store_id
+            if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
+                break
+            seen.update(picked.stores)
+            after = self._last_store if taken else picked.stores[-1]
+            stores_max = wanted if taken else _STORES_MAX
+        return claimed
+
+    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
+        # One row at least: that of a worker without runs has the time only.
+        records = await self._database.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds), urgent=True)
+        held = [record for record in records if record["run_id"] is not None]
+        return Renewed(
+            runs=tuple(_claimed(record) for record in held),
+            with_commands=tuple(_claimed(record) for record in held if record["has_commands"]),
+            time=records[0]["time"],
+        )
+
+    async def release(self, worker_id: WorkerId) -> int:
+        return affected(await self._database.execute(_RELEASE, worker_id, urgent=True))
+
+    async def times(self) -> tuple[datetime, datetime]:
+        (record,) = await self._database.fetch(_TIMES, urgent=True)
+        return record["time"], record["seen_time"]
+
+    async def bring_forward(self, seconds: float) -> int:
+        await self._database.execute(_BRING_SCHEDULES_FORWARD, urgent=True)
+        for statement in _BRING_EVENTS_FORWARD:
+            await self._database.execute(statement, timedelta(seconds=seconds), urgent=True)
+        return affected(await self._database.execute(_BRING_FORWARD, timedelta(seconds=seconds), urgent=True))
+
+    async def _take(
+        self, connection: Connection, picked: Sequence[DueRun], worker_id: WorkerId, lease: timedelta
+    ) -> list[Claimed]:
+        stores, runs = [run.key.store_id for run in picked], [run.key.run_id for run in picked]
+        records = await connection.fetch(_TAKE, stores, runs, worker_id, lease, self._crashes_max)
+        return [replace(_claimed(record), is_quiet=record["is_quiet"]) for record in records]
+
+
+def _claimed(record: Record) -> Claimed:
+    return Claimed(store_id=record["store_id"], run_id=record["run_id"], epoch=record["epoch"])

@@ -1,0 +1,390 @@
+"""Loading and locking the rows that a group of operations names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.db.database import Connection
+from pawl.chassis.ids import CallKey, RunKey
+from pawl.job_store.ledger.rules.rows import (
+    ClientKey,
+    CommandKey,
+    ConversationKey,
+    ConversationRow,
+    Queue,
+    QueueKey,
+    RequestKey,
+    RequestRow,
+)
+from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.ledger.store import segments, tables, trigger_loading
+from pawl.job_store.schedules.rules import ScheduleKey
+
+K = TypeVar("K", bound=msgspec.Struct)
+T = TypeVar("T")
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_REQUESTS: Final = f"""
+SELECT {tables.REQUESTS.names} FROM job_store.requests
+JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS user_id, unnest($3::text[]) AS request_id) AS k
+USING (store_id, user_id, request_id)
+"""
+
+# By their ids, and never by all that the user has.
+_OWNED: Final = """
+SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
+CROSS JOIN LATERAL (
+    SELECT r.user_id FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.run_id = k.run_id OFFSET 0
+) AS found WHERE found.user_id = k.user_id
+"""
+
+# Not locked yet: they are by their ids. One that is made meanwhile is a conflict.
+_KEYED: Final = """
+SELECT k.number, c.store_id, c.conversation_id
+FROM unnest($1::text[], $2::text[], $3::bytea[], $4::int[]) AS k (store_id, user_id, key_hash, number)
+JOIN job_store.conversations AS c USING (store_id, user_id, key_hash)
+"""
+
+# Named themselves, or by one of their runs, whose conversation never changes; of a job that which it reports to, too.
+_CONVERSATIONS: Final = f"""
+SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
+JOIN (
+    SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS conversation_id
+    UNION
+    SELECT r.store_id, unnest(ARRAY[r.conversation_id, r.reports_to]) FROM job_store.runs AS r
+    JOIN (SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS run_id) AS k USING (store_id, run_id)
+) AS k USING (store_id, conversation_id)
+ORDER BY store_id, conversation_id
+FOR UPDATE OF c
+"""
+
+_RUNS: Final = f"""
+SELECT {tables.RUNS.names} FROM job_store.runs AS r
+JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id) AS k USING (store_id, run_id)
+ORDER BY store_id, run_id
+FOR UPDATE OF r
+"""
+
+# Those too whose calls some of the runs do.
+_RUNS_AND_CALLERS: Final = f"""
+SELECT {tables.RUNS.names} FROM job_store.runs AS r
+JOIN (
+    SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id
+    UNION
+    SELECT c.* FROM unnest($3::text[], $4::text[]) AS k (store_id, run_id) CROSS JOIN LATERAL (
+        SELECT store_id, parent_run_id FROM job_store.runs
+        WHERE store_id = k.store_id AND run_id = k.run_id OFFSET 0
+    ) AS c
+    WHERE c.parent_run_id <> ''
+) AS k USING (store_id, run_id)
+ORDER BY store_id, run_id
+FOR UPDATE OF r
+"""
+
+# Both, where the runs are known before. The count has all conversations locked before the first run, as everywhere;
+# a row that somebody changed since the statement began is the newer one, because of the lock.
+_CONVERSATIONS_AND_RUNS: Final = f"""
+WITH c AS MATERIALIZED ({_CONVERSATIONS}), r AS MATERIALIZED (
+    SELECT {tables.RUNS.names} FROM job_store.runs AS r
+    JOIN (SELECT unnest($5::text[]) AS store_id, unnest($6::text[]) AS run_id) AS k USING (store_id, run_id)
+    WHERE (SELECT count(*) FROM c) >= 0
+    ORDER BY store_id, run_id
+    FOR UPDATE OF r
+)
+SELECT {tables.CONVERSATIONS.names}, {tables.RUNS.nulls} FROM c
+UNION ALL SELECT {tables.CONVERSATIONS.nulls}, {tables.RUNS.names} FROM r
+"""
+
+# A statement of its own, after the locks: it sees all that those who held them before have written, and its time is
+# later. The time, in a row of its own; all open calls and unread commands of some runs, and some by name.
+_CALLS_AND_COMMANDS: Final = f"""
+SELECT clock_timestamp() AS now, {tables.CALLS.nulls}, {tables.COMMANDS.nulls}
+UNION ALL SELECT NULL, {tables.CALLS.names}, {tables.COMMANDS.nulls} FROM job_store.calls
+JOIN (
+    SELECT c.store_id, c.call_id FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id) CROSS JOIN LATERAL (
+        SELECT store_id, call_id FROM job_store.calls
+        WHERE store_id = k.store_id AND run_id = k.run_id AND state < 10 OFFSET 0
+    ) AS c
+    UNION
+    SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS call_id
+) AS k USING (store_id, call_id)
+UNION ALL SELECT NULL, {tables.CALLS.nulls}, {tables.COMMANDS.names} FROM job_store.commands
+JOIN (
+    SELECT c.* FROM unnest($5::text[], $6::text[]) AS k (store_id, run_id) CROSS JOIN LATERAL (
+        SELECT store_id, run_id, command_id FROM job_store.commands
+        WHERE store_id = k.store_id AND run_id = k.run_id AND NOT consumed OFFSET 0
+    ) AS c
+    UNION
+    SELECT unnest($7::text[]) AS store_id, unnest($8::text[]) AS run_id, unnest($9::text[]) AS command_id
+) AS k USING (store_id, run_id, command_id)
+"""
+
+# How many runs wait to begin in some stores, as far as it matters, and how many have a place. A job that waits for the
+# time of its first iteration is one of them once that has come (`RunRow.wants_to_begin`).
+_QUEUED: Final = """
+SELECT k.store_id, k.in_background, k.places, (
+    SELECT count(*) FROM (
+        SELECT FROM job_store.runs AS r
+        WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active AND r.in_background = k.in_background
+            AND (r.generation = 0 OR r.reports_to <> '') LIMIT $4
+    ) AS queued
+) + (
+    SELECT count(*) FROM (
+        SELECT FROM job_store.runs AS r
+        WHERE k.in_background AND r.store_id = k.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now()
+            AND r.state = 3 AND r.round = 0 AND (r.generation = 0 OR r.reports_to <> '') LIMIT $4
+    ) AS late
+) AS queued, (
+    SELECT count(*) FROM job_store.runs AS r
+    WHERE r.store_id = k.store_id AND r.active AND r.in_background = k.in_background
+) AS active
+FROM unnest($1::text[], $2::boolean[], $3::bigint[]) AS k (store_id, in_background, places)
+"""
+
+# A key that is not there any more has ended, too.
+_SCHEDULES: Final = f"""
+SELECT {tables.SCHEDULES.names}, starts_with(credential_id, 'key_') AND NOT EXISTS (
+    SELECT FROM job_store.api_keys AS a
+    WHERE a.key_id = s.credential_id AND a.revoke_time IS NULL AND (a.expire_time IS NULL OR a.expire_time > now())
+) AS credential_ended
+FROM job_store.schedules AS s
+JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS schedule_id) AS k USING (store_id, schedule_id)
+ORDER BY store_id, schedule_id
+FOR UPDATE OF s
+"""
+
+# In the order of the locks, and before any lock of a row, so that nobody deadlocks.
+_LOCK_QUEUES: Final = """
+SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
+FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
+"""
+
+_QueueLimits: TypeAlias = Mapping[QueueKey, tuple[int, int]]
+"""Of each queue how many runs may wait for a place, and how many places it has."""
+
+# Fewer places than these may be taken by groups that are being written at the same time: 32 of 128 operations.
+_QUEUED_AT_ONCE_MAX: Final = 4096
+
+
+async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
+    """Return a unit with all rows that are named, locked until the end of the transaction."""
+    unit = UnitOfWork(ids)
+    if schedules := _distinct(named, lambda keys: keys.schedules):
+        for record in await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules)):
+            schedule = tables.schedule(record)
+            unit.schedules.load(schedule.key, schedule)
+    if triggers := _distinct(named, lambda keys: keys.triggers):
+        lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
+        named = [*named, await trigger_loading.load(connection, unit, triggers, lanes, events)]
+    named = await _owned(connection, named)
+    limits = {queue: (most, places) for queue, most, places in _distinct(named, lambda keys: keys.queues)}
+    queues = await _lock_queues(connection, limits) if limits else {}
+    named = await _with_keyed(connection, named)
+    requests = await _load_requests(connection, unit, named)
+    if requests or any(keys.conversations or keys.ends for keys in named):
+        conversations = await _load_conversations(connection, unit, named, requests)
+        entered = await _load_runs(connection, unit, named, requests, conversations)
+    else:
+        entered = []
+        await _load_named_runs(connection, unit, named)
+    await _load_queues(connection, unit, limits, queues)
+    await _load_calls_and_commands(connection, unit, named, entered)
+    for store_id, path in _distinct(named, lambda keys: keys.paths):
+        unit.kept[store_id, path] = await segments.kept(connection, store_id, path)
+    return unit
+
+
+async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
+    """Return them without those whose runs are of other users than they say.
+
+    So nobody locks what is of others, nor learns from the time that it exists.
+    """
+    asked = [(run, keys.owner, number) for number, keys in enumerate(named) if keys.owner for run in keys.runs]
+    if not asked:
+        return named
+    runs, owners, numbers = zip(*asked, strict=True)
+    found = await connection.fetch(_OWNED, *_columns(RunKey, runs), owners, numbers)
+    owned = Counter(record["number"] for record in found)
+    return [keys for number, keys in enumerate(named) if not keys.owner or owned[number] == len(keys.runs)]
+
+
+async def _with_keyed(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
+    """Return them with the conversations that they name by keys of clients."""
+    asked = [(key, number) for number, keys in enumerate(named) for key in keys.keyed]
+    if not asked:
+        return named
+    client_keys, numbers = zip(*asked, strict=True)
+    found = list(named)
+    for record in await connection.fetch(_KEYED, *_columns(ClientKey, client_keys), numbers):
+        number, key = record["number"], ConversationKey(record["store_id"], record["conversation_id"])
+        found[number] = replace(found[number], conversations=(*found[number].conversations, key))
+    return found
+
+
+async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> list[RequestRow]:
+    keys = _distinct(named, lambda keys: keys.requests)
+    if not keys:
+        return []
+    rows = [tables.request(record) for record in await connection.fetch(_REQUESTS, *_columns(RequestKey, keys))]
+    for row in rows:
+        unit.requests.load(row.key, row)
+    return rows
+
+
+async def _load_named_runs(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
+    """Load the runs, and the conversations of some of them, where none leads to others."""
+    keys = _columns(RunKey, _distinct(named, lambda keys: keys.runs))
+    talks = _distinct(named, lambda keys: keys.conversations_of)
+    length = tables.CONVERSATIONS.length if talks else 0
+    if talks:
+        records = await connection.fetch(_CONVERSATIONS_AND_RUNS, [], [], *_columns(RunKey, talks), *keys)
+    else:
+        records = await connection.fetch(_RUNS, *keys) if keys[0] else []
+    for record in records:
+        if length and record[0] is not None:
+            conversation = tables.conversation(tables.CONVERSATIONS.fields(record[:length]))
+            unit.conversations.load(conversation.key, conversation)
+        else:
+            run = tables.run(tables.RUNS.fields(record[length:]))
+            unit.runs.load(run.key, run)
+
+
+async def _load_conversations(
+    connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys], requests: Sequence[RequestRow]
+) -> list[ConversationRow]:
+    made = [ConversationKey(row.store_id, row.conversation_id) for row in requests if row.conversation_id]
+    keys = list(dict.fromkeys([*_distinct(named, lambda keys: keys.conversations), *made]))
+    runs = _distinct(named, lambda keys: (*keys.conversations_of, *keys.ends))
+    if not (keys or runs):
+        return []
+    records = await connection.fetch(_CONVERSATIONS, *_columns(ConversationKey, keys), *_columns(RunKey, runs))
+    rows = [tables.conversation(record) for record in records]
+    for row in rows:
+        unit.conversations.load(row.key, row)
+    return rows
+
+
+async def _load_runs(
+    connection: Connection,
+    unit: UnitOfWork,
+    named: Sequence[RowKeys],
+    requests: Sequence[RequestRow],
+    conversations: Sequence[ConversationRow],
+) -> list[RunKey]:
+    """Load the runs; returns those that messages may enter, or that are superseded or stopped."""
+    keys = dict.fromkeys(_distinct(named, lambda keys: keys.runs))
+    keys.update(dict.fromkeys(RunKey(row.store_id, row.run_id) for row in requests))
+    submitted = set(_distinct(named, lambda keys: keys.conversations))
+    stopped = set(_distinct(named, lambda keys: keys.stopped))
+    entered: list[RunKey] = []
+    endings = _endings(named, conversations)
+    for row in conversations:
+        if row.key in submitted and row.active_run_id is not None:
+            entered.append(RunKey(row.store_id, row.active_run_id))
+        # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
+        passed = len(row.interrupting) if endings[row.key] else 0
+        passed = len(row.queue) if (row.key, row.user_id) in stopped else passed
+        keys.update(dict.fromkeys(RunKey(row.store_id, run_id) for run_id in row.notified))
+        waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
+        keys.update(dict.fromkeys(waiting))
+        entered += waiting[:passed]
+    keys.update(dict.fromkeys(entered))
+    if keys:
+        ending = list(dict.fromkeys([*_distinct(named, lambda keys: keys.ends), *entered]))
+        arguments = [*_columns(RunKey, keys), *(_columns(RunKey, ending) if ending else ())]
+        for record in await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments):
+            run = tables.run(record)
+            unit.runs.load(run.key, run)
+    return entered
+
+
+def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
+    """Return how many operations may pass the turn of each conversation on."""
+    conversation_of = {
+        RunKey(row.store_id, run_id): row.key
+        for row in conversations
+        if row.active_run_id is not None
+        for run_id in (row.active_run_id, *row.queue)
+    }
+    endings: Counter[ConversationKey] = Counter()
+    for keys in named:
+        endings.update(keys.conversations)
+        endings.update(conversation_of[key] for key in keys.ends if key in conversation_of)
+    return endings
+
+
+async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
+    """Return the queues; those that are nearly full are left out: who creates runs there takes turns.
+
+    Before anything is loaded: whoever waited for another one must see what that one has made, else the second copy
+    of a request would find the queue full and not the run of the first.
+    """
+    queues = await _count_queued(connection, limits)
+    close = [key for key, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[key][0]]
+    if close:
+        await connection.execute(_LOCK_QUEUES, [key.store_id for key in close])
+    return {key: queue for key, queue in queues.items() if key not in close}
+
+
+async def _load_queues(
+    connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[QueueKey, Queue]
+) -> None:
+    """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
+    close = {key: limit for key, limit in limits.items() if key not in queues}
+    counted = await _count_queued(connection, close) if close else {}
+    for key, queue in (*queues.items(), *counted.items()):
+        unit.queues.load(key, queue)
+
+
+async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
+    places = [places for _, places in limits.values()]
+    columns = _columns(QueueKey, limits)
+    records = await connection.fetch(_QUEUED, *columns, places, max(map(sum, limits.values())))
+    return {
+        QueueKey(record["store_id"], record["in_background"]): Queue(
+            queued=record["queued"], active=record["active"], places=record["places"]
+        )
+        for record in records
+    }
+
+
+async def _load_calls_and_commands(
+    connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys], entered: Sequence[RunKey]
+) -> None:
+    """Load the calls, the commands and the time."""
+    runs = _distinct(named, lambda keys: keys.calls_of)
+    done = [CallKey(run.store_id, run.parent_call_id) for _, run in unit.runs.items() if run.parent_call_id]
+    calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))
+    readers = [*_distinct(named, lambda keys: keys.commands_of), *entered]
+    commands = _distinct(named, lambda keys: keys.commands)
+    records = await connection.fetch(
+        _CALLS_AND_COMMANDS,
+        *_columns(RunKey, runs),
+        *_columns(CallKey, calls),
+        *_columns(RunKey, readers),
+        *_columns(CommandKey, commands),
+    )
+    commands_from = 1 + tables.CALLS.length
+    for record in records:
+        if record[0] is not None:
+            unit.now = record[0]
+        elif record[1] is not None:
+            unit.load_call(tables.call(tables.CALLS.fields(record[1:commands_from])))
+        else:
+            unit.load_command(tables.command(tables.COMMANDS.fields(record[commands_from:])))
+
+
+def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[T]]) -> list[T]:
+    return list(dict.fromkeys(key for keys in named for key in pick(keys)))
+
+
+def _columns(kind: type[K], keys: Collection[K]) -> list[list[Any]]:
+    return [list(map(attrgetter(name), keys)) for name in kind.__struct_fields__]

@@ -1,0 +1,106 @@
+"""Reading the log of a run: its events, and what there is in place of those that were removed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.chassis.db.database import Connection
+from pawl.chassis.ids import RunKey, UserId
+from pawl.errors import RunNotFound
+from pawl.job_store.ledger.reading import LogGap, LogPart, RunSnapshot
+from pawl.job_store.ledger.store import tables
+from pawl.job_store.ledger.store.paging import without_count
+from pawl.values import RunState
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+EVENTS_BYTES_MAX: Final = 1024 * 1024
+"""A part of a log that has reached this size takes no more events."""
+SNAPSHOT_BYTES_MAX: Final = 512 * 1024
+"""A snapshot that has so much of messages takes no more of them; so with calls."""
+RESULT_BYTES_MAX: Final = 17 * 1024
+"""A larger result is not read for a snapshot."""
+
+_SEQ_MAX: Final = 2**63 - 1
+
+# One statement sees one moment: no event is missing that the run says is there. Of the run of another user it reads no
+# more than of one that does not exist, so that the time tells nobody which it is.
+_EVENTS: Final = """
+SELECT r.state, r.last_seq, r.trimmed_seq, r.trimmed_log_seq, e.payload
+FROM job_store.runs AS r LEFT JOIN LATERAL (
+    SELECT seq, payload FROM (
+        SELECT seq, payload, sum(length(payload)) OVER (ORDER BY seq) - length(payload) AS bytes_before
+        FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND seq > greatest($3, r.trimmed_log_seq)
+        ORDER BY seq LIMIT $4
+    ) AS part WHERE bytes_before < $5
+) AS e ON true
+WHERE r.store_id = $1 AND r.run_id = $2 AND ($6 = '' OR r.user_id = $6) ORDER BY e.seq
+"""
+_RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
+_MESSAGES: Final = f"""
+SELECT {tables.MESSAGES.names}, found FROM (
+    SELECT *, count(*) OVER () AS found,
+           sum(length(body)) OVER (ORDER BY number DESC) - length(body) AS bytes_before
+    FROM job_store.messages
+    WHERE store_id = $1 AND run_id = $2 AND conversation_id = (
+        SELECT conversation_id FROM job_store.runs WHERE store_id = $1 AND run_id = $2
+    )
+) AS m WHERE bytes_before < $3 ORDER BY number
+"""
+_CALLS: Final = f"""
+SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN result_bytes <= $4 THEN result END AS result,")},
+       CASE WHEN result_bytes > $4 THEN result_bytes ELSE 0 END AS omitted_bytes, found
+FROM (
+    SELECT *, count(*) OVER () AS found, sum(bytes) OVER (ORDER BY round DESC, batch_index DESC, call_id DESC) - bytes
+        AS bytes_before
+    FROM (
+        SELECT *, length(result) AS result_bytes,
+               length(spec) + length(arguments) + CASE WHEN length(result) <= $4 THEN length(result) ELSE 0 END AS bytes
+        FROM job_store.calls WHERE store_id = $1 AND run_id = $2
+    ) AS sized
+) AS c WHERE bytes_before < $3 ORDER BY round, batch_index, call_id
+"""
+
+
+async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
+    """See `reading.Reads.events`."""
+    start = min(after_seq, _SEQ_MAX)
+    records = await connection.fetch(_EVENTS, key.store_id, key.run_id, start, events_max, EVENTS_BYTES_MAX, user_id)
+    if not records:
+        raise RunNotFound
+    run = records[0]
+    gap = None
+    end = max(run["trimmed_seq"], run["trimmed_log_seq"])
+    if start < end:
+        snapshot = await _snapshot(connection, key, with_calls=end == run["trimmed_seq"])
+        gap = LogGap(run_id=key.run_id, from_seq=start + 1, to_seq=end, snapshot=snapshot)
+    return LogPart(
+        payloads=[record["payload"] for record in records if record["payload"] is not None],
+        last_seq=run["last_seq"],
+        ended=RunState(run["state"]).is_terminal,
+        gap=gap,
+    )
+
+
+async def _snapshot(connection: Connection, key: RunKey, *, with_calls: bool) -> RunSnapshot:
+    """Return a run that has ended: it changes no more, but it may be removed, so it is read last.
+
+    A job whose log was trimmed while it was open comes without calls: what went with the events is gone, of all others
+    the events tell that follow.
+    """
+    shown = (key.store_id, key.run_id, SNAPSHOT_BYTES_MAX)
+    messages = await connection.fetch(_MESSAGES, *shown)
+    calls = await connection.fetch(_CALLS, *shown, RESULT_BYTES_MAX) if with_calls else []
+    record = await connection.fetchrow(_RUN, key.store_id, key.run_id)
+    if record is None:
+        raise RunNotFound
+    run = tables.run(record)
+    return RunSnapshot(
+        run=run,
+        messages=[tables.message(without_count(record)) for record in messages],
+        calls=[tables.call(without_count(record)) for record in calls],
+        omitted_bytes={record["call_id"]: record["omitted_bytes"] for record in calls},
+        omitted_messages=messages[0]["found"] - len(messages) if messages else 0,
+        omitted_calls=run.trimmed_rounds + (calls[0]["found"] - len(calls) if calls else 0),
+    )

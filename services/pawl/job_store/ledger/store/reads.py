@@ -1,0 +1,330 @@
+"""Reads of the ledger: rows, by key or by page."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from pawl.chassis.db.database import Connection, DatabaseAdapter
+from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
+from pawl.errors import CallNotFound, LeaseLost, RunNotFound
+from pawl.job_store.ledger.reading import (
+    NOTICES_MAX,
+    Loaded,
+    LogPart,
+    MessagePage,
+    Page,
+    PendingFilter,
+    RunFilter,
+    RunView,
+    Told,
+    view_of,
+)
+from pawl.job_store.ledger.rules.conversations import absent
+from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, MessageRow, RunRow
+from pawl.job_store.ledger.rules.waiting import Situation
+from pawl.job_store.ledger.store import log_reads, paging, run_lists, segments, situations, tables
+from pawl.values import CallState
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_CALL_BYTES: Final = "length(spec) + length(arguments) + coalesce(length(result), 0)"
+
+# What belongs to another user is not read: the time would tell that it exists.
+_OF_USER: Final = "($3 = '' OR user_id = $3)"
+_RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2 AND {_OF_USER}"
+_OPEN_CALLS: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state < 10
+ORDER BY round, batch_index
+"""
+# The runs that do calls of a run, those that do calls of theirs, and so on.
+_BELOW: Final = f"""
+WITH RECURSIVE below (run_id) AS (
+    SELECT child_run_id FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state = 7
+    UNION
+    SELECT c.child_run_id FROM below AS b CROSS JOIN LATERAL (
+        SELECT child_run_id FROM job_store.calls WHERE store_id = $1 AND run_id = b.run_id AND state = 7 OFFSET 0
+    ) AS c
+)
+SELECT r.* FROM below AS b CROSS JOIN LATERAL (
+    SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = b.run_id OFFSET 0
+) AS r
+WHERE state < 10 ORDER BY create_time, run_id
+"""
+_OWNER: Final = f"""
+SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
+"""
+_OWNED_RUN: Final = f"""
+SELECT {tables.RUNS.names}, loop_state, now() AS time, past_number, conversation_user_id, background
+FROM job_store.runs AS r LEFT JOIN LATERAL (
+    SELECT c.past_number, c.background, coalesce(nullif(c.user_id, ''), c.erase_user_id) AS conversation_user_id
+    FROM job_store.conversations AS c WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id OFFSET 0
+) AS c ON true
+WHERE store_id = $1 AND run_id = $2
+"""
+_BESIDE_RUN: Final = ("loop_state", "time", "past_number", "conversation_user_id", "background")
+_BACKGROUND: Final = """
+SELECT r.user_id, (
+    SELECT c.background FROM job_store.conversations AS c
+    WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+) AS background FROM job_store.runs AS r WHERE r.store_id = $1 AND r.run_id = $2
+"""
+_RUNS: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[])"
+_CALL: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls
+WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
+"""
+# The calls of another user's run, if that user shares its conversation and shows them.
+_SHOWS_CALLS: Final = """
+SELECT EXISTS (
+    SELECT FROM job_store.runs AS r CROSS JOIN LATERAL (
+        SELECT user_id, sharing, shows_arguments FROM job_store.conversations
+        WHERE store_id = r.store_id AND conversation_id = r.conversation_id OFFSET 0
+    ) AS c
+    WHERE r.store_id = $1 AND r.run_id = $2 AND r.user_id <> $3
+    AND c.user_id = r.user_id AND c.user_id <> '' AND c.sharing > 1 AND c.shows_arguments
+)
+"""
+_COMMANDS: Final = f"""
+SELECT {tables.COMMANDS.names} FROM job_store.commands
+WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
+"""
+_CALLS: Final = paging.statement(
+    tables.CALLS,
+    where="store_id = $3 AND run_id = $4 AND (round, batch_index, call_id) > ($5, $6, $7)",
+    order="round, batch_index, call_id",
+    size=_CALL_BYTES,
+)
+# A statement for each index. `$4` is empty in the second.
+_PENDING, _TO_APPROVE = (
+    paging.statement(
+        tables.CALLS,
+        where=f"""store_id = $3 AND {of_whom} AND reserved_by = ''
+            AND (cardinality($5::smallint[]) = 0 OR state = ANY ($5))
+            AND ($6::bytea = '' OR tool_name = $6) AND ($7::text = '' OR conversation_id = $7)
+            AND (create_time, call_id) > (coalesce($8::timestamptz, '-infinity'), $9)
+            AND (
+                SELECT r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
+                FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
+            )""",
+        order="create_time, call_id",
+        size=_CALL_BYTES,
+    )
+    for of_whom in ("user_id = $4 AND state IN (2, 3, 4, 6)", "$4 = '' AND state = 2")
+)
+# A statement for each index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
+_MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
+    paging.statement(
+        tables.RUNS,
+        where=f"""store_id = $3 AND {of_whom} AND state = 3 AND waits = '\\x04' AND stop_cause IS NULL
+            AND ($5::text = '' OR conversation_id = $5)
+            AND (create_time, run_id) > (coalesce($6::timestamptz, '-infinity'), $7)""",
+        order="create_time, run_id",
+        size=tables.RUN_BYTES,
+    )
+    for of_whom in ("user_id = $4", "$4 = ''")
+)
+_MESSAGES: Final = paging.statement(
+    tables.MESSAGES,
+    where="store_id = $3 AND conversation_id = $4 AND number > $5",
+    order="number",
+    size="length(body)",
+)
+# Summaries retell calls: of others than the user of the run there are none.
+_MESSAGES_FROM_SUMMARY: Final = segments.told(
+    """FROM job_store.messages AS m
+    WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
+        SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
+        WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0 AND user_id = $3
+    )""",
+    "$3",
+)
+# Results are given to the newest calls first, as far as they go. Of a job there are those of its last iteration.
+_LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
+_CALLS_OF_RUNS: Final = f"""
+SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
+       CASE WHEN bytes_so_far > $3 THEN length(result) END AS omitted_bytes
+FROM (
+    SELECT *, sum(coalesce(length(result), 0)) OVER (
+        ORDER BY create_time DESC, round DESC, batch_index DESC, call_id DESC
+    ) AS bytes_so_far
+    FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[]) AND (round >= $4 OR state < 10)
+) AS c
+ORDER BY create_time, round, batch_index, call_id
+"""
+_FAILURES: Final = """
+SELECT run_id, failure FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[]) AND state = 11
+"""
+
+
+class PostgresReads(DatabaseAdapter):
+    """See `reading.Reads`."""
+
+    async def run(self, key: RunKey, user_id: UserId) -> RunView:
+        async with self._database.snapshot() as connection:
+            run = await _fetch_run(connection, key, user_id)
+            calls = await _open_calls(connection, run)
+            found = [(run, calls)]
+            if any(call.state is CallState.DELEGATED for call in calls):
+                below = [tables.run(record) for record in await connection.fetch(_BELOW, key.store_id, key.run_id)]
+                found += [(row, await _open_calls(connection, row)) for row in below]
+            return view_of(await situations.of_runs(connection, key.store_id, found))
+
+    async def load(self, key: RunKey, epoch: int) -> Loaded:
+        async with self._database.snapshot() as connection:
+            record = await connection.fetchrow(_OWNED_RUN, key.store_id, key.run_id)
+            if record is None:
+                raise RunNotFound
+            fields = dict(record)
+            loop_state, time, past_number, user_id, background = (fields.pop(name) for name in _BESIDE_RUN)
+            run = tables.run(fields)
+            if run.epoch != epoch or run.worker_id is None:
+                raise LeaseLost
+            author = UserId("") if user_id in {None, run.user_id} else run.user_id
+            messages = await _from_summary(connection, key.store_id, run.conversation_id, past_number or 0, author)
+            run_ids = {message.run_id for message in messages if message.user_id == author}
+            records = await connection.fetch(_FAILURES, key.store_id, list(run_ids)) if run_ids - {key.run_id} else []
+            failures = {record["run_id"]: record["failure"] for record in records}
+            run_ids.add(key.run_id)
+            if run.last_commit is None:
+                run_ids.remove(key.run_id)  # Without a step it has no calls.
+            calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX, run.round if run.reports_to else 0)
+            records = await connection.fetch(_CALLS_OF_RUNS, *calls_of) if run_ids else []
+            omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
+            calls = [tables.call(record) for record in records]
+            records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
+            commands = [tables.command(record) for record in records]
+            told = await _told(connection, key.store_id, run.user_id, background)
+            top: RunRow | None = run
+            if run.budget_run_id:
+                record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
+                top = tables.run(record) if record else None
+        return Loaded(
+            run=run,
+            user_id=user_id or run.user_id,
+            messages=messages,
+            calls=calls,
+            omitted_bytes=omitted_bytes,
+            commands=commands,
+            loop_state=loop_state,
+            time=time,
+            failures=failures,
+            told=told,
+            shared_tokens_left=top.shared_tokens_left if top else 0,
+        )
+
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
+        async with self._database.snapshot() as connection:
+            records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
+            record = await connection.fetchrow(_BACKGROUND, key.store_id, key.run_id)
+            if record is None:
+                raise RunNotFound
+            told = await _told(connection, key.store_id, record["user_id"], record["background"])
+        return [tables.command(record) for record in records], told
+
+    async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
+        record = await self._database.fetchrow(_CALL, key.store_id, key.call_id, user_id, for_approval)
+        if record is None:
+            raise CallNotFound
+        return tables.call(record)
+
+    async def runs(
+        self,
+        store_id: StoreId,
+        user_id: UserId,
+        wanted: RunFilter,
+        *,
+        after: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> Page[Situation]:
+        statement, arguments = run_lists.selected(store_id, user_id, wanted, after)
+        async with self._database.snapshot() as connection:
+            page = await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
+            return Page(rows=await situations.of_page(connection, store_id, page.rows), has_more=page.has_more)
+
+    async def calls(
+        self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        arguments = (key.store_id, key.run_id, *(after or (-1, -1, "")))
+        async with self._database.acquire() as connection:
+            if not (user_id and await connection.fetchval(_SHOWS_CALLS, key.store_id, key.run_id, user_id)):
+                await _fetch_run(connection, key, user_id)
+            return await paging.fetch(connection, _CALLS, arguments, tables.call, rows_max=rows_max)
+
+    async def pending(
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        arguments = (
+            store_id,
+            wanted.user_id,
+            list(wanted.states),
+            wanted.tool_name.encode(),
+            wanted.conversation_id,
+            *(after or (None, "")),
+        )
+        statement = _PENDING if wanted.user_id else _TO_APPROVE
+        return await paging.fetch(self._database, statement, arguments, tables.call, rows_max=rows_max)
+
+    async def short_of_tokens(
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunRow]:
+        if wanted.states or wanted.tool_name:
+            return Page(rows=(), has_more=False)
+        arguments = (store_id, wanted.user_id, wanted.conversation_id, *(after or (None, "")))
+        statement = _MINE_SHORT_OF_TOKENS if wanted.user_id else _SHORT_OF_TOKENS
+        return await paging.fetch(self._database, statement, arguments, tables.run, rows_max=rows_max)
+
+    async def messages(
+        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
+    ) -> MessagePage:
+        async with self._database.acquire() as connection:
+            record = await connection.fetchrow(_OWNER, store_id, conversation_id)
+            conversation = None if record is None else tables.conversation(record)
+            if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
+                raise absent(conversation, user_id)
+            if past_number := conversation.past_number:
+                page = await segments.messages(
+                    connection, store_id, conversation_id, past_number, after=after, rows_max=rows_max
+                )
+            else:
+                arguments = (store_id, conversation_id, after)
+                page = await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+        return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
+
+    async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
+        async with self._database.acquire() as connection:
+            return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
+
+
+async def _told(connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None) -> Told:
+    """Return what a run of a user is told, given the background of its conversation as it is stored."""
+    background = tables.background(packed)
+    waiting = background.pending_of(user_id)[:NOTICES_MAX]
+    if not waiting:
+        return Told(open_jobs=background.open_jobs_of(user_id))
+    records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
+    rows = {record["run_id"]: tables.run(record) for record in records}
+    notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
+    return Told(notices=notices, open_jobs=background.open_jobs_of(user_id))
+
+
+async def _from_summary(
+    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
+) -> list[MessageRow]:
+    """Return the messages of a conversation that the newest summary of an author does not stand for, as `told` says."""
+    if past_number:
+        return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
+    records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)
+    return [tables.message(record) for record in records]
+
+
+async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:
+    return [tables.call(record) for record in await connection.fetch(_OPEN_CALLS, run.store_id, run.run_id)]
+
+
+async def _fetch_run(connection: Connection, key: RunKey, user_id: UserId) -> RunRow:
+    record = await connection.fetchrow(_RUN, key.store_id, key.run_id, user_id)
+    if record is None:
+        raise RunNotFound
+    return tables.run(record)

@@ -1,0 +1,155 @@
+"""The statements for lists of the runs of a user: one for each index that such a list goes along, in both orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId
+from pawl.job_store.ledger.reading import RunFilter
+from pawl.job_store.ledger.rules import labels
+from pawl.job_store.ledger.rules.command import Cancel
+from pawl.job_store.ledger.store import paging, tables
+from pawl.values import CommandOutcome, RunState, StopCause
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_HAS_LABELS: Final = r"labels <> '' AND string_to_array(labels, E'\n') @> $12"
+"""As the index has it."""
+_FILTERS: Final = f"""NOT imported AND ($5 = '' OR conversation_id = $5)
+    AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
+    AND ($10 = '' OR parent_run_id = $10) AND ($11 = '' OR agent_name = $11) AND ($14 = '' OR reports_to = $14)
+    AND (NOT $15 OR reports_to <> '')
+    AND (cardinality($12::text[]) = 0 OR {_HAS_LABELS})
+    AND (cardinality($13::bytea[]) = 0 OR EXISTS (SELECT FROM unnest($13) AS kind WHERE position(kind IN waits) > 0))"""
+# What finds the rows of each list; the filters above are held against them.
+_ALONG: Final = {
+    "runs_of_user": "true",
+    "runs_of_conversation": "conversation_id = $5",
+    "runs_of_parent": "parent_run_id <> '' AND parent_run_id = $10",
+    "runs_of_agent": f"agent_name <> '{DEFAULT_AGENT}' AND agent_name = $11",
+    "runs_labels": _HAS_LABELS,
+    "runs_jobs": "reports_to <> '' AND reports_to = $14",
+    "runs_jobs_of_user": "reports_to <> ''",
+}
+
+
+def _running_or_stopped(cause: StopCause) -> str:
+    """Return that nobody has stopped a run, or the command $16: what it has is known by what the ledger keeps of it.
+
+    The command is looked for in each run, not once for all: there may be very many of others.
+    """
+    return f"""(state < 10 AND stop_cause IS NULL OR stop_cause = {cause} AND EXISTS (
+        SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id
+        AND c.command_id = $16 AND c.name = '{Cancel.name}' AND c.outcome = {CommandOutcome.ACCEPTED} OFFSET 0
+    ))"""
+
+
+def _between(*, oldest_first: bool) -> str:
+    """Return what a row has to fulfil: behind the cursor $7, $8, and not behind the far end $9."""
+    behind, near, far = (">", "-infinity", "<") if oldest_first else ("<", "infinity", ">=")
+    far_end = "infinity" if oldest_first else "-infinity"
+    return f"""(create_time, run_id) {behind} (coalesce($7::timestamptz, '{near}'), $8)
+        AND create_time {far} coalesce($9::timestamptz, '{far_end}')"""
+
+
+def _order(*, oldest_first: bool) -> str:
+    direction = "ASC" if oldest_first else "DESC"
+    return f"create_time {direction}, run_id {direction}"
+
+
+def _along(found_by: str, *, oldest_first: bool, of: str = "user_id = $4") -> str:
+    return paging.statement(
+        tables.RUNS,
+        where=f"""store_id = $3 AND {of} AND {found_by} AND {_FILTERS}
+            AND {_between(oldest_first=oldest_first)}""",
+        order=_order(oldest_first=oldest_first),
+        size=tables.RUN_BYTES,
+    )
+
+
+def _in_states(*, oldest_first: bool) -> str:
+    """Return the first of each state, and of them the first: whatever else the user has ever run is not looked at."""
+    return paging.statement(
+        tables.RUNS,
+        source=f"""(
+            SELECT r.* FROM unnest($6::smallint[]) AS s (one) CROSS JOIN LATERAL (
+                SELECT store_id, run_id, create_time, options, tools, output, own_tools FROM job_store.runs
+                WHERE store_id = $3 AND user_id = $4 AND state = s.one AND {_FILTERS}
+                AND {_between(oldest_first=oldest_first)}
+                ORDER BY {_order(oldest_first=oldest_first)} LIMIT $1
+            ) AS r
+        )""",
+        where="true",
+        order=_order(oldest_first=oldest_first),
+        size=tables.RUN_BYTES,
+    )
+
+
+LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
+    **{
+        index: {each: _along(found_by, oldest_first=each) for each in (False, True)}
+        for index, found_by in _ALONG.items()
+    },
+    # Whoever wants these is an operator, and not often: they are found among all jobs of the store.
+    "running_jobs_of_store": {
+        each: _along(f"reports_to <> '' AND {_running_or_stopped(StopCause.OPERATOR)}", oldest_first=each, of="$4 = ''")
+        for each in (False, True)
+    },
+    "runs_jobs_stopped_by": {
+        each: _along(f"{_ALONG['runs_jobs']} AND {_running_or_stopped(StopCause.USER)}", oldest_first=each)
+        for each in (False, True)
+    },
+    "runs_of_user_in_state": {each: _in_states(oldest_first=each) for each in (False, True)},
+}
+"""The statements by the index that each is for, and by whether the oldest comes first."""
+
+
+def _index(wanted: RunFilter) -> str:
+    """Return the index that finds the fewest rows beside those that are wanted."""
+    if wanted.running_jobs_of_store:
+        return "running_jobs_of_store"
+    if wanted.reports_to:
+        return "runs_jobs_stopped_by" if wanted.stopped_by else "runs_jobs"
+    if wanted.parent_run_id:
+        return "runs_of_parent"
+    if wanted.conversation_id:
+        return "runs_of_conversation"
+    if wanted.labels:
+        return "runs_labels"
+    is_open = bool(wanted.waits) or not any(state.is_terminal for state in wanted.states)
+    if wanted.agent_name not in ("", DEFAULT_AGENT) and not (wanted.states and is_open):
+        return "runs_of_agent"
+    if wanted.jobs_only and not (wanted.states and is_open):
+        return "runs_jobs_of_user"
+    return "runs_of_user_in_state" if wanted.states or wanted.waits else "runs_of_user"
+
+
+def selected(
+    store_id: StoreId, user_id: UserId, wanted: RunFilter, after: tuple[datetime, str] | None
+) -> tuple[str, tuple[Any, ...]]:
+    """Return the statement for a page after a position, and its arguments."""
+    near, far = wanted.create_time_before, wanted.create_time_from
+    if wanted.oldest_first:
+        near, far = far, near
+    # No id comes before the empty one: from a time on, and before a time, are positions.
+    position = after or (near, "")
+    arguments: tuple[Any, ...] = (
+        store_id,
+        user_id,
+        wanted.conversation_id,
+        [RunState.WAITING] if wanted.waits else list(wanted.states),
+        *position,
+        far,
+        wanted.parent_run_id,
+        wanted.agent_name,
+        labels.lines(store_id, user_id, dict(wanted.labels)),
+        [bytes([kind]) for kind in wanted.waits],
+        wanted.reports_to,
+        wanted.jobs_only,
+    )
+    if wanted.stopped_by or wanted.running_jobs_of_store:
+        arguments = (*arguments, wanted.stopped_by)
+    return LISTS[_index(wanted)][wanted.oldest_first], arguments

@@ -1,0 +1,123 @@
+"""Messages of forks on PostgreSQL: those up to the fork stand under other conversations, its own go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.chassis.db.database import Connection
+from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.job_store.ledger.reading import Page
+from pawl.job_store.ledger.rules.rows import MessageRow, Segment
+from pawl.job_store.ledger.store import paging, tables
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+OTHERS_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Most bytes of the messages of others that are read for a run, with the images and documents that it does not see."""
+
+_SEGMENTS: Final = """
+SELECT first_number, last_number, source_conversation_id FROM job_store.conversation_segments
+WHERE store_id = $1 AND conversation_id = $2 ORDER BY first_number
+"""
+
+
+def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
+    """Return where the messages of a fork stand: the numbers from the first to the last one under `part_id`."""
+    return f"""
+    SELECT source_conversation_id AS part_id, first_number, last_number FROM job_store.conversation_segments
+    WHERE store_id = {store_id} AND conversation_id = {conversation_id}
+    UNION ALL SELECT {conversation_id}, {past_number} + 1, 9223372036854775807
+    """
+
+
+def told(source: str, author: str) -> str:
+    """Return a statement for what a run is told of some messages: those of its author, and the newest of others.
+
+    Of others it takes whole runs, as far back as they are within `OTHERS_BYTES_MAX` together, and reads nothing before
+    that: the author has perhaps no summary that stands for it.
+    """
+    return f"""
+    SELECT {tables.MESSAGES.names} FROM (
+        SELECT *, sum(length(body)) FILTER (WHERE user_id <> {author}) OVER (ORDER BY last_number DESC) AS others_bytes
+        FROM (SELECT m.*, max(number) OVER (PARTITION BY run_id) AS last_number {source}) AS of_runs
+    ) AS counted
+    WHERE user_id = {author} OR others_bytes <= {OTHERS_BYTES_MAX} ORDER BY number
+    """
+
+
+_IS_IN: Final = "m.store_id = {} AND m.conversation_id = p.part_id AND m.number BETWEEN {} AND p.last_number"
+_MESSAGES: Final = paging.statement(
+    tables.MESSAGES,
+    source=f"""(
+        SELECT each.* FROM ({_parts("$3", "$4::text", "$5::bigint")}) AS p CROSS JOIN LATERAL (
+            SELECT store_id, conversation_id, number, body FROM job_store.messages AS m
+            WHERE {_IS_IN.format("$3", "greatest(p.first_number, $6::bigint + 1)")} ORDER BY number LIMIT $1
+        ) AS each
+    )""",
+    where="true",
+    order="number",
+    size="length(body)",
+)
+# The newest summary of an author, as far as it stands in the parts: one that was written behind a fork is none of it.
+_SUMMARY: Final = f"""
+SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p CROSS JOIN LATERAL (
+    SELECT summarised_to, user_id FROM job_store.messages AS m
+    WHERE {_IS_IN.format("$1", "p.first_number")} AND m.summarised_to > 0 OFFSET 0
+) AS m
+WHERE m.user_id = """
+_FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s CROSS JOIN LATERAL (
+    SELECT * FROM job_store.messages AS m
+    WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} OFFSET 0
+) AS m
+WHERE m.summarised_to = 0 OR m.user_id = $4"""
+_FROM_SUMMARY: Final = f"""
+WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
+{told(_FROM_SUMMARY_SOURCE, "$4")}
+"""
+_KEPT: Final = f"""
+WITH parts AS MATERIALIZED (
+    SELECT unnest($2::text[]) AS part_id, unnest($3::bigint[]) AS first_number, unnest($4::bigint[]) AS last_number
+), summary AS MATERIALIZED ({_SUMMARY}'')
+SELECT s.end_number, (
+    SELECT count(*) FROM parts AS p CROSS JOIN LATERAL (
+        SELECT FROM job_store.messages AS m
+        WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} OFFSET 0
+    ) AS m
+) FROM summary AS s
+"""
+
+
+async def of(connection: Connection, store_id: StoreId, conversation_id: ConversationId) -> tuple[Segment, ...]:
+    """Return the segments of a fork in order; none of any other conversation."""
+    return tuple(Segment(**dict(record)) for record in await connection.fetch(_SEGMENTS, store_id, conversation_id))
+
+
+async def messages(
+    connection: Connection,
+    store_id: StoreId,
+    conversation_id: ConversationId,
+    past_number: int,
+    *,
+    after: int,
+    rows_max: int,
+) -> Page[MessageRow]:
+    """Return messages of a fork, from the one after number `after` on."""
+    arguments = (store_id, conversation_id, past_number, after)
+    return await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+
+
+async def from_summary(
+    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
+) -> list[MessageRow]:
+    """Return the messages of a fork that the newest summary of an author does not stand for."""
+    records = await connection.fetch(_FROM_SUMMARY, store_id, conversation_id, past_number, author)
+    return [tables.message(record) for record in records]
+
+
+async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
+    """Return up to where the newest summary of its user stands for a path, and how many messages are after that."""
+    columns = zip(*((each.source_conversation_id, each.first_number, each.last_number) for each in path), strict=True)
+    record = await connection.fetchrow(_KEPT, store_id, *map(list, columns))
+    return (0, 0) if record is None else (record[0], record[1])

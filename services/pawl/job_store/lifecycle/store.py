@@ -1,0 +1,181 @@
+"""Life-cycle events on their way to JetStream, and those that it has, on PostgreSQL.
+
+The stream acknowledges before it has synced, and an operator may wipe it. So an event that was sent is kept for a
+while, with the place that the stream gave it. A stream that is another one than then, or that ends before that place,
+has lost the event: it goes back into the outbox and is sent again under the same id.
+
+That a schedule or a trigger has paused itself stands in its own row. It is sent until the stream has had it, under an
+id that follows from the pause.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection, Database, affected
+from pawl.chassis.ids import RunId
+from pawl.chassis.process import logs
+from pawl.event.v1 import event_pb2
+from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
+from pawl.job_store.lifecycle.stream import JetStreamLifecycle
+
+# What a crash undoes is sent again under the same id: nothing is gained by waiting for the disk. A recall is not
+# made again, so it waits.
+_NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
+_RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
+_WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
+_OUTBOX: Final = """
+SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, coalesce(o.payload, e.payload) AS payload
+FROM job_store.outbox AS o LEFT JOIN job_store.events AS e USING (store_id, run_id, seq)
+ORDER BY o.id LIMIT $1
+"""
+_GONE: Final = "DELETE FROM job_store.outbox WHERE id = ANY ($1::bigint[])"
+_SENT: Final = """
+WITH stored AS (
+    DELETE FROM job_store.outbox AS o USING unnest($1::bigint[], $2::bigint[]) AS k (id, stream_seq)
+    WHERE o.id = k.id RETURNING o.*, k.stream_seq
+)
+INSERT INTO job_store.sent (id, store_id, run_id, seq, event_id, type, "time", payload, stream_create_time, stream_seq)
+SELECT id, store_id, run_id, seq, event_id, type, "time", payload, $3, stream_seq FROM stored
+"""
+_RECALL: Final = """
+WITH lost AS (
+    DELETE FROM job_store.sent WHERE id IN (
+        SELECT id FROM job_store.sent WHERE stream_create_time <> $1 OR stream_seq > $2 ORDER BY id LIMIT $3
+    ) RETURNING *
+)
+INSERT INTO job_store.outbox (id, store_id, run_id, seq, event_id, type, "time", payload) OVERRIDING SYSTEM VALUE
+SELECT id, store_id, run_id, seq, event_id, type, "time", payload FROM lost
+"""
+_RECALLED_ROWS: Final = 10_000
+_PAUSES: Final = " UNION ALL ".join(
+    f"""
+(SELECT '{name}' AS name_of, store_id, {name}_id AS id, user_id, name, pause_note, pause_time
+ FROM job_store.{name}s WHERE self_paused AND told_time IS DISTINCT FROM pause_time ORDER BY pause_time LIMIT $1)
+"""
+    for name in ("schedule", "trigger")
+)
+_PAUSE_TOLD: Final = {
+    name: f"""
+UPDATE job_store.{name}s AS s SET told_time = k.pause_time
+FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS k (store_id, id, pause_time)
+WHERE s.store_id = k.store_id AND s.{name}_id = k.id
+"""
+    for name in ("schedule", "trigger")
+}
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_log = logs.get_logger(__name__)
+
+
+class PostgresOutbox:
+    """Life-cycle events that the stream does not have yet, or has lost.
+
+    An advisory lock lets one replica relay at a time, which keeps the order.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._recalled_look = 0
+
+    async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
+        """Send the oldest events and lay those aside that were stored; returns how many that were.
+
+        One replica relays at a time; the others get 0 meanwhile. 0 also means
+        that the stream is away: then nothing is lost.
+        """
+        async with self._database.transaction() as connection:
+            if not await connection.fetchval(_RELAY_LOCK):
+                return 0
+            end = await stream.end()
+            if end is None:
+                return 0
+            if end.look != self._recalled_look:
+                await _recall(connection, end)
+            else:
+                await connection.execute(_NO_HURRY)
+            records = await connection.fetch(_OUTBOX, events_max)
+            # Those whose run was removed meanwhile have nothing left to send.
+            gone = [record["id"] for record in records if record["payload"] is None]
+            stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
+            if gone:
+                await connection.execute(_GONE, gone)
+            if stored:
+                await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
+            if len(records) < events_max:
+                await _tell_pauses(connection, stream, events_max)
+        self._recalled_look = end.look
+        return len(gone) + len(stored)
+
+
+async def keep_relay_out(connection: Connection) -> None:
+    """Return when nothing is being sent, until the transaction ends: what it removes is not on its way."""
+    await connection.execute(_WAIT_FOR_RELAY)
+
+
+async def _recall(connection: Connection, end: StreamEnd) -> None:
+    """Put back what the stream does not have any more."""
+    recalled = 0
+    while True:
+        count = affected(await connection.execute(_RECALL, end.create_time, end.last_seq, _RECALLED_ROWS))
+        recalled += count
+        if count < _RECALLED_ROWS:
+            break
+    if recalled:
+        _log.warning("lifecycle.lost_by_stream", events=recalled)
+
+
+async def _tell_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
+    """Send what has paused itself and was not told of yet."""
+    pauses = dict(enumerate(await connection.fetch(_PAUSES, pauses_max)))
+    if not pauses:
+        return
+    stored = await stream.send([_pause(number, record) for number, record in pauses.items()])
+    for name, statement in _PAUSE_TOLD.items():
+        told = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
+        await connection.execute(statement, *_columns(told, ("store_id", "id", "pause_time")))
+
+
+def _columns(records: Iterable[Record], names: Iterable[str]) -> list[list[object]]:
+    return [[record[name] for record in records] for name in names]
+
+
+def _pause(number: int, record: Record) -> Lifecycle:
+    time = record["pause_time"]
+    digest = hashlib.sha256(f"{record['store_id']} {record['id']} {time.isoformat()}".encode()).hexdigest()
+    event = event_pb2.RunEvent(
+        store_id=record["store_id"],
+        event_id=f"evt_{digest[:32]}",
+        type=f"{record['name_of']}.paused",
+        starter_paused=event_pb2.StarterPaused(
+            name=record["name"], user_id=record["user_id"], note=record["pause_note"]
+        ),
+    )
+    event.time.FromDatetime(time)
+    return Lifecycle(
+        outbox_id=number,
+        store_id=record["store_id"],
+        run_id=RunId(""),
+        event_id=event.event_id,
+        type=event.type,
+        time=time,
+        payload=event.SerializeToString(),
+    )
+
+
+def _lifecycle(record: Record) -> Lifecycle:
+    return Lifecycle(
+        outbox_id=record["id"],
+        store_id=record["store_id"],
+        run_id=record["run_id"],
+        event_id=record["event_id"],
+        type=record["type"],
+        time=record["time"],
+        payload=record["payload"],
+    )

@@ -1,0 +1,177 @@
+"""The life cycle of runs on JetStream (NOTE-2)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import nats.errors
+from google.protobuf.message import DecodeError
+from nats.js import JetStreamContext
+from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.errors import BadRequestError, NotFoundError
+
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.process import logs
+from pawl.chassis.visible import shortened
+from pawl.errors import DependencyUnavailable
+from pawl.event.v1 import event_pb2
+from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
+
+STREAM: Final = "PAWL_LIFECYCLE"
+SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
+
+_AGE_SECONDS_MAX: Final = 7 * 24 * 3600
+_BYTES_MAX: Final = 512 * 1024 * 1024
+_CUT_CHARACTERS: Final = 16 * 1024
+_SENTENCE_BYTES: Final = 1024
+# What a run can do without where a server takes only little: ids, states, waits and numbers are left.
+_LONG_FIELDS: Final = ("output_text", "pending_calls", "unstopped_call_ids", "undo", "above")
+# How long the stream remembers the ids of messages, to drop those that come twice.
+_DUPLICATES_SECONDS: Final = 600
+_UNACKNOWLEDGED_MAX: Final = 64
+_ACK_SECONDS: Final = 3.0
+
+_CONFIG: Final = StreamConfig(
+    name=STREAM,
+    subjects=[SUBJECTS],
+    retention=RetentionPolicy.LIMITS,
+    storage=StorageType.FILE,
+    max_age=_AGE_SECONDS_MAX,
+    max_bytes=_BYTES_MAX,
+    duplicate_window=_DUPLICATES_SECONDS,
+)
+_UNAVAILABLE: Final = (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable)
+
+_log = logs.get_logger(__name__)
+
+
+class JetStreamLifecycle:
+    """The stream of life-cycle events. It may lose what it has stored, the end of it or all.
+
+    Creates the stream where it is missing, also after NATS was wiped.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._connection_number = 0
+        self._end: StreamEnd | None = None
+        self._looks = itertools.count(1)
+
+    async def end(self) -> StreamEnd | None:
+        """Make sure that the stream exists; returns its state then, or None while it is unavailable.
+
+        It is read on each new connection, and after each failure.
+        """
+        if not self._bus.connected:
+            return None
+        connection_number = self._bus.connection_number
+        if self._end is not None and self._connection_number == connection_number:
+            return self._end
+        try:
+            info = await put_stream(self._bus.jetstream(), _CONFIG)
+        except _UNAVAILABLE as error:
+            _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
+            return None
+        if info.created is None:
+            raise AssertionError("NATS says of each stream when it was created")
+        self._connection_number = connection_number
+        self._end = StreamEnd(look=next(self._looks), create_time=info.created, last_seq=info.state.last_seq)
+        return self._end
+
+    async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
+        """Send events in order to the stream that `end` last told of; returns the stored ones' `outbox_id` and seq.
+
+        One that is larger than the stream ever takes is left out, with seq 0.
+
+        Those that are not returned may have been stored as well: sending them again is safe.
+        """
+        stored: dict[int, int] = {}
+        for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
+            part = events[start : start + _UNACKNOWLEDGED_MAX]
+            if self._bus.connection_number != self._connection_number:
+                break
+            # They go out in this order on the one connection; only the answers are awaited together.
+            seqs = await asyncio.gather(*(self._send_one(event) for event in part))
+            stored |= {event.outbox_id: seq for event, seq in zip(part, seqs, strict=True) if seq is not None}
+            if None in seqs:
+                # Perhaps the stream is gone: look again next time.
+                self._end = None
+                break
+        return stored
+
+    async def _send_one(self, event: Lifecycle) -> int | None:
+        """Return the event's seq in the stream, None if it may not be there."""
+        kind = event.type.removeprefix("run.").replace(".", "_")
+        headers = {
+            "Nats-Msg-Id": event.event_id,
+            "ce-specversion": "1.0",
+            "ce-id": event.event_id,
+            "ce-source": f"/pawl/{event.store_id}",
+            "ce-type": f"pawl.{event.type}",
+            **({"ce-subject": event.run_id} if event.run_id else {}),
+            "ce-time": event.time.isoformat().replace("+00:00", "Z"),
+            "content-type": "application/x-protobuf; messageType=pawl.event.v1.RunEvent",
+        }
+        subject = f"pawl.v1.{event.store_id}.lifecycle.{kind}"
+        try:
+            payload = fitting(event.payload, self._bus.payload_bytes_max)
+        except DecodeError:
+            _log.exception("lifecycle.unreadable", event_id=event.event_id)
+            return 0  # As below.
+        if len(payload) > self._bus.payload_bytes_max:
+            # Those that come after it must not wait for ever. The notifier misses it; the ledger has it.
+            _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)
+            return 0
+        try:
+            # After an error it may have been stored: its id tells NATS that it comes again.
+            stored = await self._bus.jetstream().publish(subject, payload, timeout=_ACK_SECONDS, headers=headers)
+        except _UNAVAILABLE:
+            return None
+        return stored.seq
+
+
+def fitting(payload: bytes, bytes_max: int) -> bytes:
+    """Return an event, if it can be in so many bytes: the longest texts of the run are cut, then all that is long.
+
+    Of a call what it would be given is left out: who decides about it reads it.
+    """
+    if len(payload) <= bytes_max:
+        return payload
+    event = event_pb2.RunEvent.FromString(payload)
+    if event.HasField("call_changed"):
+        return _without_arguments(event).SerializeToString()
+    run = event.run_changed.run
+    run.output_text = run.output_text[:_CUT_CHARACTERS]
+    run.ClearField("output_json")
+    run.ClearField("options")
+    run.ClearField("tools")
+    if event.ByteSize() > bytes_max:
+        for field in _LONG_FIELDS:
+            run.ClearField(field)
+        if run.HasField("failure"):
+            run.failure.message = shortened(run.failure.message, _SENTENCE_BYTES)
+    return event.SerializeToString()
+
+
+def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
+    call = event.call_changed.call
+    call.ClearField("arguments_json")
+    call.ClearField("proposed_arguments")
+    call.ClearField("resource_keys")
+    call.approval.preview = shortened(call.approval.preview, _SENTENCE_BYTES)
+    return event
+
+
+async def put_stream(jetstream: JetStreamContext, config: StreamConfig) -> StreamInfo:
+    """Make sure that the stream is there, as this version wants it."""
+    try:
+        return await jetstream.update_stream(config)
+    except NotFoundError:
+        try:
+            return await jetstream.add_stream(config)
+        except BadRequestError:
+            # Another replica was quicker.
+            return await jetstream.update_stream(config)

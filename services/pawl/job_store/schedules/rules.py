@@ -1,0 +1,315 @@
+"""Schedules, and the rules by which their fires are judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from enum import IntEnum
+from itertools import islice
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, StoreId, UserId
+from pawl.errors import InvalidField, ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.job_store.schedules import timing
+from pawl.job_store.schedules.timing import Timing
+from pawl.values import Overlap, RunState
+
+SCHEDULES_MAX: Final = 100
+"""Most schedules of a user."""
+FIRES_MAX: Final = 20
+"""So many fires of a schedule are kept."""
+NEXT_TIMES: Final = 10
+FAILURES_MAX: Final = 10
+"""After so many failures in a row a schedule pauses itself."""
+NOTE_BYTES_MAX: Final = 1000
+CLAIM_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 1.0
+"""A fire that waits for the run before it is looked after so often."""
+
+# Tab, line feed and carriage return are text.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_FAILED: Final = frozenset({RunState.FAILED, RunState.EXPIRED})
+
+
+class ScheduleKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a schedule."""
+
+    store_id: StoreId
+    schedule_id: str
+
+
+class FireOutcome(IntEnum):
+    """The end of a fire."""
+
+    STARTED = 1
+    WAITING = 2
+    SKIPPED = 3
+    MISSED = 4
+    REFUSED = 5
+
+
+class Definition(Timing, frozen=True, kw_only=True):
+    """The work of a schedule, and when it is due."""
+
+    name: str
+    text: str
+    agent: str = ""
+    labels: Mapping[str, str] = {}
+    conversation_key: str = ""
+    overlap: Overlap = Overlap.SKIP
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The user of a schedule, with the roles and the credential with which its runs are started."""
+
+    store_id: StoreId
+    user_id: UserId
+    user_roles: tuple[str, ...] = ()
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
+
+
+class FireRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A due time, an event, or a fire that was asked for, with the id of that request, and what became of it."""
+
+    due_time: datetime
+    fire_time: datetime
+    outcome: FireOutcome
+    reason: str = ""
+    run_id: RunId = RunId("")
+    conversation_id: ConversationId = ConversationId("")
+    triggered: bool = False
+    request_id: RequestId = RequestId("")
+    event_id: str = ""
+
+
+class StarterRow(Owner, frozen=True, kw_only=True):
+    """A thing of a user that starts runs by itself: a schedule, or a trigger.
+
+    `failures` counts the fires in a row that were refused, or whose runs have failed; that of `last_run_id` counts once
+    it has ended, as `last_run_counted` says.
+    """
+
+    name: str
+    generation: int = 1
+    create_time: datetime
+    pause_time: datetime | None = None
+    pause_note: str = ""
+    self_paused: bool = False
+    failures: int = 0
+    last_run_id: RunId = RunId("")
+    last_run_counted: bool = True
+    fires: tuple[FireRow, ...] = ()
+    """The newest first."""
+    credential_ended: bool = False
+    """True if the API key has ended with which its runs are started. Only known of a row that is being fired."""
+
+
+StarterT = TypeVar("StarterT", bound=StarterRow)
+
+
+class ScheduleRow(StarterRow, frozen=True, kw_only=True):
+    """A schedule. Each change of it has a `generation` of its own.
+
+    `waiting_time` is the due time whose fire waits for the run before it.
+    """
+
+    schedule_id: str
+    definition: Definition
+    due_time: datetime | None = None
+    claim_at: datetime | None = None
+    waiting_time: datetime | None = None
+
+    @property
+    def key(self) -> ScheduleKey:
+        """The key of the schedule."""
+        return ScheduleKey(self.store_id, self.schedule_id)
+
+    def next_times(self, now: datetime) -> tuple[datetime, ...]:
+        """Return the next due times from `now` on."""
+        begin = now if self.pause_time is not None or self.due_time is None else self.due_time - timedelta.resolution
+        return tuple(islice(timing.due_times(self.definition, self.schedule_id, begin), NEXT_TIMES))
+
+
+Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
+"""A schedule as it becomes, from how it is, how many schedules its user has, and the time."""
+
+
+class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that is due, as it was claimed at the time `now`, and whether the run of its last fire goes on."""
+
+    row: ScheduleRow
+    now: datetime
+    is_busy: bool
+
+
+def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
+    """Return a schedule with a new definition, or credential, waiting for nothing any more.
+
+    What is due and was not fired yet remains to be fired, unless the schedule is due at other times now.
+    """
+    if asked == row.definition and owner == owner_of(row):
+        return row
+    changed = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
+    if timing.same_times(asked, row.definition):
+        return due_next(_given_up(changed, now), row.due_time, now)
+    return _due_anew(changed, now)
+
+
+def paused(row: ScheduleRow, note: str, now: datetime, *, by_itself: bool = False) -> ScheduleRow:
+    """Return a schedule that is paused, with a new note if it was before."""
+    return replace(halted(_given_up(row, now), note, now, by_itself=by_itself), due_time=None, claim_at=None)
+
+
+def halted(row: StarterT, note: str, now: datetime, *, by_itself: bool = False) -> StarterT:
+    """Return what starts no runs, with a new note if it did not before."""
+    return replace(
+        row,
+        generation=row.generation + 1,
+        pause_time=row.pause_time or now,
+        pause_note=note,
+        self_paused=by_itself,
+    )
+
+
+def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
+    """Return a schedule that goes on with what is due from now on; one that was not paused with the credential."""
+    return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(going_on(row, owner), now)
+
+
+def going_on(row: StarterT, owner: Owner) -> StarterT:
+    """Return what starts runs again, as its owner says, and has not failed yet."""
+    row = replace(row, **asdict(owner), generation=row.generation + 1, pause_time=None, pause_note="")
+    return replace(row, self_paused=False, failures=0, last_run_counted=True)
+
+
+def owner_of(row: StarterRow) -> Owner:
+    """Return whose a schedule, or a trigger, is."""
+    return Owner(**{name: getattr(row, name) for name in Owner.__struct_fields__})
+
+
+def put(
+    row: ScheduleRow | None,
+    asked: Definition,
+    owner: Owner,
+    now: datetime,
+    *,
+    new_id: str,
+    count: int,
+    must_exist: bool,
+) -> ScheduleRow:
+    """Return a schedule as it is once `asked` is saved, made with `new_id` if there is none; `count` the user has.
+
+    Raises:
+        ScheduleNotFound: there is none, and it must exist.
+        ScheduleExists: there is another one, and it is to be made.
+        TooLarge: the user has too many.
+    """
+    if row is not None:
+        if not must_exist and asked != row.definition:
+            raise ScheduleExists
+        return saved(row, asked, owner, now) if must_exist else row
+    if must_exist:
+        raise ScheduleNotFound
+    if count >= SCHEDULES_MAX:
+        raise TooLarge(f"you have {SCHEDULES_MAX} schedules, which is the most: delete one")
+    fields: dict[str, Any] = asdict(owner)
+    made = ScheduleRow(**fields, schedule_id=new_id, name=asked.name, definition=asked, create_time=now)
+    return _due_anew(made, now)
+
+
+def check_note(note: str) -> str:
+    """Return a note about a pause: text of at most 1000 bytes.
+
+    Raises:
+        TooLarge: it is longer.
+        InvalidField: it has control characters.
+    """
+    if len(note.encode()) > NOTE_BYTES_MAX:
+        raise TooLarge(f"note may have at most {NOTE_BYTES_MAX} bytes", field="note")
+    if _CONTROL.search(note):
+        raise InvalidField("note has a control character", field="note")
+    return note
+
+
+def judge(
+    definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
+) -> tuple[FireOutcome, str]:
+    """Return what becomes of a fire that nobody refuses, and why; `due` is None for a trigger, which is never late.
+
+    `is_busy` says that the run before goes on, `has_waiting` that another fire waits for its end.
+    """
+    if due is not None and timing.is_missed(definition, due, now):
+        return FireOutcome.MISSED, f"{int((now - due).total_seconds())} s too late, as the due times after it may be"
+    return judge_overlap(definition.overlap, is_busy=is_busy, has_waiting=has_waiting)
+
+
+def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tuple[FireOutcome, str]:
+    """Return what becomes of a fire that is in time, as `judge`."""
+    if not is_busy or overlap is Overlap.ALLOW:
+        return FireOutcome.STARTED, ""
+    if overlap is Overlap.SKIP:
+        return FireOutcome.SKIPPED, "the run before it goes on"
+    if has_waiting:
+        return FireOutcome.SKIPPED, "the run before it goes on, and another fire waits for its end"
+    return FireOutcome.WAITING, f"the run before it {'is cancelled' if overlap is Overlap.CANCEL else 'goes on'}"
+
+
+def with_fire(row: StarterT, fire: FireRow) -> StarterT:
+    """Return a schedule, or a trigger, with a fire; one that has waited is this one now. One that waits stays."""
+    rest: list[FireRow] = []
+    for old in row.fires:
+        is_it = (old.outcome, old.due_time, old.event_id) == (FireOutcome.WAITING, fire.due_time, fire.event_id)
+        if is_it and not fire.triggered:
+            fire = replace(fire, triggered=old.triggered, request_id=old.request_id)
+        else:
+            rest.append(old)
+    failures = row.failures + (fire.outcome is FireOutcome.REFUSED and not fire.triggered)
+    waiting = [old for old in rest[FIRES_MAX - 1 :] if old.outcome is FireOutcome.WAITING][:1]
+    fires = (fire, *rest[: FIRES_MAX - 1 - len(waiting)], *waiting)
+    row = replace(row, fires=fires, failures=failures)
+    if fire.outcome is FireOutcome.STARTED:
+        return replace(row, last_run_id=fire.run_id, last_run_counted=False)
+    return row
+
+
+def with_ending(row: StarterT, state: RunState | None) -> StarterT:
+    """Return a schedule, or a trigger, that has counted how its last run ended; None for one that is not there now."""
+    if row.last_run_counted or (state is not None and not state.is_terminal):
+        return row
+    failures = row.failures
+    if state in _FAILED:
+        failures += 1
+    elif state is RunState.COMPLETED:
+        failures = 0
+    return replace(row, failures=failures, last_run_counted=True)
+
+
+def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
+    """Return a schedule that is due then; a fire that waits is looked after meanwhile."""
+    look = now + timedelta(seconds=LOOK_SECONDS) if row.waiting_time is not None else None
+    times = [time for time in (due, look) if time is not None]
+    return replace(row, due_time=due, claim_at=min(times, default=None))
+
+
+def _due_anew(row: ScheduleRow, now: datetime) -> ScheduleRow:
+    row = _given_up(row, now)
+    if row.pause_time is not None:
+        return row
+    return due_next(row, next(timing.due_times(row.definition, row.schedule_id, now), None), now)
+
+
+def _given_up(row: ScheduleRow, now: datetime) -> ScheduleRow:
+    """Return a schedule without a fire that waits."""
+    fires = tuple(
+        replace(fire, outcome=FireOutcome.SKIPPED, reason="the schedule was changed meanwhile", fire_time=now)
+        if fire.outcome is FireOutcome.WAITING
+        else fire
+        for fire in row.fires
+    )
+    return replace(row, fires=fires, waiting_time=None)

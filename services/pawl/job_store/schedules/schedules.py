@@ -1,0 +1,162 @@
+"""Schedules: kept, claimed when they are due, and fired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from pawl.chassis.db.rows import read_each
+from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
+from pawl.errors import InvalidField, ScheduleNotFound
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.metrics import PrometheusMeter
+from pawl.job_store.ledger.rules.fire import Fire
+from pawl.job_store.schedules import rules as schedules
+from pawl.job_store.schedules import timing
+from pawl.job_store.schedules.rules import ClaimedSchedule, Definition, FireRow, Owner, ScheduleRow
+from pawl.job_store.schedules.store import PostgresSchedules
+from pawl.values import RunState
+
+WAIT_SECONDS_MAX: Final = 1.0
+"""Claims are repeated so often, for what came meanwhile."""
+HELD_SECONDS: Final = 0.05
+"""The pause before what is due and held by another transaction, mostly another claim, is asked for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueSchedule:
+    """A schedule that is to be fired, for the due time that is expected; `next_time` is the one after that."""
+
+    row: ScheduleRow
+    expected_time: datetime | None = None
+    next_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleView:
+    """A schedule with its next due times, those of a range of the past, and the states of the runs of its fires."""
+
+    row: ScheduleRow
+    next_times: Sequence[datetime]
+    past_times: Sequence[datetime]
+    run_states: Mapping[RunId, RunState]
+
+
+class Schedules:
+    """The use cases of schedules in the ledger."""
+
+    def __init__(
+        self, repository: PostgresSchedules, group_commit: GroupCommit, meter: PrometheusMeter, ids: IdSource
+    ) -> None:
+        self._repository = repository
+        self._group_commit = group_commit
+        self._meter = meter
+        self._ids = ids
+        self.list = repository.list
+
+    async def put(self, owner: Owner, asked: Definition, *, must_exist: bool) -> ScheduleRow:
+        """Make a schedule, or change one. Idempotent.
+
+        Raises:
+            InvalidField: it cannot be due so.
+            ScheduleExists, ScheduleNotFound, TooLarge: see `schedules.put`.
+        """
+        timing.check(asked)
+        new_id = self._ids.new("sch")
+        return await self._repository.change(
+            owner.store_id,
+            owner.user_id,
+            asked.name,
+            lambda row, count, now: schedules.put(
+                row, asked, owner, now, new_id=new_id, count=count, must_exist=must_exist
+            ),
+        )
+
+    async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> ScheduleRow:
+        """Pause a schedule, or resume it with the credential of its owner. Idempotent.
+
+        Raises:
+            ScheduleNotFound
+        """
+
+        def change(row: ScheduleRow | None, _: int, now: datetime) -> ScheduleRow:
+            if row is None:
+                raise ScheduleNotFound
+            return schedules.paused(row, note, now) if paused else schedules.resumed(row, owner, now)
+
+        return await self._repository.change(owner.store_id, owner.user_id, name, change)
+
+    async def get(
+        self, store_id: StoreId, user_id: UserId, name: str, past: tuple[datetime, datetime] | None = None
+    ) -> ScheduleView:
+        """Return a schedule, with its due times from one time of the `past` on and before another one.
+
+        Raises:
+            ScheduleNotFound
+            InvalidField, TooLarge: see `timing.past_times`.
+        """
+        found = await self._repository.get(store_id, user_id, name)
+        if found is None:
+            raise ScheduleNotFound
+        row, states, now = found
+        next_times: Sequence[datetime] = ()
+        # One whose zone is not known here is shown without them: its user can still change or delete it.
+        with suppress(InvalidField):
+            next_times = row.next_times(now)
+        times: Sequence[datetime] = ()
+        if past is not None:
+            times = timing.past_times(row.definition, row.schedule_id, past[0], min(past[1], now))
+        return ScheduleView(row=row, next_times=next_times, past_times=times, run_states=states)
+
+    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
+        """Remove a schedule with its fires.
+
+        Raises:
+            ScheduleNotFound
+        """
+        if not await self._repository.delete(store_id, user_id, name):
+            raise ScheduleNotFound
+
+    async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+        """Claim schedules that are due; return them, and after how many seconds there may be more.
+
+        A schedule whose next time cannot be computed is left out, and claimed again when its claim has ended.
+        """
+        claimed = await self._repository.claim(schedules_max=schedules_max)
+        due = read_each("schedule", claimed, _due, lambda each: each.row.schedule_id)
+        if len(claimed) == schedules_max:
+            return due, 0.0
+        return due, pause_seconds(await self._repository.wait_seconds(), len(claimed))
+
+    async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
+        """Fire a schedule; None if it has changed since, and nothing was done.
+
+        Raises:
+            ScheduleNotFound, RequestIdReused
+        """
+        # Somebody waits for a trigger, as for the start of a run, and nobody for what is due.
+        lane = Lane.PEOPLE if fire.expected_time is None else Lane.WORK
+        fired = await self._group_commit.run(fire, size_bytes=size_bytes, lane=lane, store_id=fire.schedule.store_id)
+        if fired is not None:
+            late = (fired.fire_time - fired.due_time).total_seconds()
+            self._meter.schedule_fired(fired.outcome.name.lower(), 0.0 if fired.triggered else late)
+        return fired
+
+
+def pause_seconds(wait_seconds: float | None, claimed: int) -> float:
+    """Return when to claim again, from when the next one can be: None for never. The last time so many were claimed."""
+    if wait_seconds is not None and wait_seconds <= 0:
+        return 0.0 if claimed else HELD_SECONDS
+    return WAIT_SECONDS_MAX if wait_seconds is None else min(wait_seconds, WAIT_SECONDS_MAX)
+
+
+def _due(claimed: ClaimedSchedule) -> DueSchedule:
+    row = claimed.row
+    if (row.waiting_time is not None and not claimed.is_busy) or row.due_time is None:
+        return DueSchedule(row=row, expected_time=row.waiting_time)
+    next_time = timing.following(row.definition, row.schedule_id, row.due_time, claimed.now)
+    return DueSchedule(row=row, expected_time=row.due_time, next_time=next_time)

@@ -1,0 +1,118 @@
+"""Triggers in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from operator import itemgetter
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.rows import read_each
+from pawl.chassis.ids import StoreId
+from pawl.job_store.ledger.store import tables
+from pawl.job_store.ledger.store.starters import PostgresStarters
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS
+from pawl.job_store.triggers.rules import LEASED_MAX, MAILBOX_LEASE_TIME, ClaimedEvent, TriggerKey, TriggerRow
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_OF_ID: Final = f"""
+SELECT {tables.TRIGGERS.names}, clock_timestamp() AS now FROM job_store.triggers
+WHERE store_id = $1 AND trigger_id = $2
+"""
+_ADD_REFUSALS: Final = """
+UPDATE job_store.triggers
+SET refused_count = refused_count + $3, refused_time = clock_timestamp(), refused_reason = $4
+WHERE store_id = $1 AND trigger_id = $2
+"""
+# What waits for the run before it is looked after again soon; others are kept from other callers as long as a claim
+# lasts. So is what waits while its trigger is paused.
+_CLAIM: Final = f"""
+WITH due AS MATERIALIZED (
+    SELECT l.store_id, l.trigger_id, l.lane, t.pause_time IS NOT NULL AS is_paused, l.awaits_run AND coalesce((
+        SELECT r.state FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id
+    ) < 10, false) AS is_busy
+    FROM job_store.trigger_lanes AS l JOIN job_store.triggers AS t USING (store_id, trigger_id)
+    WHERE l.claim_at <= now()
+    ORDER BY l.claim_at LIMIT $1 FOR UPDATE OF l SKIP LOCKED
+), claimed AS (
+    UPDATE job_store.trigger_lanes AS l
+    SET claim_at = now() + CASE WHEN due.is_busy AND NOT due.is_paused THEN $3::interval ELSE $2::interval END
+    FROM due WHERE l.store_id = due.store_id AND l.trigger_id = due.trigger_id AND l.lane = due.lane
+    RETURNING l.*, due.is_paused OR due.is_busy AS has_to_wait
+)
+SELECT {tables.LANES.names} FROM claimed WHERE NOT has_to_wait
+"""
+_OF_LANES: Final = f"""
+SELECT {tables.TRIGGERS.names} FROM job_store.triggers
+JOIN (SELECT DISTINCT * FROM unnest($1::text[], $2::text[]) AS k (store_id, trigger_id)) AS k
+USING (store_id, trigger_id)
+"""
+_WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.trigger_lanes"
+
+
+# A lease is renewed once half of it has passed. Locked in key order first, so that nobody deadlocks.
+_LEASE_MAILBOXES: Final = f"""
+WITH due AS MATERIALIZED (
+    SELECT store_id, trigger_id FROM job_store.triggers
+    WHERE claim_at <= now() OR (reader_id = $1 AND claim_at <= now() + $2::interval / 2)
+    ORDER BY store_id, trigger_id LIMIT $3 FOR UPDATE
+), leased AS (
+    UPDATE job_store.triggers AS t SET reader_id = $1, claim_at = now() + $2::interval
+    FROM due WHERE t.store_id = due.store_id AND t.trigger_id = due.trigger_id
+    RETURNING t.*
+)
+SELECT {tables.TRIGGERS.names} FROM leased
+UNION ALL
+(SELECT {tables.TRIGGERS.names} FROM job_store.triggers
+WHERE reader_id = $1 AND claim_at > now() + $2::interval / 2 LIMIT $3)
+"""
+
+
+class PostgresTriggers(PostgresStarters[TriggerRow]):
+    """The rows of triggers, their events that wait, and the leases of mailboxes."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database, tables.TRIGGERS, tables.trigger)
+
+    async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
+        """Return a trigger of any user, and the time."""
+        record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
+        if record is None:
+            return None
+        fields = dict(record)
+        now = fields.pop("now")
+        return self._readable(fields), now
+
+    async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
+        """Count deliveries that were refused up to now, the last one for that reason."""
+        await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
+
+    async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
+        """Claim events that need not wait any more, the longest due first."""
+        lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
+        lanes = list(map(tables.lane, await self._database.fetch(_CLAIM, events_max, lease, look)))
+        owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
+        records = await self._database.fetch(_OF_LANES, *owners) if lanes else ()
+        triggers = {row.key: row for row in _read(records)}
+        keys = [TriggerKey(row.store_id, row.trigger_id) for row in lanes]
+        found = zip(keys, lanes, strict=True)
+        return tuple(ClaimedEvent(trigger=triggers[key], lane=row) for key, row in found if key in triggers)
+
+    async def wait_seconds(self) -> float | None:
+        """Return after how many seconds the next event can be claimed; None if there is none."""
+        seconds: float | None = await self._database.fetchval(_WAIT)
+        return seconds
+
+    async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
+        """Lease mailboxes to a process, and renew its leases; return the triggers of all that it holds."""
+        return _read(await self._database.fetch(_LEASE_MAILBOXES, reader_id, MAILBOX_LEASE_TIME, LEASED_MAX))
+
+
+def _read(records: Sequence[Record]) -> Sequence[TriggerRow]:
+    """Return the triggers of records, which are of many stores."""
+    return read_each("trigger", records, tables.trigger, itemgetter("trigger_id"))

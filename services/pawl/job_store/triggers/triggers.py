@@ -1,0 +1,243 @@
+"""Triggers: kept, their webhooks checked, and fired."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Final
+
+from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
+from pawl.errors import PawlError, PermissionDenied, TriggerNotFound, TriggerPaused, Unavailable
+from pawl.job_store.ledger.group_commit import GroupCommit
+from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.metrics import PrometheusMeter
+from pawl.job_store.ledger.rules.deliver import Deliver, Delivered
+from pawl.job_store.schedules.rules import Owner
+from pawl.job_store.schedules.schedules import pause_seconds
+from pawl.job_store.triggers import rules as triggers
+from pawl.job_store.triggers import webhooks
+from pawl.job_store.triggers.rules import (
+    REFUSALS_TIME,
+    ClaimedEvent,
+    MailPosition,
+    TriggerDefinition,
+    TriggerKey,
+    TriggerRow,
+)
+from pawl.job_store.triggers.store import PostgresTriggers
+from pawl.values import RunState
+
+SECRET_BYTES: Final = 32
+
+
+class Triggers:
+    """The use cases of triggers in the ledger."""
+
+    def __init__(
+        self,
+        repository: PostgresTriggers,
+        group_commit: GroupCommit,
+        meter: PrometheusMeter,
+        ids: IdSource,
+        *,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._repository = repository
+        self._group_commit = group_commit
+        self._meter = meter
+        self._ids = ids
+        self._random_bytes = random_bytes
+        self._refusals: dict[TriggerKey, tuple[int, str]] = {}
+        self._adding: set[TriggerKey] = set()
+        self.list = repository.list
+        self.lease_mailboxes = repository.lease_mailboxes
+
+    async def put(self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool) -> tuple[TriggerRow, str]:
+        """Make a trigger, or change one; return the secret of a new one with a webhook, too. Idempotent.
+
+        Raises:
+            InvalidField: it cannot be like that.
+            TriggerExists, TriggerNotFound, TooLarge: see `triggers.put`.
+        """
+        triggers.check(asked)
+        asked = triggers.filled_in(asked)
+        new_id, secret = self._ids.new("trg"), self._random_bytes(SECRET_BYTES)
+        row = await self._repository.change(
+            owner.store_id,
+            owner.user_id,
+            asked.name,
+            lambda row, count, now: triggers.put(
+                row,
+                asked,
+                owner,
+                now,
+                new_id=new_id,
+                secret=secret if asked.webhook is not None else b"",
+                count=count,
+                must_exist=must_exist,
+            ),
+        )
+        is_told = row.trigger_id == new_id and row.definition.webhook is not None
+        return row, webhooks.secret_text(secret) if is_told else ""
+
+    async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> TriggerRow:
+        """Pause a trigger, or resume it with the credential of its owner. Idempotent.
+
+        Raises:
+            TriggerNotFound
+            PermissionDenied: see `triggers.resumed`.
+        """
+
+        def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:
+            if row is None:
+                raise TriggerNotFound
+            if paused:
+                return triggers.paused(row, note, now)
+            return triggers.resumed(row, owner, now)
+
+        return await self._repository.change(owner.store_id, owner.user_id, name, change)
+
+    async def rotate(self, store_id: StoreId, user_id: UserId, name: str) -> str:
+        """Give a trigger another secret, and return it.
+
+        Raises:
+            TriggerNotFound
+            InvalidField: it has none.
+        """
+        secret = self._random_bytes(SECRET_BYTES)
+
+        def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:
+            if row is None:
+                raise TriggerNotFound
+            return triggers.rotated(row, secret, now)
+
+        await self._repository.change(store_id, user_id, name, change)
+        return webhooks.secret_text(secret)
+
+    async def get(self, store_id: StoreId, user_id: UserId, name: str) -> tuple[TriggerRow, Mapping[RunId, RunState]]:
+        """Return a trigger, and the states of the runs of its fires.
+
+        Raises:
+            TriggerNotFound
+        """
+        found = await self._repository.get(store_id, user_id, name)
+        if found is None:
+            raise TriggerNotFound
+        return found[:2]
+
+    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
+        """Remove a trigger with its fires and what waits.
+
+        Raises:
+            TriggerNotFound
+        """
+        if not await self._repository.delete(store_id, user_id, name):
+            raise TriggerNotFound
+
+    async def check(
+        self, store_id: StoreId, trigger_id: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[TriggerRow, str]:
+        """Return the trigger of a webhook whose sender may fire it, and the id of the event; empty for none.
+
+        Raises:
+            TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused
+        """
+        try:
+            found = await self._repository.of_id(store_id, trigger_id)
+            if found is None or found[0].definition.webhook is None:
+                raise TriggerNotFound
+            row, now = found
+            authentication = found[0].definition.webhook.authentication
+            try:
+                event_id = webhooks.event_id_of(authentication, headers, body, row.secrets(now), now)
+            except PermissionDenied as refused:
+                await self._count_refusal(row, f"{refused.reason}: {refused.message}", now)
+                raise
+            if row.pause_time is not None:
+                raise TriggerPaused
+        except PawlError as refused:
+            self._meter.webhooks_refused.labels(refused.reason).inc()
+            raise
+        return row, event_id
+
+    async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
+        """Count a refusal: in the row if that has none of the last minute, else here."""
+        count, _ = self._refusals.get(row.key, (0, ""))
+        self._refusals[row.key] = (count + 1, reason)
+        if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:
+            with suppress(Unavailable):
+                await self._add_refusals(row.key)
+
+    async def add_refusals(self) -> None:
+        """Add to the rows what was counted here."""
+        for key in list(self._refusals):
+            await self._add_refusals(key)
+
+    async def _add_refusals(self, key: TriggerKey) -> None:
+        if key in self._adding or key not in self._refusals:
+            return
+        self._adding.add(key)
+        count, reason = self._refusals[key]
+        try:
+            await self._repository.add_refusals(key, count, reason)
+            left, reason = self._refusals.pop(key)
+            if left > count:
+                self._refusals[key] = (left - count, reason)
+        finally:
+            self._adding.discard(key)
+
+    async def claim(self, events_max: int) -> tuple[Sequence[ClaimedEvent], float]:
+        """Claim events that have waited; return them, and after how many seconds there may be more."""
+        claimed = await self._repository.claim(events_max=events_max)
+        if len(claimed) == events_max:
+            return claimed, 0.0
+        return claimed, pause_seconds(await self._repository.wait_seconds(), len(claimed))
+
+    async def leased(self, key: TriggerKey, generation: int) -> TriggerRow | None:
+        """Return the trigger of a leased mailbox; None if it has changed since, or pauses.
+
+        Raises:
+            TriggerNotFound
+        """
+        found = await self._repository.of_id(key.store_id, key.trigger_id)
+        if found is None:
+            raise TriggerNotFound
+        row = found[0]
+        has_mailbox = row.definition.mailbox is not None and row.pause_time is None
+        return row if has_mailbox and row.generation == generation else None
+
+    async def report_mailbox(
+        self, key: TriggerKey, generation: int, position: MailPosition | None, reason: str
+    ) -> None:
+        """Keep the result of a look at a mailbox, if its trigger is as it was leased.
+
+        Raises:
+            TriggerNotFound
+        """
+        leased = await self.leased(key, generation)
+        if leased is None:
+            return
+
+        def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:
+            if row is None or row.key != key:
+                raise TriggerNotFound
+            return triggers.reported(row, position, reason, now) if row.generation == generation else row
+
+        await self._repository.change(key.store_id, leased.user_id, leased.name, change)
+
+    async def fire(self, deliver: Deliver, size_bytes: int) -> Delivered:
+        """Fire a trigger with an event, once.
+
+        Raises:
+            TriggerNotFound
+        """
+        lane = Lane.WORK if deliver.claimed else Lane.PEOPLE
+        delivered = await self._group_commit.run(
+            deliver, size_bytes=size_bytes, lane=lane, store_id=deliver.trigger.store_id
+        )
+        if delivered.fire is not None:
+            outcome = "duplicate" if delivered.duplicate else delivered.fire.outcome.name.lower()
+            self._meter.events.labels(outcome).inc()
+        return delivered

@@ -1,1 +1,0 @@
-"""The notifier's outside things: PostgreSQL, NATS, Prometheus."""

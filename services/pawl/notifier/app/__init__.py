@@ -1,1 +1,0 @@
-"""The use cases of the notifier, over its ports."""

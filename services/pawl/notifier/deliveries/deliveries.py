@@ -1,0 +1,155 @@
+"""From the deliveries that are due to their receivers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, Protocol
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.tasks import end, within
+from pawl.chassis.rpc.retry import Retry
+from pawl.errors import Unavailable
+from pawl.notifier.channels.rules import ChannelKind, kind_of
+from pawl.notifier.deliveries.rules import LOST, NOT_SENT, TRIES_MAX_AT_ONCE, Attempt, Outcome, choose
+from pawl.notifier.deliveries.store import PostgresDeliveries
+from pawl.notifier.metrics import PrometheusCounters
+
+CLAIM_SECONDS: Final = 30.0
+"""The time that a claim holds: longer than a try and writing down what came of it."""
+_SETTLE_SECONDS: Final = 10.0
+_CANDIDATES: Final = 500
+_SWEEP_SECONDS: Final = 1.0
+_GATHER_SECONDS: Final = 0.01
+_COUNT_SECONDS: Final = 15.0
+
+_log = logs.get_logger(__name__)
+
+
+class ChannelSender(Protocol):
+    """The way to receivers of one kind."""
+
+    async def send(self, attempt: Attempt) -> Outcome:
+        """Try a delivery; returns within 16 s, whatever the receiver does. Safe to cancel."""
+
+    async def rest(self, attempt: Attempt) -> None:
+        """Return when nothing of a try goes on, such as the look-up of a name that took too long. Safe to cancel."""
+
+
+class Deliveries:
+    """Tries what is due: at once when woken, and every second.
+
+    A delivery is claimed before it is tried, so replicas do not try the same one. What a process that died had claimed
+    counts as a try that failed, when the claim is over; one that stops gives back what it claimed. Tries to one host,
+    of one user and of one store are limited, and a channel that fails has one: a receiver that hangs holds up its own.
+    """
+
+    def __init__(
+        self,
+        queue: PostgresDeliveries,
+        senders: Mapping[ChannelKind, ChannelSender],
+        counters: PrometheusCounters,
+        clock: Clock,
+        *,
+        on_notice: Callable[[], None],
+        key_is_gone: Callable[[Principal], bool],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._queue = queue
+        self._senders = senders
+        self._counters = counters
+        self._clock = clock
+        self._on_notice = on_notice
+        self._key_is_gone = key_is_gone
+        self._chance = chance
+        self._due = asyncio.Event()
+        self._at_work: dict[asyncio.Task[None], Attempt] = {}
+
+    def wake(self) -> None:
+        """Something is due."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Try deliveries until cancelled."""
+        try:
+            while True:
+                self._due.clear()
+                try:
+                    if await self._begin():
+                        # Those that end meanwhile make room for as many, which are then asked for and claimed together.
+                        await asyncio.sleep(_GATHER_SECONDS)
+                        continue
+                except Unavailable as error:
+                    _log.debug("deliveries.postponed", reason=error.reason)
+                await within(_SWEEP_SECONDS, self._due.wait())
+        finally:
+            attempts = [attempt for attempt in self._at_work.values() if not attempt.is_lost]
+            await end(self._at_work)
+            if attempts:
+                with suppress(Unavailable):
+                    await self._queue.give_back(attempts)
+
+    async def count(self) -> None:
+        """Count what waits every 15 s until cancelled."""
+        while True:
+            try:
+                for kind, (count, delay_seconds) in (await self._queue.count_waiting()).items():
+                    self._counters.waiting.labels(kind).set(count)
+                    self._counters.delay.labels(kind).set(delay_seconds)
+            except Unavailable as error:
+                _log.debug("deliveries.not_counted", reason=error.reason)
+            await self._clock.sleep(_COUNT_SECONDS)
+
+    async def _begin(self) -> bool:
+        """Begin to try what is due and may be; returns whether there was anything."""
+        at_work = [attempt.candidate for attempt in self._at_work.values()]
+        if len(at_work) >= TRIES_MAX_AT_ONCE["all"]:
+            return False
+        found = await self._queue.due(at_work, limit=_CANDIDATES)
+        chosen = choose(found, at_work)
+        attempts = await self._queue.claim(chosen, seconds=CLAIM_SECONDS) if chosen else ()
+        for attempt in attempts:
+            task = asyncio.create_task(self._hold(attempt), name="delivery")
+            self._at_work[task] = attempt
+            task.add_done_callback(self._ended)
+        return bool(attempts)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._at_work[task]
+        self.wake()
+
+    async def _hold(self, attempt: Attempt) -> None:
+        """Try a delivery; its places are taken for as long as anything of that goes on."""
+        await self._try(attempt)
+        await self._senders[kind_of(attempt.url)].rest(attempt)
+
+    async def _try(self, attempt: Attempt) -> None:
+        delivery_id = attempt.candidate.delivery_id
+        try:
+            outcome = await self._outcome(attempt)
+            verdict = await Retry(self._clock, chance=self._chance).until_answered(
+                lambda: self._queue.settle(attempt, outcome, chance=self._chance()), seconds_max=_SETTLE_SECONDS
+            )
+        except Unavailable as error:
+            _log.warning("delivery.outcome_lost", delivery=delivery_id, reason=error.reason)
+            return
+        except Exception:  # noqa: BLE001  # it counts as lost when the claim is over
+            _log.exception("delivery.failed", delivery=delivery_id)
+            return
+        if verdict is None:
+            return
+        self._counters.tried.labels(kind_of(attempt.url), verdict.state).observe(outcome.latency_seconds)
+        if verdict.disable_reason:
+            _log.info("channel.disabled", channel=attempt.candidate.channel_id, reason=verdict.disable_reason)
+            self._on_notice()
+
+    async def _outcome(self, attempt: Attempt) -> Outcome:
+        if attempt.is_lost:
+            return LOST
+        if self._key_is_gone(attempt.saved_by):
+            return NOT_SENT
+        return await self._senders[kind_of(attempt.url)].send(attempt)

@@ -1,1 +1,0 @@
-"""Notifications, and the events that become one. Pure."""

@@ -1,0 +1,196 @@
+"""The events of the life cycle that people are notified of: users of their runs, approvers of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.strict_json import storable
+from pawl.chassis.visible import shortened, undecided, visible
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, Over, notification_id
+
+TITLE_BYTES_MAX: Final = 200
+BODY_BYTES_MAX: Final = 2048
+
+_WAITS: Final = {
+    run_pb2.WAIT_KIND_APPROVAL: "your approval",
+    run_pb2.WAIT_KIND_ANSWER: "your answer",
+    run_pb2.WAIT_KIND_TOOL_RESULT: "a front end to run a tool",
+    run_pb2.WAIT_KIND_BUDGET: "more tokens: its budget has too few left",
+    run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens of this one",
+}
+"""The waits that a user hears of, in order and in words that a user reads."""
+_FOR_NOBODY: Final = frozenset(
+    {
+        run_pb2.WAIT_KIND_AGENT,
+        run_pb2.WAIT_KIND_TIME,
+        run_pb2.WAIT_KIND_PAUSED,
+        run_pb2.WAIT_KIND_COMPLETION,
+        run_pb2.WAIT_KIND_PROVIDER,
+    }
+)
+_ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
+_AWAITING: Final = call_pb2.CALL_STATE_AWAITING_APPROVAL
+
+
+def asks_approval(event: event_pb2.RunEvent) -> bool:
+    """Return whether a call is put to people who may approve it: at first, edited, or escalated."""
+    return event.call_changed.call.state == _AWAITING
+
+
+def concerns_approval(event: event_pb2.RunEvent) -> bool:
+    """Return whether a call awaits an approval, or no longer does."""
+    return asks_approval(event) or event.call_changed.from_state == _AWAITING
+
+
+def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
+    """Return what people are told of an event; `approvers` are those of its store. Most events concern nobody."""
+    match event.WhichOneof("kind"):
+        case "run_changed":
+            draft = _of_run(event)
+            return [draft] if draft is not None else []
+        case "call_changed" if asks_approval(event):
+            return _requests(event, approvers)
+        case "starter_paused":
+            paused, starter = event.starter_paused, event.type.partition(".")[0]
+            title = f"Your {starter} {paused.name} has paused itself: {paused.note}"
+            body = f"See why: pawl {starter}s show {paused.name}"
+            return [_draft(event, UserId(paused.user_id), NotificationKind.ATTENTION_NEEDED, title, body)]
+    return []
+
+
+def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
+    """Return what a user is told of the end of a job if its conversation cannot speak of it; None if nobody need be.
+
+    Whoever has stopped it knows.
+    """
+    run = event.run_changed.run
+    if run.job.reports == run_pb2.JOB_REPORTS_NONE or not run.reports_to_conversation_id:
+        return None
+    ends = {
+        "run.completed": "completed",
+        "run.failed": f"failed: {run.failure.message or 'the reason is in its log'}",
+        "run.expired": "expired: nobody answered in time",
+        "run.cancelled": "was ended by an operator" if run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR else "",
+    }
+    end = ends.get(event.type, "")
+    if not end:
+        return None
+    title = f"{run.job.tool_name} in the background {end}"
+    draft = _draft(event, UserId(run.user_id), NotificationKind.JOB_ENDED, title, _body(run.output_text))
+    return replace(draft, conversation_id=ConversationId(run.reports_to_conversation_id))
+
+
+def over_by(event: event_pb2.RunEvent) -> Over | None:
+    """Return the need that an event ends, if it ends one: one that persists is told anew."""
+    is_run = event.HasField("run_changed")
+    if not is_run and not concerns_approval(event):
+        return None
+    return Over(
+        store_id=StoreId(event.store_id),
+        run_id=RunId(event.run_id),
+        time=_time(event),
+        call_id=CallId(event.call_changed.call.call_id),
+        run_ended=is_run and event.type in _ENDED,
+    )
+
+
+def _of_run(event: event_pb2.RunEvent) -> Draft | None:
+    """Return what the user of a run is told.
+
+    Nothing of a run that a newer message of its user replaced, of what runs are to each other, and of a turn for a
+    job in which the model had nothing to say.
+    """
+    run = event.run_changed.run
+    does_call = bool(run.parent_run_id or run.reports_to_conversation_id)
+    says_nothing = run.generation > 0 and not run.output_text and event.type == "run.completed"
+    if says_nothing or (does_call and event.type in _ENDED):
+        return None
+    user_id, body = UserId(run.user_id), _body(run.output_text)
+    match event.type:
+        case "run.completed":
+            return _draft(event, user_id, NotificationKind.RUN_COMPLETED, "Run completed", body)
+        case "run.failed":
+            title = f"Run failed: {run.failure.message or 'the reason is in its log'}"
+            return _draft(event, user_id, NotificationKind.RUN_FAILED, title, body)
+        case "run.cancelled" if run.stop_cause != run_pb2.STOP_CAUSE_SUPERSEDED:
+            by_operator = run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR
+            title = "Run ended by an operator" if by_operator else "Run cancelled"
+            return _draft(event, user_id, NotificationKind.RUN_CANCELLED, title, body)
+        case "run.expired":
+            return _draft(event, user_id, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time", body)
+        case "run.waiting":
+            return _wait(event, run)
+        case "run.needs_attention":
+            return _draft(event, user_id, NotificationKind.ATTENTION_NEEDED, _attention(run), body)
+    return None
+
+
+def _wait(event: event_pb2.RunEvent, run: run_pb2.Run) -> Draft | None:
+    waits = [text for wait, text in _WAITS.items() if wait in run.waits]
+    if not waits and not _FOR_NOBODY.isdisjoint(run.waits):
+        return None
+    end = undecided() if run_pb2.WAIT_KIND_APPROVAL in run.waits else ""
+    title = f"Run waits for {' and '.join(waits) or 'input'}"
+    return _draft(event, UserId(run.user_id), NotificationKind.INPUT_NEEDED, title, _body(run.output_text, end))
+
+
+def _attention(run: run_pb2.Run) -> str:
+    if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
+        return "Run stopped: its workers died, and an operator must look at it"
+    return "Run stopped: it is unknown whether a call had its effect, and an operator must say"
+
+
+def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
+    """Return what approvers are told about a call, except those who have approved it.
+
+    Of their own runs users are told with the run that waits, and once more when nobody decided in time. Others see
+    nothing of the conversation: see `shown`.
+    """
+    call = event.call_changed.call
+    knowing = {call.user_id, *(approval.user_id for approval in call.approval.approvals)}
+    late = ": nobody decided in time" if call.approval.escalated else ""
+    title = f"{call.tool_name} of {call.user_id} {'still ' if late else ''}awaits your approval{late}"
+    others = dict.fromkeys(user_id for user_id in approvers if user_id not in knowing)
+    drafts = [_request(event, user_id, NotificationKind.APPROVAL_NEEDED, title) for user_id in others]
+    if late:
+        title = f"Run still waits for an approval of {call.tool_name}{late}"
+        drafts.append(_request(event, UserId(call.user_id), NotificationKind.INPUT_NEEDED, title))
+    return drafts
+
+
+def _request(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind, title: str) -> Draft:
+    call = event.call_changed.call
+    expire_time = call.deadline_time.ToDatetime(tzinfo=UTC) if call.HasField("deadline_time") else None
+    body = _body(call.approval.preview or call.approval.cause, undecided(expire_time))
+    # Of one event each user has a notification of their own.
+    own_id = notification_id(EventId(f"{event.event_id}/{user_id}"))
+    return replace(_draft(event, user_id, kind, title, body), notification_id=own_id, call_id=CallId(call.call_id))
+
+
+def _draft(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind, title: str, body: str) -> Draft:
+    return Draft(
+        inbox=Inbox(store_id=StoreId(event.store_id), user_id=user_id),
+        notification_id=notification_id(EventId(event.event_id)),
+        kind=kind,
+        run_id=RunId(event.run_id),
+        conversation_id=ConversationId(event.conversation_id),
+        event_id=EventId(event.event_id),
+        title=shortened(visible(" ".join(storable(title).split())), TITLE_BYTES_MAX),
+        body=body,
+        create_time=_time(event),
+    )
+
+
+def _time(event: event_pb2.RunEvent) -> datetime:
+    return event.time.ToDatetime(tzinfo=UTC)
+
+
+def _body(text: str, end: str = "") -> str:
+    """Return the text, shortened so that `end` fits whole."""
+    end = f"\n\n{end}" if end else ""
+    return (shortened(visible(storable(text).strip()), BODY_BYTES_MAX - len(end)) + end).lstrip()

@@ -1,0 +1,99 @@
+"""NotifyService."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Final
+
+from pawl.chassis.identity.auth import require_user
+from pawl.chassis.identity.roles import APPROVERS
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import InvalidField, SlowConsumer
+from pawl.notifier.inbox import convert
+from pawl.notifier.inbox.rules import Inbox, NotificationId
+from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.inbox.subscription import Subscriptions
+from pawl.notify.v1 import notify_pb2 as pb
+from pawl.notify.v1 import notify_pb2_grpc
+
+HEARTBEAT_SECONDS: Final = 15.0
+_NUMBER_MAX: Final = 2**63 - 1
+
+
+class Notify(notify_pb2_grpc.NotifyServiceServicer):
+    """Serves a user's own inbox; the credential says whose."""
+
+    def __init__(
+        self,
+        store: PostgresStore,
+        subscriptions: Subscriptions,
+        *,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        write_seconds_max: float = 30.0,
+    ) -> None:
+        self._store = store
+        self._subscriptions = subscriptions
+        self._heartbeat_seconds = heartbeat_seconds
+        self._write_seconds_max = write_seconds_max
+
+    async def Subscribe(  # type: ignore[override]  # writes by itself, to bound how long a write may take
+        self, request: pb.SubscribeRequest, context: Context
+    ) -> None:
+        inbox, approves = await self._reader()
+        if request.after_number > _NUMBER_MAX:
+            raise InvalidField("after_number is larger than any number", field="after_number")
+        sent = request.after_number
+        following = self._subscriptions.follow(
+            inbox,
+            approves=approves,
+            after_number=None if request.only_new else request.after_number,
+            silence_seconds=self._heartbeat_seconds,
+        )
+        async with aclosing(following):
+            async for notification in following:
+                response = pb.SubscribeResponse()
+                if notification is not None:
+                    response.notification.CopyFrom(convert.MESSAGE.write(notification))
+                try:
+                    async with asyncio.timeout(self._write_seconds_max):
+                        await context.write(response)
+                except TimeoutError:
+                    raise SlowConsumer(
+                        f"nothing was read for {self._write_seconds_max:g} s: subscribe again after number {sent}",
+                        resume_after_seq=sent,
+                    ) from None
+                sent = notification.number if notification is not None else sent
+
+    async def ListNotifications(
+        self, request: pb.ListNotificationsRequest, context: Context
+    ) -> pb.ListNotificationsResponse:
+        inbox, approves = await self._reader()
+        size = convert.page_size(request.page_size)
+        before = convert.read_page_token(request.page_token, only_unread=request.only_unread)
+        found = await self._store.read_before(
+            inbox, before, only_unread=request.only_unread, approves=approves, limit=size + 1
+        )
+        page = found[:size]
+        return pb.ListNotificationsResponse(
+            notifications=map(convert.MESSAGE.fields, page),
+            next_page_token=convert.page_token(page[-1], only_unread=request.only_unread) if len(found) > size else "",
+            unread_count=await self._store.count_unread(inbox, approves=approves),
+        )
+
+    async def AcknowledgeNotifications(
+        self, request: pb.AcknowledgeNotificationsRequest, context: Context
+    ) -> pb.AcknowledgeNotificationsResponse:
+        ids = [NotificationId(each) for each in convert.several_ids(request.notification_ids, "notification_ids")]
+        inbox, approves = await self._reader()
+        acknowledged = await self._store.acknowledge(inbox, ids, approves=approves)
+        return pb.AcknowledgeNotificationsResponse(notifications=map(convert.MESSAGE.fields, acknowledged))
+
+    async def _reader(self) -> tuple[Inbox, bool]:
+        """Return the inbox of the caller, and whether it approves calls of its store, which is remembered."""
+        caller = require_user()
+        inbox = Inbox(store_id=caller.store_id, user_id=caller.user_id)
+        approves = caller.decides and not caller.roles.isdisjoint(APPROVERS)
+        if approves:
+            await self._store.note_approver(inbox)
+        return inbox, approves

@@ -1,0 +1,112 @@
+"""Following an inbox: what is in it, then what comes, from whichever replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from pawl.chassis.process import logs
+from pawl.chassis.process.tasks import within
+from pawl.errors import Unavailable
+from pawl.notifier.inbox.rules import Inbox, Notification
+from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.metrics import PrometheusCounters
+
+PAGE: Final = 100
+
+_POLL_SECONDS: Final = 1.0
+_log = logs.get_logger(__name__)
+
+
+class Subscriptions:
+    """The followers on this replica.
+
+    A follower reads from the store, so it holds no queue, and a slow one costs
+    nothing but its own page. What is new is learned from the bus (`wake`) and, for
+    what the bus dropped, from one query a second for all followers together.
+    """
+
+    def __init__(self, store: PostgresStore, counters: PrometheusCounters) -> None:
+        self._store = store
+        self._counters = counters
+        self._followers: dict[Inbox, dict[_Follower, None]] = {}
+        self._count = 0
+
+    def wake(self, inbox: Inbox) -> None:
+        """The inbox may have something new."""
+        for follower in self._followers.get(inbox, ()):
+            follower.news.set()
+
+    async def run(self) -> None:
+        """Look for news every second while anybody follows, until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            try:
+                await self.poll()
+            except Unavailable as error:
+                _log.debug("subscriptions.poll_postponed", reason=error.reason)
+
+    async def poll(self) -> None:
+        """Wake the followers whose inbox has grown.
+
+        Raises:
+            DependencyUnavailable: the database is away.
+        """
+        if not self._followers:
+            return
+        for inbox, number in (await self._store.last_numbers(list(self._followers))).items():
+            for follower in self._followers.get(inbox, ()):
+                if number > follower.number:
+                    follower.news.set()
+
+    async def follow(
+        self, inbox: Inbox, *, approves: bool, after_number: int | None, silence_seconds: float
+    ) -> AsyncGenerator[Notification | None, None]:
+        """Yield notifications after a number (None: only new ones), in order, each once; never ends.
+
+        Yields None after `silence_seconds` without one. Close the iterator when done.
+
+        Raises:
+            DependencyUnavailable: the database is away; follow again from the last number.
+        """
+        follower = _Follower()
+        self._enter(inbox, follower)
+        try:
+            if after_number is None:
+                after_number = (await self._store.last_numbers([inbox])).get(inbox, 0)
+            follower.number = after_number
+            while True:
+                follower.news.clear()
+                page = await self._store.read_after(inbox, follower.number, approves=approves, limit=PAGE)
+                for notification in page:
+                    follower.number = notification.number
+                    yield notification
+                if len(page) == PAGE or await within(silence_seconds, follower.news.wait()):
+                    continue
+                yield None
+        finally:
+            self._leave(inbox, follower)
+
+    def _enter(self, inbox: Inbox, follower: _Follower) -> None:
+        self._followers.setdefault(inbox, {})[follower] = None
+        self._count += 1
+        self._counters.subscriptions.set(self._count)
+
+    def _leave(self, inbox: Inbox, follower: _Follower) -> None:
+        followers = self._followers[inbox]
+        del followers[follower]
+        if not followers:
+            del self._followers[inbox]
+        self._count -= 1
+        self._counters.subscriptions.set(self._count)
+
+
+class _Follower:
+    """The position of one subscription in the stream."""
+
+    __slots__ = ("news", "number")
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.number = 0

@@ -1,1 +1,0 @@
-"""pawl.notify.v1 over gRPC: translation only."""

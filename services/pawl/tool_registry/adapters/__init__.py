@@ -1,1 +1,0 @@
-"""The adapters of the registry: PostgreSQL, Python tools, mail, the ledger, metrics."""

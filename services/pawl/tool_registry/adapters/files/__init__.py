@@ -1,1 +1,0 @@
-"""The folders of the file tools."""

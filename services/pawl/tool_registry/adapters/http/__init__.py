@@ -1,1 +1,0 @@
-"""HTTP services as tools, and the guarded way out into the world."""

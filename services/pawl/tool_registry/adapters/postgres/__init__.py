@@ -1,1 +1,0 @@
-"""Everything that the registry keeps in PostgreSQL."""

@@ -1,1 +1,0 @@
-"""Processes that the registry starts: for tools of their own, and for what strangers wrote."""

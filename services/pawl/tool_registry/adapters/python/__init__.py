@@ -1,1 +1,0 @@
-"""Python tools: where they are found, and how they run inside the registry."""

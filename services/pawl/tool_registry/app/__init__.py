@@ -1,1 +1,0 @@
-"""The use cases of the registry, over ports."""

@@ -1,1 +1,0 @@
-"""The tools that a store has, and their versions."""

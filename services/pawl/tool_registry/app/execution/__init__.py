@@ -1,1 +1,0 @@
-"""Running a call: once, under its journal, its locks and its deadline."""

@@ -1,1 +1,0 @@
-"""The policy for calls: checks, rules, admission, rate limits and the audit chain."""

@@ -1,1 +1,0 @@
-"""Tool sources that stores connect: MCP servers and HTTP services."""

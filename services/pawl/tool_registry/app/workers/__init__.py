@@ -1,1 +1,0 @@
-"""Programs that run tools of their own and attach to the registry."""

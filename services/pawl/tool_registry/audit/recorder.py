@@ -1,0 +1,182 @@
+"""Writing the audit chain: what happens at the same time goes into one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import RunId
+from pawl.chassis.rpc.parts import in_parts
+from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.audit.rules import UNKNOWN_TOOL, AuditDraft, AuditKind, clean_name, sha256_hex
+from pawl.tool_registry.audit.store.audit import PostgresAuditLog
+from pawl.tool_registry.policy.call import Job
+from pawl.tool_registry.policy.rules.rules import Rule, said_by
+from pawl.tool_registry.rules.execution import ExecutionResult
+from pawl.tool_registry.rules.verdict import CallContext, Verdict
+from pawl.values import EffectClass
+
+# By the call with which it was given: its digest would say what the arguments were.
+GRANT: Final = "grant {}"
+_ENTRIES_PER_COMMIT_MAX: Final = 2000
+
+_Waiting = tuple[Sequence[AuditDraft], "asyncio.Future[None]"]
+
+
+class AuditTrail:
+    """Writes entries of concurrent calls together, in the order in which they came.
+
+    `now` gives seconds since 1970. All methods that write raise what `write` raises.
+    """
+
+    def __init__(self, log: PostgresAuditLog, now: Callable[[], float]) -> None:
+        self._log = log
+        self._now = now
+        self._waiting: list[_Waiting] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def write(self, drafts: Sequence[AuditDraft]) -> None:
+        """Return when the entries are durable. Safe to cancel: they may be written all the same.
+
+        Raises:
+            DependencyUnavailable: it is not known whether they were written; what
+                they are about must not happen.
+        """
+        if not drafts:
+            return
+        written = asyncio.get_running_loop().create_future()
+        self._waiting.append((drafts, written))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_all(), name="audit")
+        await written
+
+    def of_proposal(self, context: CallContext, tool_name: str, verdict: Verdict) -> AuditDraft:
+        """Return what the check of a call said."""
+        return replace(
+            # What is no tool was made up, and may be anything: the chain keeps nothing that was said.
+            self.of_call(
+                context, AuditKind.PROPOSED, tool_name if verdict.definition else UNKNOWN_TOOL, verdict.tool_version
+            ),
+            verdict=verdict.disposition.value,
+            reason=_reason(verdict),
+            arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
+        )
+
+    def of_call(self, context: CallContext, kind: AuditKind, tool_name: str, tool_version: int) -> AuditDraft:
+        """Return an entry about a call that says nothing yet, of now."""
+        return AuditDraft(
+            store_id=context.store_id,
+            kind=kind,
+            time_us=self.time_us(),
+            user_id=context.user_id,
+            run_id=context.run_id,
+            call_id=context.call_id,
+            tool_name=clean_name(tool_name),
+            tool_version=tool_version,
+            verdict="",
+            credential_id=context.credential_id,
+            delegate_user_id=context.delegate_user_id,
+            key_id=context.conversation_id,
+            agent_name=context.agent_name,
+        )
+
+    async def executed(self, job: Job) -> None:
+        """Write that a call is about to begin."""
+        await self.write([self._executed(job)])
+
+    async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
+        """Write how a call ended here; what a READ_ONLY tool did is written down together with its end.
+
+        So is its check, where it ran at once.
+        `reason` in place of the result's own: CACHED where it was given again, LATE
+        where the call had ended before, so that it is dropped.
+        """
+        draft = replace(
+            self._of_job(job, AuditKind.RETURNED),
+            verdict=result.outcome.value,
+            reason=reason or result.error_reason,
+            result_sha256=sha256_hex(result.content),
+            result_bytes=len(result.content),
+            duration_us=int(result.duration_seconds * 1_000_000),
+        )
+        begun = [self._executed(job)] if has_begun and job.effect is EffectClass.READ_ONLY else []
+        await self.write([*job.proposal.claim(with_end=True), *begun, draft])
+
+    def of_end(self, job: Job) -> AuditDraft:
+        """Return the entry of the end of a call, without the end."""
+        return self._of_job(job, AuditKind.RETURNED)
+
+    async def ruled(self, rule: Rule, verdict: str, by: Principal) -> None:
+        """Write that somebody makes (MADE) or revokes (REVOKED) a rule."""
+        await self.write(
+            [
+                AuditDraft(
+                    store_id=rule.store_id,
+                    kind=AuditKind.RULE,
+                    time_us=self.time_us(),
+                    user_id=rule.user_id,
+                    run_id=RunId(""),
+                    call_id=rule.call_id,
+                    tool_name=clean_name(rule.tool_name),
+                    tool_version=rule.tool_version,
+                    verdict=verdict,
+                    reason=rule.rule_id,
+                    by_user_id=by.user_id,
+                    by_credential_id=by.credential_id,
+                    by_delegate_user_id=by.delegate_user_id,
+                    arguments_sha256=sha256_hex(said_by(rule)),
+                    key_id=rule.rule_id,
+                )
+            ]
+        )
+
+    def time_us(self) -> int:
+        """Return the time of an entry that is made now."""
+        return int(self._now() * 1_000_000)
+
+    def _executed(self, job: Job) -> AuditDraft:
+        verdict = "APPROVED" if job.is_approved else "RULE" if job.allowing_rule_id else "GRANT" if job.grant else ""
+        reason = GRANT.format(job.grant.grant_call_id) if job.grant else job.allowing_rule_id
+        return replace(self._of_job(job, AuditKind.EXECUTED), verdict=verdict, reason=reason)
+
+    def _of_job(self, job: Job, kind: AuditKind) -> AuditDraft:
+        draft = self.of_call(job.context, kind, job.definition.name, job.version)
+        return replace(draft, arguments_sha256=job.arguments_sha256)
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                await self._write_some()
+        finally:
+            self._writer = None
+
+    async def _write_some(self) -> None:
+        taken = next(in_parts(self._waiting, lambda waiting: len(waiting[0]), size_max=_ENTRIES_PER_COMMIT_MAX))
+        del self._waiting[: len(taken)]
+        try:
+            refused = await self._log.append([draft for drafts, _ in taken for draft in drafts])
+        except Exception as error:  # noqa: BLE001  # it is for those who wait
+            for _, written in taken:
+                if not written.done():
+                    written.set_exception(error)
+        else:
+            for drafts, written in taken:
+                if written.done():
+                    continue
+                if any(draft.store_id in refused for draft in drafts):
+                    written.set_exception(DependencyUnavailable("the audit chain takes no entries: verify it"))
+                else:
+                    written.set_result(None)
+
+
+def _reason(verdict: Verdict) -> str:
+    """Return why a call is gated or refused; the rule that decided goes along where it is not in there."""
+    reason = verdict.approval_cause or verdict.error_reason
+    if verdict.grant_call_id:
+        reason = f"{reason}, {GRANT.format(verdict.grant_call_id)}"
+    if not verdict.rule_id or verdict.rule_id in reason:
+        return reason
+    return f"{reason}, rule {verdict.rule_id}".lstrip(", ")

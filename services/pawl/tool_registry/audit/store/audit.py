@@ -1,0 +1,263 @@
+"""The audit chains in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from typing import Any, Final
+
+import asyncpg
+
+from pawl.chassis.db.database import Connection, Database
+from pawl.chassis.ids import StoreId
+from pawl.tool.v1 import audit_pb2
+from pawl.tool_registry.audit.rules import AuditDraft, AuditEntry, AuditFilter, Head, chained
+from pawl.tool_registry.audit.store.secrets import AuditSecrets
+
+_HEADS_MAX: Final = 10_000
+_CONFLICTS_MAX: Final = 3
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_DRAFT: Final = (
+    "store_id, kind, user_id, run_id, call_id, tool_name, tool_version, verdict, reason, by_user_id, arguments_sha256,"
+    " result_sha256, result_bytes, duration_us, credential_id, delegate_user_id, by_credential_id, by_delegate_user_id,"
+    " agent_name"
+)
+_COLUMNS: Final = f"{_DRAFT}, recorded_at, seq, prev_hash, hash"
+_ARRAYS: Final = """$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::integer[], $8::text[],
+    $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::text[], $16::text[],
+    $17::text[], $18::text[], $19::text[], $20::timestamptz[], $21::bigint[], $22::text[], $23::text[]"""
+_INSERT: Final = f"""
+INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
+"""  # noqa: S608  # constants only
+# Heads are moved and entries written in one statement if every head is where this process left it.
+_APPEND: Final = f"""
+WITH moves AS (
+    SELECT * FROM unnest($24::text[], $25::bigint[], $26::text[], $27::bigint[], $28::text[])
+        AS m (store_id, old_seq, old_hash, seq, hash)
+), here AS (
+    SELECT h.store_id FROM tool_registry.audit_heads h JOIN moves m USING (store_id)
+    WHERE h.seq = m.old_seq AND h.hash = m.old_hash ORDER BY h.store_id FOR UPDATE OF h
+), moved AS (
+    UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash FROM moves m
+    WHERE h.store_id = m.store_id AND (SELECT count(*) FROM here) = (SELECT count(*) FROM moves)
+    RETURNING h.store_id
+)
+INSERT INTO tool_registry.audit ({_COLUMNS})
+SELECT * FROM unnest({_ARRAYS}) WHERE (SELECT count(*) FROM moved) = (SELECT count(*) FROM moves)
+"""  # noqa: S608  # constants only
+_CREATE_HEADS: Final = """
+INSERT INTO tool_registry.audit_heads (store_id, seq, hash) SELECT s, 0, '' FROM unnest($1::text[]) s
+ON CONFLICT DO NOTHING
+"""
+_LOCK_HEADS: Final = """
+SELECT store_id, seq, hash FROM tool_registry.audit_heads WHERE store_id = ANY ($1) ORDER BY store_id FOR UPDATE
+"""
+_MOVE_HEADS: Final = """
+UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
+FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
+"""
+# In two parts, each with the condition of its index, and one by one: a join may read all of the audit.
+_REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
+_SAME_REPORT: Final = " AND ".join(f"a.{each} = r.{each}" for each in _REPORTED.split(", "))
+_KNOWN_REPORTS: Final = f"""
+WITH reports AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[]) AS r ({_REPORTED})
+)
+SELECT {_REPORTED} FROM reports AS r WHERE EXISTS (
+    SELECT FROM tool_registry.audit a WHERE a.kind = 'DECIDED' AND {_SAME_REPORT} OFFSET 0)
+UNION ALL
+SELECT {_REPORTED} FROM reports AS r WHERE EXISTS (
+    SELECT FROM tool_registry.audit a WHERE a.kind = 'RETURNED' AND a.by_user_id <> '' AND {_SAME_REPORT} OFFSET 0)
+"""  # noqa: S608  # constants only
+_report_key: Final = attrgetter(*_REPORTED.split(", "))
+_of_draft: Final = attrgetter(*_DRAFT.split(", "))
+_HEAD: Final = "SELECT seq, hash FROM tool_registry.audit_heads WHERE store_id = $1"
+_PAGE: Final = f"""
+SELECT {_COLUMNS} FROM tool_registry.audit
+WHERE store_id = $1 AND ($2::bigint IS NULL OR seq > $2) AND seq <= $3 ORDER BY seq LIMIT $4
+"""  # noqa: S608  # constants only
+_BEYOND: Final = """
+SELECT min(seq) FROM tool_registry.audit WHERE store_id = $1
+    AND seq > coalesce((SELECT seq FROM tool_registry.audit_heads WHERE store_id = $1), 0)
+"""
+_WANTED: Final = """store_id = $1 AND ($2 = '' OR run_id = $2) AND ($3 = '' OR call_id = $3)
+    AND ($4 = '' OR tool_name = $4) AND ($5 = '' OR user_id = $5) AND ($6 = '' OR kind = $6)
+    AND ($7::timestamptz IS NULL OR recorded_at >= $7) AND ($8::timestamptz IS NULL OR recorded_at < $8)
+    AND ($9 = '' OR agent_name = $9)"""
+_LIST: Final = f"""
+SELECT {_COLUMNS} FROM tool_registry.audit WHERE {_WANTED} AND ($10::bigint IS NULL OR seq < $10)
+ORDER BY seq DESC LIMIT $11
+"""  # noqa: S608  # constants only
+_ENDED: Final = "kind = 'RETURNED' AND reason NOT IN ('CACHED', 'LATE')"
+_FIGURES: Final = f"""
+SELECT CASE WHEN $10 THEN agent_name ELSE '' END AS agent_name, tool_name,
+    count(*) FILTER (WHERE {_ENDED}) AS execution_count,
+    count(*) FILTER (WHERE {_ENDED} AND verdict <> 'SUCCEEDED') AS error_count,
+    count(*) FILTER (WHERE kind = 'RETURNED' AND reason = 'CACHED') AS cached_count,
+    coalesce(percentile_disc(0.5) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE {_ENDED}), 0) / 1e6 AS p50_seconds,
+    coalesce(percentile_disc(0.95) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE {_ENDED}), 0) / 1e6
+        AS p95_seconds,
+    coalesce(sum(result_bytes) FILTER (WHERE kind = 'RETURNED'), 0)::bigint AS result_bytes,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'PROPOSED' AND verdict = 'APPROVE') AS approval_asked_count,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'APPROVE') AS approved_count,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'EDIT') AS edited_count,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'REJECT') AS rejected_count
+FROM tool_registry.audit WHERE {_WANTED} GROUP BY 1, tool_name ORDER BY 1, tool_name
+"""  # noqa: S608  # constants only
+
+
+class PostgresAuditLog:
+    """The audit chains of all stores, durable, shared by all replicas.
+
+    Remembers the heads of the stores it wrote for, so that one statement suffices.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._heads: dict[StoreId, Head] = {}
+        self._secrets = AuditSecrets(database)
+
+    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
+        """Write entries at the ends of their chains, in order; returns the stores whose chain takes none.
+
+        Somebody has tampered with those: nothing was written to them, and everything
+        to the others. A decision that is there already (same call, kind and person)
+        is left out.
+
+        Raises:
+            DependencyUnavailable: it is not known whether they were written.
+        """
+        return await self._append(await self._secrets.seal(drafts))
+
+    async def _append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
+        heads = {draft.store_id: self._heads.get(draft.store_id) for draft in drafts}
+        known = {store_id: head for store_id, head in heads.items() if head is not None}
+        is_simple = len(known) == len(heads) and not any(draft.is_reported for draft in drafts)
+        if is_simple and await self._append_at(known, drafts):
+            return frozenset()
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                await self._append_locked(sorted(heads), drafts)
+            except asyncpg.UniqueViolationError:
+                # Somebody has written the same report since, or put a row where the next entry goes.
+                continue
+            return frozenset()
+        if len(heads) == 1:
+            return frozenset(heads)
+        refused = frozenset[StoreId]()
+        for store_id in sorted(heads):
+            refused |= await self._append([draft for draft in drafts if draft.store_id == store_id])
+        return refused
+
+    async def head(self, store_id: StoreId) -> Head:
+        """Return the recorded last entry of a chain."""
+        row = await self._database.fetchrow(_HEAD, store_id)
+        return Head() if row is None else Head(seq=row["seq"], hash=row["hash"])
+
+    async def page(
+        self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
+    ) -> list[AuditEntry]:
+        """Return entries in order, those after `after_seq` (None: from whatever is the first)."""
+        rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
+        return list(map(_entry, rows))
+
+    async def beyond_head(self, store_id: StoreId) -> int:
+        """Return the first entry behind the recorded head, 0 if there is none."""
+        return await self._database.fetchval(_BEYOND, store_id) or 0
+
+    async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
+        """Return matching entries, the newest first."""
+        rows = await self._database.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
+        return list(map(_entry, rows))
+
+    async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[audit_pb2.ToolFigures]:
+        """Return what each tool did, by name; or for each agent apart, by agent and name."""
+        rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
+        return [audit_pb2.ToolFigures(**row) for row in rows]
+
+    async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
+        """Write the entries if nobody else has moved the heads; returns whether that was so."""
+        entries, moved = _after(heads, drafts)
+        moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
+        self._forget(heads)  # Whatever goes wrong, they may have moved.
+        with suppress(asyncpg.UniqueViolationError):
+            tag = await self._database.execute(_APPEND, *_arrays(entries), *map(list, zip(*moves, strict=True)))
+            if tag == f"INSERT 0 {len(entries)}":
+                self._heads |= moved
+                return True
+        return False
+
+    async def _append_locked(self, store_ids: list[StoreId], drafts: Sequence[AuditDraft]) -> None:
+        self._forget(store_ids)
+        async with self._database.transaction() as connection:
+            await connection.execute(_CREATE_HEADS, store_ids)
+            rows = await connection.fetch(_LOCK_HEADS, store_ids)
+            heads = {row["store_id"]: Head(seq=row["seq"], hash=row["hash"]) for row in rows}
+            new = await _without_known_reports(connection, drafts)
+            entries, moved = _after(heads, new)
+            if entries:
+                await connection.execute(_INSERT, *_arrays(entries))
+                moves = [(store, head.seq, head.hash) for store, head in moved.items()]
+                await connection.execute(_MOVE_HEADS, *map(list, zip(*moves, strict=True)))
+        if len(self._heads) < _HEADS_MAX:
+            self._heads |= heads | moved
+
+    def _forget(self, store_ids: Sequence[StoreId] | dict[StoreId, Head]) -> None:
+        for store_id in store_ids:
+            self._heads.pop(store_id, None)
+
+
+def _after(heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> tuple[list[AuditEntry], dict[StoreId, Head]]:
+    """Return the entries that follow the heads, and the heads after them."""
+    by_store: dict[StoreId, list[AuditDraft]] = {}
+    for draft in drafts:
+        by_store.setdefault(draft.store_id, []).append(draft)
+    entries, moved = list[AuditEntry](), dict[StoreId, Head]()
+    for store_id, its in by_store.items():
+        new = chained(heads[store_id], its)
+        entries += new
+        moved[store_id] = Head(seq=new[-1].seq, hash=new[-1].hash)
+    return entries, moved
+
+
+async def _without_known_reports(connection: Connection, drafts: Sequence[AuditDraft]) -> list[AuditDraft]:
+    reports = {_report_key(draft): draft for draft in drafts if draft.is_reported}
+    if not reports:
+        return list(drafts)
+    rows = await connection.fetch(_KNOWN_REPORTS, *map(list, zip(*reports, strict=True)))
+    for row in rows:
+        del reports[tuple(row)]
+    return [draft for draft in drafts if not draft.is_reported or reports.get(_report_key(draft)) is draft]
+
+
+def _arrays(entries: Sequence[AuditEntry]) -> list[list[Any]]:
+    rows = [
+        (*_of_draft(one.draft), _EPOCH + one.draft.time_us * _MICROSECOND, one.seq, one.prev_hash, one.hash)
+        for one in entries
+    ]
+    return list(map(list, zip(*rows, strict=True)))
+
+
+def _entry(row: asyncpg.Record) -> AuditEntry:
+    fields = dict(row)
+    place = {name: fields.pop(name) for name in ("seq", "prev_hash", "hash")}
+    time_us = (fields.pop("recorded_at") - _EPOCH) // _MICROSECOND
+    return AuditEntry(draft=AuditDraft(**fields, time_us=time_us), **place)
+
+
+def _filter(wanted: AuditFilter) -> list[Any]:
+    return [
+        wanted.store_id,
+        wanted.run_id,
+        wanted.call_id,
+        wanted.tool_name,
+        wanted.user_id,
+        wanted.kind,
+        None if wanted.since_us is None else _EPOCH + wanted.since_us * _MICROSECOND,
+        None if wanted.before_us is None else _EPOCH + wanted.before_us * _MICROSECOND,
+        wanted.agent_name,
+    ]

@@ -1,0 +1,335 @@
+"""The files of stores, each store's in a folder of its own: `<folder>/<store>/...`.
+
+Changes of a store are made one at a time, over all processes that share the
+folder, under a lock on the file `<folder>/<store>.state/lock`. Each is written down
+before it is made (`pending`) and after it (`done/<key>`), so that after a crash
+the next one sees whether it was made, and no key has its effect twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from pawl.chassis.ids import StoreId, check_id
+from pawl.tool_registry.builtin.files import handles
+from pawl.tool_registry.builtin.files.rules import (
+    DEPTH_MAX,
+    Entry,
+    FileChange,
+    FileLimits,
+    MakeFolder,
+    Move,
+    Plan,
+    PutFile,
+    Remove,
+    path_problem,
+)
+from pawl.tool_registry.rules.names import did_you_mean
+from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
+
+RECORD_SECONDS: Final = 30 * 86400.0
+"""The time for which a call that is made again finds what it did."""
+_LOCK_POLL_SECONDS: Final = 0.01
+_PRUNE_EVERY: Final = 100
+_RECORD_BYTES_MAX: Final = 1024 * 1024
+_STATE: Final = ".state"
+_LOCK, _NEXT, _PENDING, _PART, _DONE = "lock", "next", "pending", "part", "done"
+
+
+class _Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that is about to be made."""
+
+    key: str
+    kind: str
+    path: str
+    inode: int
+    """Of what is moved; 0 otherwise."""
+    outcome: bytes
+
+
+class FileFolders:
+    """The files of stores. Methods block.
+
+    Safe to use from any thread, and from several processes.
+    """
+
+    def __init__(self, folder: Path, limits: FileLimits, now: Callable[[], float]) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._now = now
+
+    def read(self, store_id: StoreId, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            ToolError: there is none, or it cannot be read.
+        """
+        with self._root(store_id) as root:
+            content = _View(root, self._limits).read(path)
+            if content is None:
+                raise ToolError(f"there is no file {path!r}{_near(root, path)}")
+            return content
+
+    def entries(self, store_id: StoreId, path: str) -> list[Entry]:
+        """Return what is in a folder, by name; the store's own folder if `path` is empty.
+
+        Raises:
+            ToolError: there is none.
+        """
+        names = _parts(path) if path else []
+        with (
+            self._root(store_id) as root,
+            handles.explained(path or "/"),
+            handles.opened_folder(root, names) as folder,
+        ):
+            found = ((name, handles.look(folder, name)) for name in handles.names_in(folder))
+            return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
+
+    def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
+        """Make the change that `plan` decides on, while nobody else changes files of the store; return its outcome.
+
+        Atomic, durable, and once for each key: later calls get the outcome of the
+        first, for 30 days.
+
+        Raises:
+            ToolError: the plan refuses, a limit is reached, or the disk fails.
+            ToolCancelled: others were busy for too long.
+        """
+        check_id(key, "key")
+        with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
+            _recover(root, state, done)
+            earlier = _record(done, key)
+            if earlier is not None:
+                return earlier
+            planned = plan(_View(root, self._limits))
+            if planned.change is not None:
+                self._check_room(root, planned.change)
+                _make(root, state, planned.change, key, planned.outcome)
+            _finish(state, done, key, planned.outcome)
+            self._prune(done, key)
+            return planned.outcome
+
+    def forget(self, store_id: StoreId, keys: Collection[str]) -> None:
+        """Remove what is kept of some changes for the case that they are made again. What they changed stays."""
+        if not (self._folder / f"{store_id}{_STATE}").is_dir():
+            return
+        with self._state(store_id, threading.Event().wait) as (_, done):
+            for key in keys:
+                with suppress(FileNotFoundError):
+                    os.unlink(check_id(key, "key"), dir_fd=done)
+            os.fsync(done)
+
+    @contextmanager
+    def _root(self, store_id: StoreId) -> Iterator[int]:
+        check_id(store_id, "store_id")
+        with (
+            handles.explained("the store's folder"),
+            handles.opened_root(self._folder) as all_stores,
+            handles.opened_folder(all_stores, [store_id], make=True) as root,
+        ):
+            yield root
+
+    @contextmanager
+    def _state(self, store_id: StoreId, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
+        """Keep every other change of the store out meanwhile; the end of the process ends it too."""
+        with (
+            handles.opened_root(self._folder) as all_stores,
+            handles.opened_folder(all_stores, [store_id + _STATE], make=True) as state,
+            handles.opened_folder(state, [_DONE], make=True) as done,
+        ):
+            lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=state)
+            try:
+                while not _taken(lock):
+                    if wait_cancelled(_LOCK_POLL_SECONDS):
+                        raise ToolCancelled
+                yield state, done
+            finally:
+                os.close(lock)
+
+    def _check_room(self, root: int, change: FileChange) -> None:
+        limits = self._limits
+        if isinstance(change, Remove):
+            return
+        size, count, _ = handles.measure(root)
+        if isinstance(change, Move):
+            _check_depth(root, change)
+        elif isinstance(change, PutFile):
+            if len(change.content) > limits.file_bytes_max:
+                raise ToolError(f"a file has at most {limits.file_bytes_max} bytes, this has {len(change.content)}")
+            old = _View(root, limits).entry(change.path)
+            size += len(change.content) - (old.size_bytes if old else 0)
+            if size > limits.store_bytes_max:
+                raise ToolError(f"the store's files would have {size} bytes, the limit is {limits.store_bytes_max}")
+        target = change.new_path if isinstance(change, Move) else change.path
+        if count + _missing(root, target) > limits.entries_max:
+            raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
+
+    def _prune(self, done: int, key: str) -> None:
+        """Forget old records, with one change in a hundred: chosen by its key, so that every store has its turn."""
+        if zlib.crc32(key.encode()) % _PRUNE_EVERY:
+            return
+        oldest = self._now() - RECORD_SECONDS
+        for name in handles.names_in(done):
+            found = handles.look(done, name)
+            if found is not None and found.st_mtime < oldest:
+                os.unlink(name, dir_fd=done)
+
+
+class _View:
+    """The FileView of a store's open folder."""
+
+    def __init__(self, root: int, limits: FileLimits) -> None:
+        self._root = root
+        self._limits = limits
+
+    def read(self, path: str) -> bytes | None:
+        *above, name = _parts(path)
+        with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
+            return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
+        return None
+
+    def entry(self, path: str) -> Entry | None:
+        *above, name = _parts(path)
+        with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
+            found = handles.look(folder, name)
+            return None if found is None else handles.entry_of(name, found)
+        return None
+
+
+def _parts(path: str) -> list[str]:
+    problem = path_problem(path)
+    if problem:
+        raise ToolError(problem)
+    return path.split("/")
+
+
+def _near(root: int, path: str) -> str:
+    """Return near matches of a name in its folder."""
+    *above, name = path.split("/")
+    with suppress(OSError), handles.opened_folder(root, above) as folder:
+        return did_you_mean(name, handles.names_in(folder))
+    return ""
+
+
+def _missing(root: int, path: str) -> int:
+    """Return how many parts of a path are not there yet."""
+    names = path.split("/")
+    for length in range(len(names), 0, -1):
+        with suppress(FileNotFoundError), handles.opened_folder(root, names[: length - 1]) as folder:
+            if handles.look(folder, names[length - 1]) is not None:
+                return len(names) - length
+    return len(names)
+
+
+def _check_depth(root: int, move: Move) -> None:
+    with suppress(NotADirectoryError), handles.opened_folder(root, move.path.split("/")) as folder:
+        if len(move.new_path.split("/")) + handles.measure(folder)[2] > DEPTH_MAX:
+            raise ToolError(f"there would be paths of more than {DEPTH_MAX} parts")
+
+
+def _taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _record(folder: int, name: str) -> bytes | None:
+    with suppress(FileNotFoundError):
+        return handles.read_file(folder, name, bytes_max=_RECORD_BYTES_MAX)
+    return None
+
+
+def _make(root: int, state: int, change: FileChange, key: str, outcome: bytes) -> None:
+    """Make a change that is written down first."""
+    target = change.new_path if isinstance(change, Move) else change.path
+    *above, name = target.split("/")
+    with (
+        handles.explained(change.path),
+        handles.opened_folder(root, above, make=not isinstance(change, Remove)) as folder,
+    ):
+        inode = 0
+        if isinstance(change, PutFile):
+            handles.write_file(state, _NEXT, change.content)
+        elif isinstance(change, Move):
+            inode = _inode(root, change.path)
+        pending = _Pending(key=key, kind=type(change).__name__, path=change.path, inode=inode, outcome=outcome)
+        handles.write_file(state, _PART, msgspec.msgpack.encode(pending))
+        os.rename(_PART, _PENDING, src_dir_fd=state, dst_dir_fd=state)
+        os.fsync(state)
+        try:
+            _apply(root, state, folder, name, change)
+        except OSError:
+            os.unlink(_PENDING, dir_fd=state)
+            raise
+        os.fsync(folder)
+
+
+def _apply(root: int, state: int, folder: int, name: str, change: FileChange) -> None:
+    match change:
+        case PutFile():
+            os.rename(_NEXT, name, src_dir_fd=state, dst_dir_fd=folder)
+        case Move():
+            *above, old_name = change.path.split("/")
+            with handles.opened_folder(root, above) as old_folder:
+                os.rename(old_name, name, src_dir_fd=old_folder, dst_dir_fd=folder)
+        case Remove():
+            found = handles.look(folder, name)
+            if found is not None and handles.entry_of(name, found).kind == "folder":
+                os.rmdir(name, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+        case MakeFolder():
+            os.mkdir(name, 0o700, dir_fd=folder)
+        case _:
+            assert_never(change)
+
+
+def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
+    """Write down that a change was made."""
+    handles.write_file(state, _PART, outcome)
+    os.rename(_PART, key, src_dir_fd=state, dst_dir_fd=done)
+    os.fsync(done)
+    with suppress(FileNotFoundError):
+        os.unlink(_PENDING, dir_fd=state)
+
+
+def _recover(root: int, state: int, done: int) -> None:
+    """Settle a change in the middle of which a process ended. Nobody has changed anything since."""
+    raw = _record(state, _PENDING)
+    if raw is not None:
+        pending = msgspec.msgpack.decode(raw, type=_Pending)
+        if _record(done, pending.key) is None and _was_made(root, state, pending):
+            _finish(state, done, pending.key, pending.outcome)
+        else:
+            os.unlink(_PENDING, dir_fd=state)
+    with suppress(FileNotFoundError):
+        os.unlink(_NEXT, dir_fd=state)
+
+
+def _was_made(root: int, state: int, pending: _Pending) -> bool:
+    inode = _inode(root, pending.path)
+    if pending.kind == PutFile.__name__:
+        return handles.look(state, _NEXT) is None
+    if pending.kind == Move.__name__:
+        return inode != pending.inode
+    return (inode == 0) is (pending.kind == Remove.__name__)
+
+
+def _inode(root: int, path: str) -> int:
+    """Return the inode of what is at a path, 0 if nothing is."""
+    *above, name = path.split("/")
+    with suppress(FileNotFoundError, NotADirectoryError), handles.opened_folder(root, above) as folder:
+        found = handles.look(folder, name)
+        return 0 if found is None else found.st_ino
+    return 0

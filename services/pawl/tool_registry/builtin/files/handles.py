@@ -1,0 +1,142 @@
+"""Opening what is below a folder, and nothing else: no link is followed, at no moment.
+
+Every part of a path is opened relative to the one above it, with O_NOFOLLOW. So a
+link that is put in place of a folder while we look is an error, and a folder that
+is swapped after it was opened is still the one that we have.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from pawl.tool_registry.builtin.files.rules import Entry
+from pawl.tool_registry.sdk.context import ToolError
+
+_CLOSED: Final = os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _CLOSED
+# A pipe without a writer would otherwise be waited for.
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | _CLOSED
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _CLOSED
+_FOLDER_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Turn what the system says about a path into a ToolError. Its texts hold no path of the machine."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ToolError(f"there is nothing at {path!r}") from None
+    except NotADirectoryError:
+        raise ToolError(f"{path!r} is not in a folder: what is above it is a file, or a link") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ToolError(f"{path!r} is a link; links are not followed") from None
+        raise ToolError(f"{path!r}: {os.strerror(error.errno or 0)}") from None
+
+
+@contextmanager
+def opened_root(path: Path) -> Iterator[int]:
+    """Open a folder of the deployment's own; it is made if need be."""
+    path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
+    """Open the folder that `names` lead to, below the open folder `root`; with `make` what is missing is made."""
+    handle = os.dup(root)
+    try:
+        for name in names:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, _FOLDER_MODE, dir_fd=handle)
+            below = os.open(name, _FOLDER, dir_fd=handle)
+            os.close(handle)
+            handle = below
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
+    """Return the content of a plain file.
+
+    Raises:
+        ToolError: it is something else, or larger.
+        OSError: it cannot be opened.
+    """
+    handle = os.open(name, _READ, dir_fd=folder)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ToolError(f"{name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a plain file'}")
+        if found.st_size > bytes_max:
+            raise ToolError(f"{name!r} has {found.st_size} bytes, the limit is {bytes_max}")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(bytes_max)
+    finally:
+        os.close(handle)
+
+
+def write_file(folder: int, name: str, content: bytes) -> None:
+    """Write a file, durably, in a folder that nobody else writes to."""
+    handle = os.open(name, _WRITE, _FILE_MODE, dir_fd=folder)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(handle)
+
+
+def look(folder: int, name: str) -> os.stat_result | None:
+    """Return what is at a name, itself and not what it links to; None if nothing is."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def entry_of(name: str, found: os.stat_result) -> Entry:
+    """Return the entry of something that was looked at."""
+    is_file, is_folder = stat.S_ISREG(found.st_mode), stat.S_ISDIR(found.st_mode)
+    return Entry(
+        name=name,
+        kind="file" if is_file else "folder" if is_folder else "other",
+        size_bytes=found.st_size if is_file else 0,
+        modified=found.st_mtime,
+    )
+
+
+def names_in(folder: int) -> list[str]:
+    """Return the names in an open folder, sorted."""
+    with os.scandir(folder) as found:
+        return sorted(entry.name for entry in found)
+
+
+def measure(folder: int) -> tuple[int, int, int]:
+    """Return the bytes, the entries and the depth of what is in an open folder."""
+    size, count, depth = 0, 0, 0
+    for name in names_in(folder):
+        found = look(folder, name)
+        if found is None:
+            continue
+        count += 1
+        depth = max(depth, 1)
+        if stat.S_ISREG(found.st_mode):
+            size += found.st_size
+        elif stat.S_ISDIR(found.st_mode):
+            with opened_folder(folder, [name]) as below:
+                more = measure(below)
+            size, count, depth = size + more[0], count + more[1], max(depth, 1 + more[2])
+    return size, count, depth

@@ -1,0 +1,320 @@
+"""Files in the store's own folder."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from pawl.chassis.ids import StoreId
+from pawl.tool_registry.audit.rules import sha256_hex
+from pawl.tool_registry.builtin.files.folders import FileFolders
+from pawl.tool_registry.builtin.files.rules import (
+    PATH_CHARACTERS_MAX,
+    Entry,
+    FileChange,
+    FileView,
+    MakeFolder,
+    Move,
+    Plan,
+    Planned,
+    PutFile,
+    Remove,
+    path_problem,
+)
+from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.inverse import Inverse, Reversible
+from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values import Category, EffectClass
+
+TAKEN_BACK_BYTES_MAX: Final = 64 * 1024
+"""The largest content that an inverse brings back, as JSON with the rest of its arguments."""
+LISTED_MAX: Final = 500
+
+_PATH: Final = "relative to the store's folder: notes/plan.md"
+
+
+def _path(*acts_as: str) -> msgspec.Meta:
+    """Return what a path is. A rule for the arguments that it acts as holds for it, too."""
+    acts = {"x-pawl-acts-as": list(acts_as)} if acts_as else {}
+    return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema={"format": "path"} | acts)
+
+
+Path = Annotated[str, _path(), _PATH]
+Changed = Annotated[str, _path("write_file.path"), _PATH]
+Left = Annotated[str, _path("read_file.path/*", "write_file.path/*", "delete_file.path/*"), _PATH]
+Reached = Annotated[str, _path("write_file.path/*"), _PATH]
+Content = Annotated[str, msgspec.Meta(max_length=200_000)]
+Digest = Annotated[
+    Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None, "do it only if this is the SHA-256 of the file"
+]
+
+
+def file_tools(store: FileFolders) -> list[Tool[..., Any]]:
+    """Return the tools for files: list, read, write, append, edit, move, make_folder, delete."""
+    return [*_reading(store), *_writing(store), *_arranging(store)]
+
+
+def _reading(store: FileFolders) -> list[Tool[..., Any]]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    def list_files(
+        context: ToolContext,
+        path: Annotated[
+            str, msgspec.Meta(extra_json_schema={"format": "path"}), "a folder; empty for the whole store's"
+        ] = "",
+        after: Annotated[str, "list what comes after this name"] = "",
+    ) -> dict[str, Any]:
+        """List the files and folders of a folder, by name."""
+        found = [entry for entry in store.entries(StoreId(context.store_id), path) if entry.name > after]
+        listed = {"path": path, "entries": [_shown(entry) for entry in found[:LISTED_MAX]]}
+        return listed | ({"next_after": found[LISTED_MAX - 1].name} if len(found) > LISTED_MAX else {})
+
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    def read_file(
+        context: ToolContext,
+        path: Path,
+        offset: Annotated[int, msgspec.Meta(ge=0), "bytes to skip"] = 0,
+        length: Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX), "bytes to read"] = BYTES_DEFAULT,
+    ) -> dict[str, Any]:
+        """Read a text file, or a piece of it."""
+        content = store.read(StoreId(context.store_id), path)
+        _text(content, path)
+        return {"path": path, "sha256": sha256_hex(content)} | slice_of(content, offset, length)
+
+    return [list_files, read_file]
+
+
+def _writing(store: FileFolders) -> list[Tool[..., Any]]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
+    def write_file(
+        context: ToolContext,
+        path: Path,
+        content: Content,
+        *,
+        overwrite: Annotated[bool, "true to replace a file that is there"] = False,
+        expected_sha256: Digest = None,
+    ) -> Any:
+        """Write a text file; folders above it are made."""
+        return _change(
+            store, context, lambda view: plan_write(view, path, content, overwrite=overwrite, expected=expected_sha256)
+        )
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
+    def append_file(context: ToolContext, path: Changed, content: Content) -> Any:
+        """Add text to the end of a file; one that is not there is made."""
+        return _change(store, context, lambda view: plan_append(view, path, content))
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
+    def edit_file(
+        context: ToolContext,
+        path: Changed,
+        old_text: Annotated[str, msgspec.Meta(min_length=1), "exactly as in the file, where it must occur once"],
+        new_text: Content,
+    ) -> Any:
+        """Replace a piece of a text file."""
+        return _change(store, context, lambda view: plan_edit(view, path, old_text, new_text))
+
+    return [write_file, append_file, edit_file]
+
+
+def _arranging(store: FileFolders) -> list[Tool[..., Any]]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}", "file:{new_path}"])
+    def move_file(context: ToolContext, path: Left, new_path: Reached) -> Any:
+        """Move or rename a file or folder, to where nothing is yet."""
+        return _change(store, context, lambda view: plan_move(view, path, new_path))
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
+    def make_folder(context: ToolContext, path: Path) -> Any:
+        """Make a folder."""
+        return _change(store, context, lambda view: plan_folder(view, path))
+
+    @tool(
+        category=Category.DESTRUCTIVE,
+        effect=EffectClass.IDEMPOTENT,
+        resource_keys=["file:{path}"],
+        preview=lambda path, **_: f"Delete the file or empty folder {path!r}",
+    )
+    def delete_file(context: ToolContext, path: Path, expected_sha256: Digest = None) -> Any:
+        """Delete a file or an empty folder."""
+        return _change(store, context, lambda view: plan_delete(view, path, expected_sha256))
+
+    return [move_file, make_folder, delete_file]
+
+
+class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a change, as it is kept."""
+
+    value: dict[str, Any]
+    inverse: Inverse | None
+
+
+def _change(store: FileFolders, context: ToolContext, plan: Plan) -> Any:
+    stored = store.change(StoreId(context.store_id), context.idempotency_key, plan, context.wait_cancelled)
+    outcome = msgspec.json.decode(stored, type=_Outcome)
+    return outcome.value if outcome.inverse is None else Reversible(value=outcome.value, inverse=outcome.inverse)
+
+
+def _planned(change: FileChange | None, value: dict[str, Any], inverse: Inverse | None) -> Planned:
+    return Planned(change=change, outcome=msgspec.json.encode(_Outcome(value=value, inverse=inverse)))
+
+
+def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expected: str | None) -> Planned:
+    """Decide on writing a file."""
+    _check_path(path)
+    new, old = content.encode(), view.read(path)
+    _check_expected(path, old, expected)
+    value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
+    if old is None:
+        return _planned(PutFile(path=path, content=new), value, _delete(path, new))
+    if old == new:
+        return _planned(None, value, None)
+    if not overwrite:
+        raise ToolError(f"there is a file {path!r} already; set overwrite to replace it, or use edit_file")
+    inverse = _restore(path, old, new)
+    if inverse is None:
+        raise ToolError(
+            f"{path!r} is not overwritten, because that could not be undone: it is no text, or has over"
+            f" {TAKEN_BACK_BYTES_MAX} bytes. Use edit_file, or delete_file first"
+        )
+    return _planned(PutFile(path=path, content=new), value, inverse)
+
+
+def plan_append(view: FileView, path: str, content: str) -> Planned:
+    """Decide on adding to a file."""
+    _check_path(path)
+    old = view.read(path)
+    new = (_text(old or b"", path) + content).encode()
+    value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
+    inverse = _delete(path, new) if old is None else _restore(path, old, new)
+    return _planned(PutFile(path=path, content=new), value, inverse)
+
+
+def plan_edit(view: FileView, path: str, old_text: str, new_text: str) -> Planned:
+    """Decide on replacing a piece of a file."""
+    _check_path(path)
+    old = view.read(path)
+    if old is None:
+        raise ToolError(f"there is no file {path!r}")
+    text = _text(old, path)
+    count = _occurrences(text, old_text)
+    if count != 1:
+        said = "occurs more than once in {}: give more of the text around it" if count else "does not occur in {}"
+        raise ToolError(f"the old text {said.format(repr(path))}; nothing was changed")
+    changed = text.replace(old_text, new_text)
+    new = changed.encode()
+    value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new)}
+    if new == old:
+        return _planned(None, value, None)
+    inverse = None
+    if new_text and _occurrences(changed, new_text) == 1:
+        back = {"path": path, "old_text": new_text, "new_text": old_text}
+        inverse = _inverse("edit_file", back, f"Edit {path!r} back")
+    inverse = inverse or _restore(path, old, new)
+    return _planned(PutFile(path=path, content=new), value, inverse)
+
+
+def plan_move(view: FileView, path: str, new_path: str) -> Planned:
+    """Decide on moving a file or folder."""
+    _check_path(path)
+    _check_path(new_path)
+    found = view.entry(path)
+    if found is None or found.kind == "other":
+        raise ToolError(f"there is no file or folder {path!r}")
+    if view.entry(new_path) is not None:
+        raise ToolError(f"there is something at {new_path!r} already")
+    if new_path.startswith(f"{path}/"):
+        raise ToolError("a folder cannot be moved into itself")
+    back = {"path": new_path, "new_path": path}
+    inverse = Inverse(tool_name="move_file", arguments=back, summary=f"Move {new_path!r} back to {path!r}")
+    return _planned(Move(path=path, new_path=new_path), {"path": path, "new_path": new_path}, inverse)
+
+
+def plan_folder(view: FileView, path: str) -> Planned:
+    """Decide on making a folder."""
+    _check_path(path)
+    found = view.entry(path)
+    if found is not None and found.kind != "folder":
+        raise ToolError(f"{path!r} is a file")
+    value = {"path": path, "created": found is None}
+    if found is not None:
+        return _planned(None, value, None)
+    inverse = Inverse(tool_name="delete_file", arguments={"path": path}, summary=f"Delete the folder {path!r}")
+    return _planned(MakeFolder(path=path), value, inverse)
+
+
+def plan_delete(view: FileView, path: str, expected: str | None) -> Planned:
+    """Decide on deleting a file or an empty folder."""
+    _check_path(path)
+    found = view.entry(path)
+    if found is None or found.kind == "other":
+        raise ToolError(f"there is no file or folder {path!r}")
+    if found.kind == "folder":
+        inverse = Inverse(tool_name="make_folder", arguments={"path": path}, summary=f"Make the folder {path!r} again")
+        return _planned(Remove(path=path), {"path": path, "deleted": "folder"}, inverse)
+    content = view.read(path) if expected or found.size_bytes <= TAKEN_BACK_BYTES_MAX else None
+    _check_expected(path, content, expected)
+    text = _text_or_none(content) if content is not None else None
+    again = None if text is None else _inverse("write_file", {"path": path, "content": text}, f"Write {path!r} again")
+    return _planned(Remove(path=path), {"path": path, "deleted": "file"}, again)
+
+
+def _check_path(path: str) -> None:
+    problem = path_problem(path)
+    if problem:
+        raise ToolError(problem)
+
+
+def _check_expected(path: str, content: bytes | None, expected: str | None) -> None:
+    if expected is not None and (content is None or sha256_hex(content) != expected):
+        raise ToolError(f"{path!r} has changed since; nothing was done")
+
+
+def _delete(path: str, content: bytes) -> Inverse:
+    arguments = {"path": path, "expected_sha256": sha256_hex(content)}
+    return Inverse(tool_name="delete_file", arguments=arguments, summary=f"Delete the file {path!r}")
+
+
+def _restore(path: str, old: bytes, new: bytes) -> Inverse | None:
+    """Return the call that brings back the whole of a file, if it is small enough, and text."""
+    text = _text_or_none(old)
+    if text is None or old == new:
+        return None
+    arguments = {"path": path, "content": text, "overwrite": True, "expected_sha256": sha256_hex(new)}
+    return _inverse("write_file", arguments, f"Write the old text of {path!r} again")
+
+
+def _inverse(tool_name: str, arguments: dict[str, Any], summary: str) -> Inverse | None:
+    """Return an inverse, unless it would bring back too much."""
+    if len(msgspec.json.encode(arguments)) > TAKEN_BACK_BYTES_MAX:
+        return None
+    return Inverse(tool_name=tool_name, arguments=arguments, summary=summary)
+
+
+def _occurrences(text: str, piece: str) -> int:
+    """Return 0, 1, or 2 for more often; places that overlap count."""
+    first = text.find(piece)
+    return 0 if first < 0 else 1 + (text.find(piece, first + 1) >= 0)
+
+
+def _text_or_none(content: bytes) -> str | None:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def _text(content: bytes, path: str) -> str:
+    text = _text_or_none(content)
+    if text is None:
+        raise ToolError(f"{path!r} is not text in UTF-8")
+    return text
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    shown: dict[str, Any] = {"name": entry.name, "kind": entry.kind}
+    if entry.kind == "file":
+        shown["bytes"] = entry.size_bytes
+    return shown | {"modified": datetime.fromtimestamp(entry.modified, UTC).isoformat(timespec="seconds")}

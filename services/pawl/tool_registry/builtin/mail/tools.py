@@ -1,0 +1,116 @@
+"""Sending e-mail."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.utils import format_datetime
+from typing import Annotated, Any, Final, Protocol
+
+import msgspec
+
+from pawl.chassis.egress.mail import ENCODED, POLICY
+from pawl.chassis.ids import CallId, CallKey, StoreId
+from pawl.chassis.process.clock import Clock
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values import Category, EffectClass
+
+RECIPIENTS_MAX: Final = 20
+
+MessageIdText = Annotated[str, msgspec.Meta(pattern=r"^(<[!-;=@-~]{1,250}>)?$")]
+AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
+
+
+class Mailer(Protocol):
+    """A way to send mail."""
+
+    async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
+        """Send the message of a call; returns what to tell the model.
+
+        Raises:
+            ToolError: it was not sent, for a reason that the model may know.
+        """
+
+
+def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., Any]]:
+    """Return send_email, from the address `sender`."""
+
+    @tool(
+        category=Category.SENSITIVE,
+        effect=EffectClass.AT_MOST_ONCE,
+        timeout_seconds=60,
+        preview=_preview,
+        bulk_count=_count,
+    )
+    async def send_email(
+        context: ToolContext,
+        to: Annotated[
+            list[AddressText], msgspec.Meta(min_length=1, max_length=RECIPIENTS_MAX), "addresses, like ann@example.com"
+        ],
+        subject: Annotated[str, msgspec.Meta(min_length=1, max_length=500)],
+        body: Annotated[str, msgspec.Meta(max_length=100_000), "plain text"],
+        cc: Annotated[list[AddressText], msgspec.Meta(max_length=RECIPIENTS_MAX)] = [],  # noqa: B006
+        *,
+        in_reply_to: Annotated[MessageIdText, "the message_id of the mail that this one answers"] = "",
+        thread: Annotated[MessageIdText, "the thread of that mail"] = "",
+    ) -> dict[str, Any]:
+        """Send an e-mail in plain text."""
+        message = _compose(sender, to, cc, subject, body)
+        if in_reply_to:
+            message["In-Reply-To"] = in_reply_to
+            message["References"] = " ".join(dict.fromkeys(filter(None, [thread, in_reply_to])))
+        # RFC 3834: other programs do not answer.
+        message["Auto-Submitted"] = "auto-replied" if in_reply_to else "auto-generated"
+        message["Date"] = format_datetime(datetime.fromtimestamp(clock.now(), UTC))
+        # The same call always has the same id, so that a receiver sees a repetition.
+        message["Message-ID"] = f"<{context.idempotency_key}.{context.store_id}@{sender.rpartition('@')[2]}>"
+        recipients = list(dict.fromkeys([*to, *cc]))
+        sent = await mailer.send(message, recipients, CallKey(StoreId(context.store_id), CallId(context.call_id)))
+        return {"to": to, "cc": cc, "subject": subject, "message_id": str(message["Message-ID"])} | sent
+
+    return [send_email]
+
+
+def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str) -> EmailMessage:
+    """Return the message. A value with a line break cannot become a header of its own.
+
+    Raises:
+        ToolError: an address or the subject cannot stand in a header.
+    """
+    message = EmailMessage(policy=POLICY)
+    message["From"] = sender
+    message["To"] = [_address(text) for text in to]
+    if cc:
+        message["Cc"] = [_address(text) for text in cc]
+    if any(ord(character) < ord(" ") or character == "\x7f" for character in subject):
+        raise ToolError("the subject must be one line without control characters")
+    if ENCODED in subject:
+        raise ToolError(f"the subject must not have {ENCODED}, which mail programs read as something encoded")
+    message["Subject"] = subject
+    message.set_content(body.replace("\r\n", "\n").replace("\r", "\n"))
+    return message
+
+
+def _address(text: str) -> Address:
+    """Return a bare address; display names and quoting are more than anybody needs here."""
+    plain = text.strip()
+    user, at, domain = plain.rpartition("@")
+    is_plain = plain.isascii() and plain.isprintable() and not set(plain) & set(' <>()[]\\,;:"')
+    is_plain = is_plain and ENCODED not in plain
+    if not (user and at and "." in domain.strip(".") and is_plain) or ".." in plain or domain.startswith("."):
+        raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com")
+    try:
+        return Address(addr_spec=plain)
+    except (ValueError, IndexError):
+        raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com") from None
+
+
+def _preview(to: list[str], subject: str, body: str, cc: list[str], **_: Any) -> str:
+    lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}", "", ""]
+    return "\n".join(lines) + body
+
+
+def _count(to: list[str], cc: list[str], **_: Any) -> int:
+    return len({*to, *cc})

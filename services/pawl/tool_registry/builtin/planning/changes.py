@@ -1,0 +1,244 @@
+"""Changing projects and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import date
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.tool_registry.builtin.planning.repository import find_project, find_task
+from pawl.tool_registry.builtin.planning.rules import Owner, PlanChange, Project, ProjectStatus, Task, TitleTaken
+from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.inverse import Inverse, Reversible
+from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values import Category, EffectClass
+
+TASKS_MAX: Final = 100
+
+Title = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+Notes = Annotated[str, msgspec.Meta(max_length=10000)]
+Due = Annotated[str, msgspec.Meta(pattern="^([0-9]{4}-[0-9]{2}-[0-9]{2}|none)$")]
+TaskReferences = Annotated[
+    list[Title], msgspec.Meta(min_length=1, max_length=TASKS_MAX), "ids or titles; all of them in one call"
+]
+
+
+def plan_change_tools(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
+    """Return update_project, update_task, complete_tasks, reopen_tasks and delete_task."""
+    return [_update_project(repository), _update_task(repository), *_ticking(repository), _delete_task(repository)]
+
+
+def _update_project(repository: PostgresPlanRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def update_project(
+        context: ToolContext,
+        project: Annotated[Title, "id or title"],
+        title: Title | None = None,
+        status: ProjectStatus | None = None,
+        notes: Annotated[Notes | None, "an empty text takes them away"] = None,
+    ) -> Any:
+        """Change the title, status or notes of a project; what is not given stays."""
+        fields = _given(title=title and (title.strip() or title), status=status, notes=notes)
+
+        async def make(owner: Owner, key: str) -> PlanChange:
+            found = await find_project(repository, owner, project)
+            try:
+                return await repository.change_project(owner, found.project_id, fields, idempotency_key=key)
+            except TitleTaken:
+                raise ToolError(f"there is a project {title!r} already; nothing was changed") from None
+
+        change = await _once(repository, context, make)
+        before, after = change.project_before, change.project_after
+        if before is None or after is None:
+            raise ToolError(f"there is no project {project!r} any more")
+        return _reversible(project_shown(after), _project_back(before, after))
+
+    return update_project
+
+
+def _update_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def update_task(
+        context: ToolContext,
+        task: Annotated[Title, "id or title"],
+        *,
+        title: Title | None = None,
+        notes: Annotated[Notes | None, "an empty text takes them away"] = None,
+        due: Annotated[Due | None, "a date, YYYY-MM-DD; none takes it away"] = None,
+        done: bool | None = None,
+    ) -> Any:
+        """Change a task or subtask; what is not given stays."""
+        fields = _given(title=title and (title.strip() or title), notes=notes, is_done=done)
+        if due is not None:
+            fields["due"] = None if due == "none" else _date(due)
+
+        async def make(owner: Owner, key: str) -> PlanChange:
+            found = await find_task(repository, owner, task, run_id=RunId(context.run_id))
+            return await repository.change_tasks(owner, [found.task_id], fields, idempotency_key=key)
+
+        change = await _once(repository, context, make)
+        if not change.tasks_after:
+            raise ToolError(f"there is no task {task!r} any more")
+        (before,), (after,) = change.tasks_before, change.tasks_after
+        return _reversible(task_shown(after), _task_back(before, after))
+
+    return update_task
+
+
+def _ticking(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
+    async def tick(context: ToolContext, tasks: list[str], *, is_done: bool) -> Any:
+        async def make(owner: Owner, key: str) -> PlanChange:
+            found = await _all_tasks(repository, owner, tasks, run_id=RunId(context.run_id), is_done=not is_done)
+            return await repository.change_tasks(owner, list(found), {"is_done": is_done}, idempotency_key=key)
+
+        change = await _once(repository, context, make)
+        ticked = [task for task in change.tasks_before if task.is_done is not is_done]
+        same = [task for task in change.tasks_before if task.is_done is is_done]
+        value = {"completed" if is_done else "reopened": [_named(task) for task in ticked]}
+        if same:
+            value["were_done_already" if is_done else "were_open_already"] = [_named(task) for task in same]
+        return _reversible(value, _ticked_back(ticked, is_done=is_done))
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def complete_tasks(context: ToolContext, tasks: TaskReferences) -> Any:
+        """Mark tasks as done: all of them, or none if one of them is not found."""
+        return await tick(context, tasks, is_done=True)
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def reopen_tasks(context: ToolContext, tasks: TaskReferences) -> Any:
+        """Mark tasks as not done: all of them, or none if one of them is not found."""
+        return await tick(context, tasks, is_done=False)
+
+    return [complete_tasks, reopen_tasks]
+
+
+def _delete_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
+    @tool(
+        category=Category.DESTRUCTIVE,
+        effect=EffectClass.IDEMPOTENT,
+        preview=lambda task, with_subtasks, **_: (
+            f"Delete the task {task!r}" + (" with all its subtasks" if with_subtasks else "")
+        ),
+    )
+    async def delete_task(
+        context: ToolContext,
+        task: Annotated[Title, "id or title"],
+        *,
+        with_subtasks: Annotated[bool, "true to delete what is below it too"] = False,
+    ) -> dict[str, Any]:
+        """Delete a task or subtask for good. To mark it as done, use complete_tasks."""
+
+        async def make(owner: Owner, key: str) -> PlanChange:
+            found = await find_task(repository, owner, task, run_id=RunId(context.run_id))
+            return await repository.remove_task(owner, found.task_id, with_subtasks=with_subtasks, idempotency_key=key)
+
+        change = await _once(repository, context, make)
+        if not change.tasks_before:
+            raise ToolError(f"nothing was deleted: {task!r} has subtasks; set with_subtasks to delete them too")
+        return {"deleted": [_named(each) for each in change.tasks_before]}
+
+    return delete_task
+
+
+def project_shown(project: Project) -> dict[str, Any]:
+    """Return a project for the model: what says nothing is left out."""
+    shown: dict[str, Any] = {"project_id": project.project_id, "title": project.title}
+    if project.status != "active":
+        shown["status"] = project.status
+    return shown | ({"notes": project.notes} if project.notes else {})
+
+
+def task_shown(task: Task) -> dict[str, Any]:
+    """Return a task for the model, without what is below it."""
+    fields = {**_named(task), "notes": task.notes, "due": task.due, "done": task.is_done or None}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def created_back(task: Task) -> Inverse:
+    """Return the call that takes a new task back."""
+    return Inverse(tool_name="delete_task", arguments={"task": task.task_id}, summary=f"Delete the task {task.title!r}")
+
+
+async def _once(
+    repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
+) -> PlanChange:
+    """Return what an earlier execution of the call has changed, or make the change."""
+    owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
+    earlier = await repository.earlier_change(owner, idempotency_key=key)
+    return await make(owner, key) if earlier is None else earlier
+
+
+async def _all_tasks(
+    repository: PostgresPlanRepository, owner: Owner, references: Sequence[str], *, run_id: RunId, is_done: bool
+) -> dict[str, Task]:
+    """Return the tasks meant, by id.
+
+    Raises:
+        ToolError: one or more are not clear; all are named.
+    """
+    found: dict[str, Task] = {}
+    problems = []
+    for reference in references:
+        try:
+            task = await find_task(repository, owner, reference, run_id=run_id, is_done=is_done)
+        except ToolError as error:
+            problems.append(str(error))
+        else:
+            found[task.task_id] = task
+    if problems:
+        raise ToolError("nothing was changed: " + "; ".join(problems))
+    return found
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are set, with null for an empty text."""
+    return {name: (None if value == "" else value) for name, value in fields.items() if value is not None}
+
+
+def _date(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ToolError(f"{text!r} is not a date") from None
+
+
+def _reversible(value: dict[str, Any], inverse: Inverse | None) -> Any:
+    return value if inverse is None else Reversible(value=value, inverse=inverse)
+
+
+def _project_back(before: Project, after: Project) -> Inverse | None:
+    if before == after:
+        return None
+    arguments = {"project": before.project_id, "title": before.title, "status": before.status}
+    return Inverse(
+        tool_name="update_project",
+        arguments=arguments | {"notes": before.notes or ""},
+        summary=f"Give the project {after.title!r} its old title, status and notes",
+    )
+
+
+def _task_back(before: Task, after: Task) -> Inverse | None:
+    if before == after:
+        return None
+    arguments = {"task": before.task_id, "title": before.title, "notes": before.notes or ""}
+    return Inverse(
+        tool_name="update_task",
+        arguments=arguments | {"due": before.due or "none", "done": before.is_done},
+        summary=f"Set the task {after.title!r} back",
+    )
+
+
+def _ticked_back(ticked: Sequence[Task], *, is_done: bool) -> Inverse | None:
+    if not ticked:
+        return None
+    name, verb = ("reopen_tasks", "Reopen") if is_done else ("complete_tasks", "Complete")
+    titles = ", ".join(repr(task.title) for task in ticked)
+    return Inverse(tool_name=name, arguments={"tasks": [task.task_id for task in ticked]}, summary=f"{verb} {titles}")
+
+
+def _named(task: Task) -> dict[str, Any]:
+    return {"task_id": task.task_id, "title": task.title}

@@ -1,0 +1,200 @@
+"""Projects and tasks in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.db.database import DatabaseAdapter
+from pawl.tool_registry.builtin.planning.rules import Owner, ParentGone, PlanChange, Project, Task, TitleTaken
+
+if TYPE_CHECKING:
+    from pawl.chassis.db.database import Connection, DatabaseAdapter
+
+_TASK_COLUMNS: Final = (
+    "task_id, project_id, parent_task_id, title, notes, to_char(due, 'YYYY-MM-DD') AS due, is_done, run_id"
+)
+_PROJECT_COLUMNS: Final = "project_id, title, status, notes"
+
+# The key comes back also where a call before this one, or one at the same time, has made the row.
+_ADD_PROJECT: Final = f"""
+INSERT INTO tool_registry.projects (store_id, user_id, project_id, title) VALUES ($1, $2, $3, $4)
+ON CONFLICT (store_id, user_id, lower(title)) DO UPDATE SET title = projects.title
+RETURNING {_PROJECT_COLUMNS}
+"""  # noqa: S608  # constants only
+_ADD_TASK: Final = f"""
+INSERT INTO tool_registry.tasks
+    (store_id, user_id, task_id, project_id, parent_task_id, title, notes, due, run_id, idempotency_key)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8::text::date, $9, $10)
+ON CONFLICT (store_id, user_id, idempotency_key) DO UPDATE SET title = tasks.title
+RETURNING {_TASK_COLUMNS}
+"""  # noqa: S608  # constants only
+_PROJECTS: Final = f"""
+SELECT {_PROJECT_COLUMNS} FROM tool_registry.projects WHERE store_id = $1 AND user_id = $2
+ORDER BY created_at, project_id LIMIT $3
+"""  # noqa: S608  # constants only
+_TASKS: Final = f"""
+SELECT {_TASK_COLUMNS} FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 ORDER BY position LIMIT $3
+"""  # noqa: S608  # constants only
+_BY_REFERENCE: Final = f"""
+SELECT {_TASK_COLUMNS} FROM tool_registry.tasks
+WHERE store_id = $1 AND user_id = $2 AND (task_id = $3 OR lower(title) = lower($3))
+ORDER BY task_id = $3 DESC, position DESC LIMIT 100
+"""  # noqa: S608  # constants only
+_TITLES: Final = """
+SELECT title FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2
+GROUP BY title ORDER BY max(position) DESC LIMIT 500
+"""
+_EARLIER: Final = """
+SELECT change FROM tool_registry.plan_changes
+WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND idempotency_key = $3
+"""
+_WRITE_CHANGE: Final = """
+WITH old AS (
+    DELETE FROM tool_registry.plan_changes
+    WHERE store_id = $1 AND user_id = $2 AND created_at < now() - interval '30 days' AND idempotency_key <> $3)
+INSERT INTO tool_registry.plan_changes (store_id, user_id, idempotency_key, change) VALUES ($1, $2, $3, $4)
+"""
+_LOCK_PROJECT: Final = f"""
+SELECT {_PROJECT_COLUMNS} FROM tool_registry.projects
+WHERE store_id = $1 AND user_id = $2 AND project_id = $3 FOR UPDATE
+"""  # noqa: S608  # constants only
+_SET_PROJECT: Final = """
+UPDATE tool_registry.projects SET title = $4, status = $5, notes = $6
+WHERE store_id = $1 AND user_id = $2 AND project_id = $3
+"""
+# In order, so that two calls that change the same tasks do not wait for each other in a circle.
+_LOCK_TASKS: Final = f"""
+SELECT {_TASK_COLUMNS} FROM tool_registry.tasks
+WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[]) ORDER BY task_id FOR UPDATE
+"""  # noqa: S608  # constants only
+_SET_TASK: Final = """
+UPDATE tool_registry.tasks SET title = $4, notes = $5, due = $6::text::date, is_done = $7
+WHERE store_id = $1 AND user_id = $2 AND task_id = $3
+"""
+_BELOW: Final = """
+WITH RECURSIVE below AS (
+    SELECT task_id FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id = $3
+    UNION
+    SELECT t.task_id FROM below b
+    JOIN tool_registry.tasks t ON t.store_id = $1 AND t.user_id = $2 AND t.parent_task_id = b.task_id)
+SELECT task_id FROM below
+"""
+_REMOVE_TASKS: Final = """
+DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[])
+"""
+
+
+class PostgresPlanRepository(DatabaseAdapter):
+    """The plans, by store and user. Changes are atomic, and once for each idempotency key."""
+
+    async def add_project(self, owner: Owner, project: Project) -> Project:
+        """Add a project, or return the one that has its title (in any case)."""
+        row = await self._database.fetchrow(_ADD_PROJECT, *owner, project.project_id, project.title)
+        return project if row is None else Project(**row)
+
+    async def add_task(self, owner: Owner, task: Task, *, idempotency_key: str) -> Task:
+        """Add a task, or return the one that was added with that key.
+
+        Raises:
+            ParentGone: its parent is not there any more.
+        """
+        place = (task.task_id, task.project_id, task.parent_task_id)
+        fields = (*place, task.title, task.notes, task.due, task.run_id)
+        try:
+            row = await self._database.fetchrow(_ADD_TASK, *owner, *fields, idempotency_key)
+        except asyncpg.ForeignKeyViolationError:
+            raise ParentGone from None
+        return task if row is None else Task(**row)
+
+    async def projects(self, owner: Owner, most: int) -> Sequence[Project]:
+        """Return the user's projects, oldest first."""
+        return [Project(**row) for row in await self._database.fetch(_PROJECTS, *owner, most)]
+
+    async def tasks(self, owner: Owner, most: int) -> Sequence[Task]:
+        """Return the user's tasks and subtasks, oldest first."""
+        return [Task(**row) for row in await self._database.fetch(_TASKS, *owner, most)]
+
+    async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
+        """Return the task of that id, then those of that title (in any case), newest first."""
+        return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
+
+    async def task_titles(self, owner: Owner) -> Sequence[str]:
+        """Return titles of the user's tasks, newest first."""
+        return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
+
+    async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
+        """Return what was changed with that key, within the last 30 days."""
+        stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
+        return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
+
+    async def change_project(
+        self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
+    ) -> PlanChange:
+        """Set fields of a project; an empty change if there is none of that id.
+
+        Raises:
+            TitleTaken: another project has the new title.
+        """
+        try:
+            async with self._database.transaction() as connection:
+                row = await connection.fetchrow(_LOCK_PROJECT, *owner, project_id)
+                earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
+                if earlier is not None:
+                    return msgspec.msgpack.decode(earlier, type=PlanChange)
+                if row is None:
+                    return PlanChange()
+                before = Project(**row)
+                after = replace(before, **fields)
+                await connection.execute(_SET_PROJECT, *owner, project_id, after.title, after.status, after.notes)
+                return await _written(
+                    connection, owner, idempotency_key, PlanChange(project_before=before, project_after=after)
+                )
+        except asyncpg.UniqueViolationError:
+            raise TitleTaken from None
+
+    async def change_tasks(
+        self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
+    ) -> PlanChange:
+        """Set fields of tasks; those that are not there any more are not in the change."""
+        async with self._database.transaction() as connection:
+            rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
+            earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
+            if earlier is not None:
+                return msgspec.msgpack.decode(earlier, type=PlanChange)
+            before = {row["task_id"]: Task(**row) for row in rows}
+            # As they were asked for.
+            found = tuple(before[task_id] for task_id in task_ids if task_id in before)
+            after = tuple(replace(task, **fields) for task in found)
+            await connection.executemany(
+                _SET_TASK,
+                [(*owner, task.task_id, task.title, task.notes, task.due, task.is_done) for task in after],
+            )
+            return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
+
+    async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
+        """Remove a task and all below it; an empty change if there are subtasks and they may not go."""
+        async with self._database.transaction() as connection:
+            rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
+            earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
+            if earlier is not None:
+                return msgspec.msgpack.decode(earlier, type=PlanChange)
+            # Nobody adds a subtask to a task that is locked, because of the foreign key.
+            while len(rows) < len(below := [row["task_id"] for row in await connection.fetch(_BELOW, *owner, task_id)]):
+                if not with_subtasks:
+                    return PlanChange()
+                rows = await connection.fetch(_LOCK_TASKS, *owner, below)
+            if not rows:
+                return PlanChange()
+            await connection.execute(_REMOVE_TASKS, *owner, below)
+            removed = tuple(Task(**row) for row in rows)
+            return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=removed))
+
+
+async def _written(connection: Connection, owner: Owner, key: str, change: PlanChange) -> PlanChange:
+    await connection.execute(_WRITE_CHANGE, *owner, key, msgspec.msgpack.encode(change))
+    return change

@@ -1,0 +1,148 @@
+"""Projects, tasks and subtasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Annotated, Any, Final
+
+from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
+from pawl.tool_registry.builtin.planning.changes import (
+    Notes,
+    Title,
+    created_back,
+    plan_change_tools,
+    project_shown,
+    task_shown,
+)
+from pawl.tool_registry.builtin.planning.repository import PROJECTS_MAX, find_project, find_task
+from pawl.tool_registry.builtin.planning.rules import Owner, ParentGone, Project, Task
+from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
+from pawl.tool_registry.rules.names import near_matches
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.inverse import Reversible
+from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values import Category, EffectClass
+
+DEFAULT_PROJECT: Final = "Inbox"
+LISTED_MAX: Final = 1000
+
+
+def planning_tools(repository: PostgresPlanRepository, ids: IdSource) -> list[Tool[..., Any]]:
+    """Return create_task, add_subtask, list_projects, and what changes projects and tasks."""
+    return [
+        _create_task(repository, ids),
+        _add_subtask(repository, ids),
+        _list_projects(repository),
+        *plan_change_tools(repository),
+    ]
+
+
+def _create_task(repository: PostgresPlanRepository, ids: IdSource) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def create_task(
+        context: ToolContext,
+        title: Title,
+        project: Annotated[Title | None, "id or title of a project; a new title makes a new project"] = None,
+        notes: Notes | None = None,
+        due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
+    ) -> Any:
+        """Create a task, in a project or in the Inbox."""
+        owner = (StoreId(context.store_id), UserId(context.user_id))
+        home, remark = await _home(repository, ids, owner, project or DEFAULT_PROJECT)
+        task = Task(
+            task_id=ids.new("task"),
+            project_id=home.project_id,
+            parent_task_id=None,
+            title=title.strip() or title,
+            notes=notes,
+            due=due.isoformat() if due else None,
+            run_id=RunId(context.run_id),
+        )
+        task = await repository.add_task(owner, task, idempotency_key=context.idempotency_key)
+        named = {"project_id": home.project_id, "title": home.title}
+        value = {"task_id": task.task_id, "title": task.title, "project": named, "due": task.due} | remark
+        return Reversible(value=value, inverse=created_back(task))
+
+    return create_task
+
+
+def _add_subtask(repository: PostgresPlanRepository, ids: IdSource) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def add_subtask(
+        context: ToolContext,
+        parent: Annotated[Title, "id or title of a task, also one created just before"],
+        title: Title,
+        *,
+        notes: Notes | None = None,
+        due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
+        project: Annotated[Title | None, "id or title of the project of the parent, if its title is not enough"] = None,
+    ) -> Any:
+        """Add a subtask to a task."""
+        owner = (StoreId(context.store_id), UserId(context.user_id))
+        home = None if project is None else (await find_project(repository, owner, project)).project_id
+        above = await find_task(repository, owner, parent, run_id=RunId(context.run_id), project_id=home)
+        task = Task(
+            task_id=ids.new("task"),
+            project_id=above.project_id,
+            parent_task_id=above.task_id,
+            title=title.strip() or title,
+            notes=notes,
+            due=due.isoformat() if due else None,
+            run_id=RunId(context.run_id),
+        )
+        try:
+            task = await repository.add_task(owner, task, idempotency_key=context.idempotency_key)
+        except ParentGone:
+            raise ToolError(f"there is no task {parent!r} any more") from None
+        result: dict[str, Any] = {
+            "task_id": task.task_id,
+            "title": task.title,
+            "parent": {"task_id": above.task_id, "title": above.title},
+            "due": task.due,
+        }
+        return Reversible(value=result, inverse=created_back(task))
+
+    return add_subtask
+
+
+def _list_projects(repository: PostgresPlanRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    async def list_projects(context: ToolContext) -> dict[str, Any]:
+        """List the projects with their tasks and subtasks."""
+        owner = (StoreId(context.store_id), UserId(context.user_id))
+        projects = await repository.projects(owner, PROJECTS_MAX)
+        tasks = await repository.tasks(owner, LISTED_MAX)
+        listed = {"projects": [project_shown(item) | {"tasks": _tree(tasks, item.project_id)} for item in projects]}
+        if len(tasks) == LISTED_MAX:
+            return listed | {"note": f"only the first {LISTED_MAX} tasks are listed"}
+        return listed
+
+    return list_projects
+
+
+async def _home(
+    repository: PostgresPlanRepository, ids: IdSource, owner: Owner, reference: str
+) -> tuple[Project, dict[str, Any]]:
+    """Return the project of that id or title, made if need be, and what to say of that."""
+    projects = await repository.projects(owner, PROJECTS_MAX)
+    wanted = reference.strip()
+    for project in projects:
+        if wanted == project.project_id or wanted.casefold() == project.title.casefold():
+            return project, {}
+    made = await repository.add_project(owner, Project(project_id=ids.new("proj"), title=wanted or DEFAULT_PROJECT))
+    near = near_matches(wanted, [project.title for project in projects])
+    return made, {"project_created": True} | ({"similar_projects": near} if near else {})
+
+
+def _tree(tasks: Sequence[Task], project_id: str) -> list[dict[str, Any]]:
+    children: dict[str | None, list[Task]] = {}
+    for task in tasks:
+        if task.project_id == project_id:
+            children.setdefault(task.parent_task_id, []).append(task)
+
+    def shown(task: Task) -> dict[str, Any]:
+        subtasks = [shown(child) for child in children.get(task.task_id, [])]
+        return task_shown(task) | ({"subtasks": subtasks} if subtasks else {})
+
+    return [shown(task) for task in children.get(None, [])]

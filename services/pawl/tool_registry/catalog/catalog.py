@@ -1,0 +1,418 @@
+"""The tools there are: those that the process has loaded, and those of each store."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jsonschema_rs
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.process import logs
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import InvalidField, InvalidSchema, PermissionDenied, ToolExists, ToolNotFound
+from pawl.tool_registry.catalog.ports import Helper, TooCostly, ToolSource
+from pawl.tool_registry.catalog.store import PostgresToolRepository
+from pawl.tool_registry.rules.check import (
+    Accepted,
+    Refused,
+    check_arguments,
+    check_strange,
+    fits_newest,
+    is_quick,
+    read_canonical,
+    refused,
+    schema_problem,
+)
+from pawl.tool_registry.rules.definition import (
+    ToolDefinition,
+    ToolVersion,
+    check_definition,
+    check_own_name,
+    definition_hash,
+    is_restricted,
+)
+from pawl.tool_registry.rules.names import did_you_mean
+from pawl.tool_registry.rules.output import check_output, output_schema_problem
+from pawl.tool_registry.rules.registering import FRONT_END, check_not_shadowing, check_own, check_owner, own_version
+from pawl.tool_registry.rules.schema import compile_schema, weigh
+from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.sources.worker.rules import SOURCE_KIND as WORKER
+from pawl.values import ExecutionContext, OfferFallback
+
+_KEPT_VERSIONS_MAX: Final = 2000
+_KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
+"""`ArgumentsSchema.size` of the versions that are kept; what is made of them takes some thirty times as much."""
+_WEIGHT_BYTES: Final = 20
+_CHECK_CPU_SECONDS: Final = 1.0
+# Half, so that what could be registered can be compiled again for each check.
+_COMPILE_CPU_SECONDS: Final = 0.5
+_EVERY_STORE: Final = StoreId("")
+"""The store of loaded tools."""
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentsSchema:
+    """A schema that was found to be usable, ready to check arguments with."""
+
+    packed: bytes
+    """As JSON."""
+    weight: float
+    """The weight by `domain.schema.weigh`."""
+    recursion: bool
+    validator: jsonschema_rs.Draft202012Validator | None
+    """None for one that is too heavy to be compiled and used but by a helper."""
+
+    @property
+    def size(self) -> int:
+        """Bytes as JSON, and more for what compiles to much: a short pattern takes as much as a long schema."""
+        return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogTool:
+    """A version with its schema and, if it can run here, what runs it."""
+
+    entry: ToolVersion
+    schema: ArgumentsSchema
+    loaded: LoadedTool | None = None
+    in_force: ToolVersion | None = None
+    """The version that the store has now; None if the tool is not there any more."""
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """The definition of this version."""
+        return self.entry.definition
+
+    def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
+        """Return whether both the pinned definition and the one in force let the caller call it."""
+        return all(definition.may_be_called_by(user_id, roles) for definition in self.definitions)
+
+    @property
+    def definitions(self) -> list[ToolDefinition]:
+        """The pinned definition and, if there is one, the one in force."""
+        return [self.definition, *([self.in_force.definition] if self.in_force else [])]
+
+    @property
+    def newest_schema(self) -> ArgumentsSchema | None:
+        """The schema of what would run the call, if that is another version."""
+        if self.loaded is None or self.loaded.entry.version == self.entry.version:
+            return None
+        return self.loaded.schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTool:
+    """The runner of a tool: a function of this process, or a source of a store, with the newest version."""
+
+    tool: Tool[..., Any]
+    entry: ToolVersion
+    schema: ArgumentsSchema
+
+
+class Catalog:
+    """Looks tools up and registers those of stores.
+
+    A loaded tool takes precedence over a store's tool of the same name, which
+    can only have been registered before the loaded one was there.
+    """
+
+    def __init__(self, repository: PostgresToolRepository, sources: Mapping[str, ToolSource], helper: Helper) -> None:
+        self._repository = repository
+        self._helper = helper
+        self._sources = sources
+        self._loaded: dict[str, LoadedTool] = {}
+        self._versions: OrderedDict[tuple[str, str, int], CatalogTool] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def load(self, source: str, tools: Iterable[Tool[..., Any]]) -> None:
+        """Take tools of the process in; one whose name is taken is logged and left out."""
+        new: dict[str, Tool[..., Any]] = {}
+        for tool in tools:
+            if tool.name in self._loaded or tool.name in new:
+                _log.error("tool.name_taken", tool=tool.name, source=source)
+            else:
+                new[tool.name] = tool
+        entries = await self._repository.adopt(source, [tool.definition for tool in new.values()])
+        for tool, entry in zip(new.values(), entries, strict=True):
+            self._loaded[tool.name] = LoadedTool(tool=tool, entry=entry, schema=_schema(entry))
+        if new:
+            _log.info("tool.loaded", source=source, tools=sorted(new))
+
+    @property
+    def loaded_names(self) -> list[str]:
+        """The names of the tools that the process has loaded."""
+        return sorted(self._loaded)
+
+    async def visible(self, caller: Principal) -> list[ToolVersion]:
+        """Return the current versions of all tools that the caller may call, by name."""
+        entries = await self._entries(caller.store_id)
+        return [entry for _, entry in sorted(entries.items()) if _is_for(entry, caller)]
+
+    async def get(self, caller: Principal, name: str, version: int) -> ToolVersion:
+        """Return a version, 0 for the current one.
+
+        Raises:
+            ToolNotFound: there is none, or the caller may not call it.
+        """
+        store_id = caller.store_id
+        entry = await self._current(store_id, name) if version == 0 else await self._entry(store_id, name, version)
+        if entry is None or not _is_for(entry, caller):
+            raise ToolNotFound(tool_name=name)
+        return entry
+
+    async def current_version(self, store_id: StoreId, name: str) -> int:
+        """Return the version in force of a tool; 0 if there is none."""
+        entry = await self._current(store_id, name)
+        return entry.version if entry else 0
+
+    async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
+        """Return a version, compiled, with the function if this process has one of that name."""
+        loaded = self._loaded.get(name)
+        if loaded is not None and loaded.entry.version == version:
+            return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
+        owner = "" if loaded is not None else store_id
+        key = (owner, name, version)
+        found = self._versions.get(key)
+        if found is None:
+            entry = await self._entry(store_id, name, version)
+            if entry is None:
+                return None
+            found = self._compiled(key, entry, loaded)
+        self._versions.move_to_end(key)
+        found = replace(found, in_force=await self._current(store_id, name))
+        source = self._sources.get(found.entry.source_kind)
+        return found if source is None else self._with_source(found, source)
+
+    def _with_source(self, found: CatalogTool, source: ToolSource) -> CatalogTool:
+        """Return the tool of a store with what runs it now, if the store still has it."""
+        entry, current = found.entry, found.in_force
+        if current is None or current.source != entry.source:
+            return found
+        tool = source.tool(current)
+        if tool is None:
+            return found
+        key = (entry.store_id, entry.definition.name, current.version)
+        newest = self._versions.get(key) or self._compiled(key, current, None)
+        return replace(found, loaded=LoadedTool(tool=tool, entry=current, schema=newest.schema))
+
+    async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
+        """Return the canonical arguments of a call if what would run it takes them, else everything that is wrong.
+
+        What is quick is done at once, and the rest by a helper, where it is bounded
+        whatever the schema and the arguments are.
+
+        Raises:
+            Overloaded: too much of the store waits to be checked.
+        """
+        schema, newest = found.schema, found.newest_schema
+        name = found.definition.name
+        weight = schema.weight + (newest.weight if newest else 0.0)
+        if schema.validator is not None and is_quick(weight, raw):
+            checked = check_arguments(found.definition, schema.validator, raw)
+            if isinstance(checked, Refused) or newest is None or newest.validator is None:
+                return checked
+            return fits_newest(name, newest.validator, checked)
+        check = functools.partial(check_strange, recursion=schema.recursion)
+        packed = newest.packed if newest else None
+        try:
+            answer = await self._helper.run(
+                store_id, check, name, schema.packed, raw, packed, cpu_seconds=_CHECK_CPU_SECONDS
+            )
+        except TooCostly:
+            return refused(name, "take too long to be checked against its schema: use less of them")
+        if isinstance(answer, Refused):
+            return answer
+        canonical, note = answer
+        return Accepted(arguments=read_canonical(canonical), canonical=canonical, note=note)
+
+    async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
+        """Return if a store may have a tool with such arguments.
+
+        Raises:
+            InvalidSchema: with a sentence that says where and why.
+        """
+        try:
+            problem = await self._helper.run(store_id, schema_problem, schema, cpu_seconds=_COMPILE_CPU_SECONDS)
+        except TooCostly:
+            problem = "the arguments schema takes too long to compile"
+        if problem:
+            raise InvalidSchema(problem)
+
+    async def check_output_schema(self, store_id: StoreId, schema_json: bytes) -> None:
+        """Return if the answers of a run may have such a schema.
+
+        Raises:
+            InvalidSchema: with a sentence that says where and why.
+            Overloaded: too much of the store waits to be checked.
+        """
+        try:
+            problem = await self._helper.run(
+                store_id, output_schema_problem, schema_json, cpu_seconds=_COMPILE_CPU_SECONDS
+            )
+        except TooCostly:
+            problem = "the schema takes too long to compile"
+        if problem:
+            raise InvalidSchema(problem)
+
+    async def check_output(self, store_id: StoreId, schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
+        """Return the canonical JSON of an answer that fits a schema, or everything that is wrong with it.
+
+        Raises:
+            Overloaded: too much of the store waits to be checked.
+        """
+        try:
+            return await self._helper.run(store_id, check_output, schema_json, output, cpu_seconds=_CHECK_CPU_SECONDS)
+        except TooCostly:
+            return b"", ["the answer takes too long to be checked against its schema: give a shorter one"]
+
+    def _compiled(self, key: tuple[str, str, int], entry: ToolVersion, loaded: LoadedTool | None) -> CatalogTool:
+        made = CatalogTool(entry=entry, schema=_schema(entry), loaded=loaded)
+        earlier = self._versions.pop(key, None)
+        self._kept_bytes += made.schema.size - (earlier.schema.size if earlier else 0)
+        self._versions[key] = made
+        while self._kept_bytes > _KEPT_BYTES_MAX or len(self._versions) > _KEPT_VERSIONS_MAX:
+            _, oldest = self._versions.popitem(last=False)
+            self._kept_bytes -= oldest.schema.size
+        return made
+
+    async def resolve(
+        self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int], *, skip_missing: bool = False
+    ) -> list[ToolVersion]:
+        """Return the tools of a run, by name: those named (all, if none are), pinned ones in their version.
+
+        `skip_missing` leaves out what does not exist, or what the caller may not call.
+
+        Raises:
+            ToolNotFound: one does not exist, or the caller may not call it.
+        """
+        store_id = caller.store_id
+        if names:
+            entries = await self._entries(store_id, set(names))
+            found = {name: entries[name] for name in names if name in entries}
+        else:
+            found = {entry.definition.name: entry for entry in await self.visible(caller)}
+        for name, version in pinned.items():
+            if name not in names and names:
+                continue
+            entry = await self._entry(store_id, name, version)
+            if entry is None:
+                raise ToolNotFound(f"there is no version {version} of tool {name!r}", tool_name=name)
+            found[name] = entry
+        for name in () if skip_missing else names:
+            if name not in found or not _is_for(found[name], caller):
+                near = did_you_mean(name, [entry.definition.name for entry in await self.visible(caller)])
+                raise ToolNotFound(f"there is no tool {name!r}{near}", tool_name=name)
+        return [found[name] for name in sorted(found) if _is_for(found[name], caller)]
+
+    async def register(self, caller: Principal, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
+        """Register a front-end tool of the caller's store.
+
+        Raises:
+            InvalidField, InvalidSchema: the definition cannot be used.
+            ToolExists: the name has another definition, or is that of a loaded tool.
+            PermissionDenied: the caller is no admin and would replace the tool of another user, or make one laxer.
+        """
+        await self._check_front_end(caller.store_id, definition)
+        return await self._repository.register(
+            caller.store_id, definition, replace=replace, source=FRONT_END, registrant=caller
+        )
+
+    async def check_own(self, caller: Principal, definitions: Sequence[ToolDefinition]) -> list[str]:
+        """Return the digests of front-end tools that are to come with a run of the caller. Nothing is kept of them.
+
+        Raises:
+            InvalidField, InvalidSchema: a definition cannot be used.
+            ToolExists: the caller may call another tool of that name.
+        """
+        check_own(definitions)
+        for definition in definitions:
+            await self._check_front_end(caller.store_id, definition)
+        check_not_shadowing(definitions, await self.visible(caller))
+        return [definition_hash(definition) for definition in definitions]
+
+    def own(self, store_id: StoreId, definition: ToolDefinition) -> CatalogTool:
+        """Return a tool that came with a run, which was checked then, compiled."""
+        # No tool of the register has such a name.
+        key = (store_id, f"@{definition_hash(definition)}", 1)
+        found = self._versions.get(key) or self._compiled(key, own_version(store_id, definition), None)
+        self._versions.move_to_end(key)
+        return found
+
+    async def _check_front_end(self, store_id: StoreId, definition: ToolDefinition) -> None:
+        if definition.context is not ExecutionContext.FRONTEND:
+            raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
+        check_own_name(definition.name)
+        check_definition(definition)
+        await self.check_schema(store_id, definition.arguments_schema)
+        if definition.offer_fallback is OfferFallback.BACKEND_TOOL:
+            fallback = self._loaded.get(definition.fallback_tool_name)
+            if fallback is None or fallback.tool.definition.context is not ExecutionContext.BACKEND:
+                raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
+        if definition.name in self._loaded:
+            raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
+
+    async def unregister(self, caller: Principal, name: str) -> None:
+        """Take a store's tool out of the register: a front-end tool, or one of workers if the caller may attach them.
+
+        Raises:
+            ToolNotFound: the store has no such tool, or none that is taken out like that.
+            PermissionDenied: it is another user's, or restricted, and the caller no admin.
+        """
+        if name in self._loaded:
+            raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
+        current = await self._current(caller.store_id, name)
+        if current is not None and current.source_kind == WORKER:
+            if caller.roles.isdisjoint({Role.ADMIN, Role.WORKER}):
+                raise ToolNotFound(f"tools of {current.source} are for the role worker or admin", tool_name=name)
+            check_owner(current, caller)
+        elif current is not None and current.source == FRONT_END:
+            check_owner(current, caller)
+            if is_restricted(current.definition) and Role.ADMIN not in caller.roles:
+                raise PermissionDenied("to take out a tool that not everybody may call freely needs the role admin")
+        elif current is not None:
+            raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
+        await self._repository.unregister(caller.store_id, name)
+
+    async def _entries(self, store_id: StoreId, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
+        """Return the tools that a store has now by name, those named among them, and all that are loaded."""
+        stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, names)}
+        return stored | {name: loaded.entry for name, loaded in self._loaded.items()}
+
+    async def _current(self, store_id: StoreId, name: str) -> ToolVersion | None:
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            return loaded.entry
+        return next(iter(await self._repository.current(store_id, {name})), None)
+
+    async def _entry(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
+        loaded = self._loaded.get(name)
+        if loaded is not None and loaded.entry.version == version:
+            return loaded.entry
+        # Runs outlive tools: one that was loaded once is still known, though nothing here can run it.
+        found = await self._repository.version(store_id, name, version) if loaded is None else None
+        return found or await self._repository.version(_EVERY_STORE, name, version)
+
+
+def _is_for(entry: ToolVersion, caller: Principal) -> bool:
+    return entry.definition.may_be_called_by(caller.user_id, caller.roles)
+
+
+def _schema(entry: ToolVersion) -> ArgumentsSchema:
+    schema = entry.definition.arguments_schema
+    weight = weigh(schema)
+    # Only code that the deployment trusts may describe arguments that contain themselves.
+    recursion = not entry.store_id
+    return ArgumentsSchema(
+        packed=dumps_canonical(dict(schema)),
+        weight=weight,
+        recursion=recursion,
+        validator=compile_schema(schema, recursion=recursion) if is_quick(weight, b"") else None,
+    )

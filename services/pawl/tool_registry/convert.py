@@ -1,0 +1,330 @@
+"""Between pawl.tool.v1 and the domain."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import check_agent_name, check_id
+from pawl.chassis.rpc.translate import Exceptions, Translator, Unknown
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1 import execution_pb2, tool_pb2
+from pawl.tool_registry.audit.recorder import GRANT, AuditTrail
+from pawl.tool_registry.audit.rules import ENDS, AuditDraft, AuditKind, sha256_hex
+from pawl.tool_registry.policy.call import ExecuteRequest, ProposedCall
+from pawl.tool_registry.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERSION_MAX, ToolDefinition, ToolVersion
+from pawl.tool_registry.rules.execution import ExecutionResult
+from pawl.tool_registry.rules.registering import own_label
+from pawl.tool_registry.rules.schema import SCHEMA_BYTES_MAX
+from pawl.tool_registry.rules.verdict import CallContext, Verdict
+from pawl.values import (
+    CallState,
+    Category,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    JobReports,
+    OfferFallback,
+    Progress,
+    ReadTimeouts,
+    ReportPolicy,
+    Series,
+)
+
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+_DURATION_SECONDS_MAX: Final = 1e10
+_RESULT_BYTES_MAX: Final = (1 << 32) - 1
+
+
+def _no_value(unknown: Unknown) -> InvalidField:
+    name = unknown.field.rpartition(".")[2]
+    return InvalidField(f"{name}: {unknown.number} is not a value of it", field=unknown.field)
+
+
+def _schema(message: tool_pb2.ToolDefinition) -> JsonValue:
+    try:
+        schema = loads(message.arguments_schema_json, bytes_max=SCHEMA_BYTES_MAX)
+    except TooLarge as error:
+        raise InvalidSchema(f"the arguments schema is too large: {error.message}") from None
+    except InvalidJson as error:
+        raise InvalidSchema(f"the arguments schema is not strict JSON: {error.message}") from None
+    if not isinstance(schema, dict):
+        raise InvalidSchema("the arguments schema must be a JSON object")
+    return schema
+
+
+WIRE: Final = Translator(
+    _no_value,
+    # The cautious values in place of unspecified ones.
+    defaults={
+        Category: Category.SENSITIVE,
+        EffectClass: EffectClass.AT_MOST_ONCE,
+        OfferFallback: OfferFallback.FAIL,
+        JobReports: JobReports.EVERY,
+    },
+)
+_CONTEXTS: Final = WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
+_CATEGORIES: Final = WIRE.enum(Category, call_pb2.ToolCategory)
+_EFFECTS: Final = WIRE.enum(EffectClass, call_pb2.EffectClass, field="effect_class")
+_FALLBACKS: Final = WIRE.enum(OfferFallback, call_pb2.OfferFallback)
+_REPORTS: Final = WIRE.struct(ReportPolicy, run_pb2.ReportPolicy)
+DEFINITION: Final = WIRE.struct(
+    ToolDefinition,
+    tool_pb2.ToolDefinition,
+    Exceptions(
+        read={"arguments_schema": _schema, "effect": lambda message: _EFFECTS.read(message.effect_class)},
+        write={
+            "arguments_schema_json": lambda definition: dumps_canonical(dict(definition.arguments_schema)),
+            "effect_class": lambda definition: _EFFECTS.write(definition.effect),
+        },
+        of_struct=("bulk_count",),
+    ),
+)
+_TOOL: Final = WIRE.struct(ToolVersion, tool_pb2.Tool, Exceptions(of_struct=("store_id", "binding", "user_id")))
+_VERDICT: Final = WIRE.struct(
+    Verdict,
+    execution_pb2.Verdict,
+    Exceptions(
+        of_struct=("definition", "accepted", "grant_call_id"),
+        # Of the definition and the arguments, if there are any.
+        of_message=(
+            *("arguments_json", "note", "context", "category", "effect_class", "timeout_seconds", "parallel"),
+            *("offer_fallback", "fallback_tool_name", "result", "without_background", "async_timeout_seconds"),
+            "reports",
+        ),
+    ),
+)
+_SERIES: Final = WIRE.struct(Series, call_pb2.Series)
+_CALL_RESULT: Final = WIRE.struct(
+    ExecutionResult,
+    call_pb2.CallResult,
+    Exceptions(of_struct=("outcome", "duration_seconds", "question", "completion_seconds_left")),
+)
+RESULT: Final = WIRE.struct(
+    ExecutionResult,
+    execution_pb2.ExecutionResult,
+    Exceptions(
+        write={"result": _CALL_RESULT.fields},
+        of_struct=("content", "is_error", "error_reason", "note", "inverse"),
+    ),
+)
+PROGRESS: Final = WIRE.struct(Progress, execution_pb2.ExecutionProgress)
+
+
+def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
+    """Return the definition of a tool that comes with a run: one of front ends, unless it says otherwise.
+
+    Raises:
+        InvalidField, InvalidSchema: a value is none, or the schema is no JSON object.
+    """
+    if not message.context:
+        message.context = call_pb2.EXECUTION_CONTEXT_FRONTEND
+    return DEFINITION.read(message)
+
+
+def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
+    """Return a call to be checked.
+
+    Raises:
+        InvalidField, InvalidSchema: the tool that came with its run cannot be read.
+    """
+    own = DEFINITION.read(message.own_tool.definition) if message.HasField("own_tool") else None
+    if own is not None and own.name != message.tool_name:
+        raise InvalidField("own_tool: is not the tool of the call", field="own_tool")
+    return ProposedCall(
+        tool_name=message.tool_name,
+        tool_version=message.tool_version,
+        arguments=message.arguments_json,
+        is_edited=message.edited,
+        own_tool=own,
+        series=series_from(message),
+    )
+
+
+def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolRequest) -> Series | None:
+    """Return the series of a call; None if it is of none.
+
+    Raises:
+        InvalidField: it cannot be one.
+    """
+    if not message.HasField("series"):
+        return None
+    series = _SERIES.read(message.series)
+    check_id(series.grant_call_id, "series.grant_call_id", optional=True)
+    if not (series.iterations_max >= 1 and series.interval_seconds > 0):
+        raise InvalidField("series: has iterations, and a time between them", field="series")
+    return series
+
+
+_MESSAGES_MAX: Final = 4096
+_messages: dict[tuple[str, str, int, float], tool_pb2.Tool] = {}
+
+
+def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
+    """Return the message of a version. It is shared: do not change it."""
+    # What never changes, and is asked for by every run. The time tells two registers of one process apart.
+    key = (entry.store_id, entry.definition.name, entry.version, entry.create_time)
+    message = _messages.get(key)
+    if message is None:
+        if len(_messages) >= _MESSAGES_MAX:
+            _messages.clear()
+        message = _messages[key] = _TOOL.write(entry)
+    return message
+
+
+def _context_of(request: execution_pb2.ExecuteToolRequest) -> CallContext:
+    return call_context_from(request.context, request.call_id)
+
+
+execute_request: Final = WIRE.struct(
+    ExecuteRequest,
+    execution_pb2.ExecuteToolRequest,
+    Exceptions(read={"context": _context_of, "series": series_from}, unwritten=("context", "series")),
+).read
+"""Return a call to run; raises as `call_context_from` and `series_from`."""
+
+
+def caller_from(context: execution_pb2.CallContext) -> Principal:
+    """Return on whose behalf a service asks.
+
+    Raises:
+        InvalidId: an id is missing or malformed.
+    """
+    return Principal(
+        store_id=check_id(context.store_id, "store_id"),
+        user_id=check_id(context.user_id, "user_id"),
+        roles=frozenset(context.user_roles),
+    )
+
+
+def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallContext:
+    """Return which call of which run is meant.
+
+    Raises:
+        InvalidId: an id is missing or malformed.
+    """
+    return CallContext(
+        store_id=check_id(context.store_id, "store_id"),
+        user_id=check_id(context.user_id, "user_id"),
+        conversation_id=check_id(context.conversation_id, "conversation_id"),
+        run_id=check_id(context.run_id, "run_id"),
+        call_id=check_id(call_id, "call_id"),
+        user_roles=frozenset(context.user_roles),
+        approvals_required=context.approvals_required,
+        above_ids=frozenset(part for each in context.above for part in (each.run_id, each.conversation_id)),
+        agent_name=check_agent_name(context.agent_name, "agent_name"),
+        agents_above=frozenset(check_agent_name(each.agent_name, "above.agent_name") for each in context.above),
+        credential_id=check_id(context.credential_id, "credential_id", optional=True),
+        delegate_user_id=check_id(context.delegate_user_id, "delegate_user_id", optional=True),
+        in_background=context.in_background,
+    )
+
+
+def decision_from(audit: AuditTrail, context: CallContext, message: execution_pb2.RecordedDecision) -> AuditDraft:
+    """Return the entry about what a person decided.
+
+    Raises:
+        InvalidField, InvalidId: the kind or the digest is not one, or the person's id is malformed.
+    """
+    if not message.kind or message.kind not in call_pb2.DecisionKind.values():
+        raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
+    digest = message.arguments_sha256
+    return replace(
+        _of_person(audit, context, AuditKind.DECIDED, message),
+        verdict=DecisionKind(message.kind).name,
+        reason=GRANT.format(context.call_id) if message.for_series else "",
+        arguments_sha256=_sha256(digest, "arguments_sha256") if digest else sha256_hex(message.arguments_json),
+    )
+
+
+def result_from(audit: AuditTrail, context: CallContext, message: execution_pb2.RecordedResult) -> AuditDraft:
+    """Return the entry about how a front-end call ended.
+
+    Raises:
+        InvalidField, InvalidId: the state, a digest or a number is not one, or the person's id is malformed.
+    """
+    if message.state not in ENDS:
+        names = ", ".join(CallState(state).name for state in ENDS)
+        raise InvalidField(f"state: must be one of {names}", field="state")
+    if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
+        raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
+    if message.result_bytes > _RESULT_BYTES_MAX:
+        raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
+    outcome, reason = ENDS[CallState(message.state)]
+    return replace(
+        _of_person(audit, context, AuditKind.RETURNED, message),
+        verdict=outcome.value,
+        reason=reason,
+        arguments_sha256=_sha256(message.arguments_sha256, "arguments_sha256"),
+        result_sha256=_sha256(message.result_sha256, "result_sha256"),
+        result_bytes=message.result_bytes,
+        duration_us=int(message.duration_seconds * 1_000_000),
+    )
+
+
+def _of_person(
+    audit: AuditTrail,
+    context: CallContext,
+    kind: AuditKind,
+    message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult,
+) -> AuditDraft:
+    if message.tool_version > VERSION_MAX:
+        raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
+    return replace(
+        audit.of_call(context, kind, _label(message), message.tool_version),
+        by_user_id=check_id(message.user_id, "user_id"),
+        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
+        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
+    )
+
+
+def _label(message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult) -> str:
+    digest = message.definition_sha256
+    return own_label(message.tool_name, _sha256(digest, "definition_sha256")) if digest else message.tool_name
+
+
+def _sha256(digest: str, field: str) -> str:
+    if not _SHA256.fullmatch(digest):
+        raise InvalidField(f"{field}: must be 64 hex digits", field=field)
+    return digest
+
+
+def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
+    """Return the timeouts of calls that only read; None if none is to be run."""
+    if not request.HasField("execute_reads"):
+        return None
+    asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)
+    if not all(seconds > 0 for seconds in asked):
+        raise InvalidField("timeouts: must be above 0", field="execute_reads")
+    # A deployment may let its runs give more than any tool can take.
+    default, most = (min(seconds, ASYNC_TIMEOUT_SECONDS_MAX) for seconds in asked)
+    return ReadTimeouts(timeout_seconds=default, timeout_seconds_max=most)
+
+
+def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> execution_pb2.Verdict:
+    """Return the message of a verdict, with the result of a call that has run already."""
+    message = _VERDICT.write(verdict)
+    if result is not None:
+        message.result.CopyFrom(RESULT.write(result))
+    if verdict.accepted is not None:
+        message.arguments_json = verdict.accepted.canonical
+        message.note = verdict.accepted.note
+    definition = verdict.definition
+    if definition is not None:
+        message.context = _CONTEXTS.write(definition.context)
+        message.category = _CATEGORIES.write(definition.category)
+        message.effect_class = _EFFECTS.write(definition.effect)
+        message.timeout_seconds = definition.timeout_seconds
+        message.without_background = definition.without_background
+        message.async_timeout_seconds = definition.async_timeout_seconds
+        if definition.reports is not None:
+            message.reports.CopyFrom(_REPORTS.write(definition.reports))
+        message.parallel = definition.runs_beside_others
+        if definition.context is ExecutionContext.FRONTEND:
+            message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)
+            message.fallback_tool_name = definition.fallback_tool_name
+    return message

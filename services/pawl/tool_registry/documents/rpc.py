@@ -1,0 +1,96 @@
+"""pawl.tool.v1.DocumentService: documents; store and user come from the credential."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.chassis.identity.auth import require_user
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import UserId
+from pawl.chassis.rpc.kinds import Context
+from pawl.chassis.rpc.translate import Exceptions
+from pawl.errors import DocumentNotFound, InvalidField, InvalidPageToken, PermissionDenied
+from pawl.tool.v1 import document_pb2 as pb
+from pawl.tool.v1 import document_pb2_grpc
+from pawl.tool_registry.convert import WIRE
+from pawl.tool_registry.documents.rules import PLAIN_LANGUAGE, STORE_OWNER, Document, check_name
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
+from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+
+_DOCUMENT: Final = WIRE.struct(
+    Document,
+    pb.Document,
+    Exceptions(
+        write={"owner": lambda document: f"DOCUMENT_OWNER_{'STORE' if document.is_shared else 'USER'}"},
+        of_struct=("owner_id",),
+    ),
+)
+
+
+class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
+    """Translates between the wire and the documents."""
+
+    def __init__(self, documents: PostgresDocumentRepository) -> None:
+        self._documents = documents
+
+    async def PutDocument(self, request: pb.PutDocumentRequest, context: Context) -> pb.PutDocumentResponse:
+        owner_id, language = _changed_owner(request.owner), request.language or PLAIN_LANGUAGE
+        document, created = await self._documents.put(
+            require_user().store_id, owner_id, request.name, request.text, language
+        )
+        return pb.PutDocumentResponse(document=_DOCUMENT.fields(document), created=created)
+
+    async def DeleteDocument(self, request: pb.DeleteDocumentRequest, context: Context) -> pb.DeleteDocumentResponse:
+        owner_id = _changed_owner(request.owner)
+        check_name(request.name)
+        if not await self._documents.delete(require_user().store_id, owner_id, request.name):
+            raise DocumentNotFound
+        return pb.DeleteDocumentResponse()
+
+    async def ListDocuments(self, request: pb.ListDocumentsRequest, context: Context) -> pb.ListDocumentsResponse:
+        size = page_size(request.page_size)
+        caller = require_user()
+        shared, name = _place(request.page_token)
+        after_owner = None if shared is None else STORE_OWNER if shared else caller.user_id
+        found = await self._documents.after(caller.store_id, caller.user_id, name, after_owner, size + 1)
+        page, token = cut(found, size, _token)
+        return pb.ListDocumentsResponse(documents=map(_DOCUMENT.fields, page), next_page_token=token)
+
+    async def GetDocument(self, request: pb.GetDocumentRequest, context: Context) -> pb.GetDocumentResponse:
+        caller, shared = require_user(), _is_shared(request.owner)
+        document, text = await self._documents.read(caller.store_id, caller.user_id, shared=shared, name=request.name)
+        return pb.GetDocumentResponse(document=_DOCUMENT.fields(document), text=text)
+
+
+def _is_shared(owner: int) -> bool:
+    if owner not in pb.DocumentOwner.values():
+        raise InvalidField(f"owner: {owner} is not a value of it", field="owner")
+    return owner == pb.DOCUMENT_OWNER_STORE
+
+
+def _changed_owner(owner: int) -> UserId:
+    """Return the owner of a document that the caller changes.
+
+    Raises:
+        PermissionDenied: it is the store's, and the caller is no admin.
+    """
+    caller = require_user()
+    if not _is_shared(owner):
+        return caller.user_id
+    if Role.ADMIN not in caller.roles:
+        raise PermissionDenied(f"changing documents of the store needs the role {Role.ADMIN}")
+    return STORE_OWNER
+
+
+def _token(document: Document) -> str:
+    return page_token("documents", f"{'store' if document.is_shared else 'user'}:{document.name}")
+
+
+def _place(token: str) -> tuple[bool | None, str]:
+    """Return whether the last document of the page before was the store's, and its name; None for the first page."""
+    if not token:
+        return None, ""
+    owner, colon, name = place_of("documents", token).partition(":")
+    if not colon or owner not in {"store", "user"} or "\0" in name:
+        raise InvalidPageToken
+    return owner == "store", name

@@ -1,0 +1,105 @@
+"""Listing, reading and searching the documents of a store and its users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from pawl.chassis.ids import StoreId, UserId
+from pawl.tool_registry.documents.rules import NAME_CHARACTERS_MAX, Document, Hit
+from pawl.tool_registry.documents.store import PostgresDocumentRepository
+from pawl.tool_registry.rules.names import did_you_mean
+from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.tool import Tool, tool
+from pawl.values import Category, EffectClass
+
+LISTED_MAX: Final = 200
+HITS_MAX: Final = 20
+_HITS_DEFAULT: Final = 5
+_NEAR_AMONG: Final = 500
+_OPERATORS: Final = frozenset('"-')
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX), "as list_documents gives it"]
+
+
+def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any]]:
+    """Return list_documents, read_document and search_documents."""
+    return [_list_documents(repository), _read_document(repository), _search_documents(repository)]
+
+
+def _list_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    async def list_documents(
+        context: ToolContext,
+        start: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX), "list from this name on"] = "",
+    ) -> dict[str, Any]:
+        """List the documents that the user can see, by name."""
+        found = await repository.after(StoreId(context.store_id), UserId(context.user_id), start, None, LISTED_MAX + 2)
+        # A name can be there twice; both come in one piece.
+        end = LISTED_MAX + (len(found) > LISTED_MAX and found[LISTED_MAX].name == found[LISTED_MAX - 1].name)
+        listed = {"documents": [_shown(document) for document in found[:end]]}
+        return listed | ({"next_start": found[end].name} if len(found) > end else {})
+
+    return list_documents
+
+
+def _read_document(repository: PostgresDocumentRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    async def read_document(
+        context: ToolContext,
+        name: Name,
+        offset: Annotated[int, msgspec.Meta(ge=0), "bytes to skip"] = 0,
+        length: Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX), "bytes to read"] = BYTES_DEFAULT,
+        *,
+        shared: Annotated[bool | None, "true for the store's, false for the user's own; needed if both exist"] = None,
+    ) -> dict[str, Any]:
+        """Read a document, or a piece of it."""
+        found = await repository.find(StoreId(context.store_id), UserId(context.user_id), name)
+        found = [document for document in found if shared is None or document.is_shared is shared]
+        if len(found) > 1:
+            raise ToolError(f"the store and the user both have a document {name!r}: set shared to true or false")
+        text = await repository.text(StoreId(context.store_id), found[0].owner_id, name) if found else None
+        if text is None:
+            known = await repository.after(StoreId(context.store_id), UserId(context.user_id), "", None, _NEAR_AMONG)
+            near = did_you_mean(name, [document.name for document in known])
+            raise ToolError(f"there is no document {name!r}{near}")
+        return {"name": name, "shared": found[0].is_shared} | slice_of(text.encode(), offset, length)
+
+    return read_document
+
+
+def _search_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    async def search_documents(
+        context: ToolContext,
+        query: Annotated[
+            str, msgspec.Meta(min_length=1, max_length=500), 'words; also "a phrase", one or another, -without'
+        ],
+        most: Annotated[int, msgspec.Meta(ge=1, le=HITS_MAX), "documents to return"] = _HITS_DEFAULT,
+    ) -> dict[str, Any]:
+        """Search the texts of the documents, the best matches first.
+
+        Each match has an offset for read_document.
+        """
+        hits = await repository.search(StoreId(context.store_id), UserId(context.user_id), query, most)
+        words = query.split()
+        if hits or len(words) == 1 or _OPERATORS & set(query):
+            return {"matches": [_match(hit) for hit in hits]}
+        some: Sequence[Hit] = await repository.search(
+            StoreId(context.store_id), UserId(context.user_id), " or ".join(words), most
+        )
+        note = {"note": "no document has all of the words; these have some of them"} if some else {}
+        return {"matches": [_match(hit) for hit in some]} | note
+
+    return search_documents
+
+
+def _shown(document: Document) -> dict[str, Any]:
+    return {"name": document.name, "shared": document.is_shared, "bytes": document.text_bytes}
+
+
+def _match(hit: Hit) -> dict[str, Any]:
+    return _shown(hit.document) | {"offset": hit.offset, "snippets": list(hit.snippets)}

@@ -1,1 +1,0 @@
-"""Tools, and what may be done with their calls. Pure."""

@@ -1,0 +1,397 @@
+"""One attempt to run a call: keys held, journal asked, tool run."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from pawl.chassis.ids import CallKey
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.retry import Retry
+from pawl.chassis.strict_json import JsonValue, loads
+from pawl.tool_registry.execution.execution import CancelCause, Execution
+from pawl.tool_registry.execution.rules import TOKEN_BYTES, CompletionTerms, digest_of, token_of
+from pawl.tool_registry.execution.store.checkpoints import PostgresCheckpoints
+from pawl.tool_registry.execution.store.completions import PostgresCompletions
+from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
+from pawl.tool_registry.policy.admission import Admission
+from pawl.tool_registry.policy.call import Job
+from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX
+from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, awaiting_completion, progress
+from pawl.tool_registry.rules.journal import Begun, HeldElsewhere, Writer
+from pawl.tool_registry.sdk import outcome
+from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
+from pawl.tool_registry.sdk.context import (
+    SecretNotFound,
+    Superseded,
+    ToolCancelled,
+    ToolContext,
+    ToolError,
+    checkpoint_content,
+)
+from pawl.tool_registry.sdk.reconciling import ReconcileResult
+from pawl.tool_registry.sdk.tool import WholeArguments
+from pawl.tool_registry.sdk.values import hide, without
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.process.runner import ProcessRunner
+from pawl.tool_registry.sources.python.runner import Ended, PythonWork
+from pawl.values import EffectClass, Question
+
+_SECRET_CHARACTERS_MIN: Final = 4
+_LOOKS_PER_HEARTBEAT: Final = 4
+
+T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptParts:
+    """The parts that attempts share."""
+
+    locks: PostgresResourceLocks
+    runner: ProcessRunner
+    secrets: FileSecrets
+    checkpoints: PostgresCheckpoints
+    retry: Retry
+    """Reaches the checkpoints."""
+    admission: Admission
+    clock: Clock
+    completions: PostgresCompletions
+    public_url: str = ""
+    """The address of the gateway, for the URLs of completion tokens; empty for none."""
+    on_withdrawn: Callable[[], None] = lambda: None
+    """Called when a call has ended that had been waiting for its completion."""
+    silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
+    """Attempts that were silent for too long, as long as code of their tool runs: the next one of the call waits."""
+
+    def forget_silent(self, task: asyncio.Task[None]) -> None:
+        """Let the next attempt of a call begin, of which the silent one has ended."""
+        for key in [key for key, each in self.silent.items() if each is task]:
+            del self.silent[key]
+
+
+class Attempt:
+    """Runs a job in a task of its own, which outlives the outcome while code of the tool still runs.
+
+    So resource keys stay held until a thread that could not be stopped has really
+    ended, while the outcome is known at once.
+    """
+
+    def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
+        self._execution = execution
+        self._job = job
+        self._parts = parts
+        self._cancelled = threading.Event()
+        self._secrets: set[str] = set()
+        self._secret_names: frozenset[str] = frozenset()
+        self._completion_token = ""
+        self._token = secrets.token_hex(16)
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(key=job.key, run_id=job.context.run_id, attempt=job.attempt, token=self._token)
+        self._last_checkpoint: JsonValue = None
+        self._has_saved = False
+        self._work: PythonWork | None = None
+        self._saving = asyncio.Lock()
+        self._started = parts.clock.monotonic()
+        self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
+        self.is_reconciling = False
+        self.has_asked_journal = False
+        self.has_run = False
+        """True if the tool was begun, so that it may have had its effect."""
+        self.late_end: ExecutionResult | None = None
+        """The end that the tool came to after its call had got another result."""
+        self.was_known = False
+        """True if the outcome is not this attempt's own."""
+        self.task = asyncio.create_task(self._run(), name=f"attempt {job.definition.name}")
+
+    @property
+    def hindrance(self) -> str:
+        """The tool that held this one up, as a sentence; empty for none."""
+        return self._work.hindrance if self._work else ""
+
+    @property
+    def never_began(self) -> bool:
+        """True if neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE: there is but one."""
+        return not self.has_run and (self._job.effect is EffectClass.AT_MOST_ONCE or self._job.attempt == 1)
+
+    async def stop(self, unwind_seconds: float) -> bool:
+        """Cancel the tool and give it `unwind_seconds` to end; returns whether none of its code runs any more."""
+        self._cancelled.set()
+        self.task.cancel()
+        await asyncio.wait({self.task}, timeout=unwind_seconds)
+        return self.task.done() and self._earlier is None
+
+    async def _run(self) -> None:
+        try:
+            await self._wait_for_earlier()
+            async with AsyncExitStack() as stack:
+                if self._job.resource_keys:
+                    if await self._is_known():
+                        return
+                    holder = self._job.context.call_id
+                    await stack.enter_async_context(
+                        self._parts.locks.hold(self._job.context.store_id, self._job.resource_keys, holder)
+                    )
+                if self._job.effect.is_journaled:
+                    await self._run_journaled()
+                else:
+                    await self._take_checkpoint()
+                    await self._run_tool()
+        except Exception as error:  # noqa: BLE001  # what the tool raised is in the outcome; this is ours
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+                self.outcome.exception()  # Seen, also when the supervisor has left.
+
+    @property
+    def _earlier(self) -> asyncio.Task[None] | None:
+        """An attempt of the call that was given up here, and of which a function in a thread goes on."""
+        found = self._parts.silent.get(self._job.key)
+        return None if found is self.task or found is None or found.done() else found
+
+    async def _wait_for_earlier(self) -> None:
+        """Begin nothing beside a function that goes on: it would take thread after thread, and could act twice."""
+        earlier = self._earlier
+        if earlier is None:
+            return
+        # Meanwhile nobody can say what happened: it may be about to.
+        self.is_reconciling = self.has_asked_journal = self._job.effect.is_journaled
+        await asyncio.wait({earlier})
+        self.is_reconciling = self.has_asked_journal = False
+
+    async def _is_known(self) -> bool:
+        """Settle a call that was asked for again without waiting for its own keys."""
+        if not self._job.effect.is_journaled:
+            return False
+        known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
+        if known is not None:
+            self._set_known(known)
+        return known is not None
+
+    async def _run_journaled(self) -> None:
+        self.has_asked_journal = True
+        begun = await self._parts.admission.begin(self._job, self._token)
+        if not isinstance(begun, Begun):
+            self._set_known(begun)
+            return
+        self._execution.has_begun = True
+        await self._take_checkpoint()
+        if begun.must_reconcile and await self._reconcile():
+            return
+        if begun.is_cancelled:
+            self._set(outcome.of_cancel(self._job.definition, self._seconds()))
+            return
+        await self._run_tool()
+
+    async def _reconcile(self) -> bool:
+        """Ask the tool about an earlier execution; returns whether that settled the call."""
+        reconcile = self._job.tool.reconcile
+        if reconcile is None:
+            raise TypeError("only a RECONCILABLE tool is asked")
+
+        async def asked(context: ToolContext, **_: object) -> ReconcileResult:
+            return await reconcile(context)
+
+        self.is_reconciling = True
+        try:
+            # Perhaps it blocks, like the tool.
+            tool = replace(self._job.tool, function=asked, signature=WholeArguments(), marks_begun=True, process=None)
+            found: ReconcileResult = await self._parts.runner.start(tool, {}, self._context()).result()
+        except Exception as error:  # noqa: BLE001  # the author's code: if it fails, nobody knows
+            _log.warning("tool.reconcile_failed", tool=self._job.tool.name, error=type(error).__name__)
+            found = ReconcileResult(finding="CANNOT_SAY")
+        self.is_reconciling = False
+        _log.info("tool.reconciled", tool=self._job.tool.name, call=self._job.context.call_id, finding=found.finding)
+        if found.finding == "HAPPENED" and isinstance(found.result, Awaited):
+            self._set(awaiting_completion())
+        elif found.finding == "HAPPENED":
+            self._set(
+                outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
+            )
+        elif found.finding == "FAILED":
+            self._set(self._of(Ended(error=found.result)))
+        elif found.finding == "CANNOT_SAY":
+            self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
+        return self.outcome.done()
+
+    async def _run_tool(self) -> None:
+        job = self._job
+        refusal = await self._parts.admission.permit(job, self._token)
+        if refusal is not None:
+            self._set(refusal)
+            return
+        try:
+            work = self._work = self._parts.runner.start(job.tool, job.arguments, self._context())
+        except Exception as error:  # noqa: BLE001  # arguments of the right schema that are not of the type
+            self._set(outcome.of_error(job.definition, error, secrets=(), seconds=self._seconds()))
+            return
+        life = asyncio.create_task(self._watch_life()) if job.tool.heartbeat_seconds else None
+        try:
+            value = await work.result()
+        except Exception as error:  # noqa: BLE001  # whatever the author's code raises is its result
+            self._set(self._of(Ended(error=error)))
+        else:
+            self._set(self._of(Ended(value=value)))
+        finally:
+            if life is not None:
+                life.cancel()
+            await asyncio.wait({work.left})
+            ended = work.left.result()
+            self.late_end = None if ended is None or self.outcome.done() else self._of(ended)
+
+    async def _watch_life(self) -> None:
+        """End the execution once its tool has been silent for too long, which it is not while it asks somebody.
+
+        Looks are counted, so that a process that stood still itself is no silence.
+        """
+        execution, seconds = self._execution, self._job.tool.heartbeat_seconds
+        silent, signs = 0, execution.life_signs
+        while silent < _LOOKS_PER_HEARTBEAT:
+            await self._parts.clock.sleep(seconds / _LOOKS_PER_HEARTBEAT)
+            runs = self.has_run and execution.dialogue.question is None
+            silent = silent + 1 if runs and execution.life_signs == signs else 0
+            signs = execution.life_signs
+        _log.warning("execution.silent", tool=self._job.tool.name, call=self._job.context.call_id, seconds=seconds)
+        self._parts.silent[self._job.key] = self.task
+        self.task.add_done_callback(self._parts.forget_silent)
+        execution.cancel(CancelCause.SILENT)
+
+    def _of(self, ended: Ended) -> ExecutionResult:
+        definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
+        if isinstance(ended.value, Awaited):
+            if self._completion_token:
+                return awaiting_completion()
+            ended = Ended(error=ToolError(f"{definition.name} awaits a completion for which it has taken no token"))
+        if ended.error is not None:
+            return outcome.of_error(definition, ended.error, secrets=secrets, seconds=seconds)
+        return outcome.of_value(definition, ended.value, secrets=secrets, seconds=seconds)
+
+    def _context(self) -> ToolContext:
+        context = self._job.context
+        report = self._execution.report
+        left = self._job.timeout_seconds - self._seconds()
+        return ToolContext(
+            store_id=context.store_id,
+            user_id=context.user_id,
+            conversation_id=context.conversation_id,
+            run_id=context.run_id,
+            call_id=context.call_id,
+            attempt=self._job.attempt,
+            agent_name=context.agent_name,
+            deadline=datetime.fromtimestamp(self._parts.clock.now() + left, UTC),
+            last_checkpoint=self._last_checkpoint,
+            _cancelled=self._cancelled,
+            _report=lambda fraction, message: report(progress(fraction, hide(self._secrets, message))),
+            _find_secret=self._find_secret,
+            _begin=self._begin,
+            _save=self._save,
+            _token=self._open_completion,
+            _begins_again=lambda: self._execution.begins_again,
+            **({"_ask": self._ask} if self._job.tool.is_async else {}),
+        )
+
+    def _begin(self) -> None:
+        self.has_run = True
+        self._execution.has_begun = True
+
+    async def _take_checkpoint(self) -> None:
+        """Find out how far earlier attempts came. The first one has none before it, and asks nobody."""
+        if self._job.attempt == 1:
+            return
+        content = await self._reached(lambda: self._parts.checkpoints.take(self._writer))
+        if content is not None:
+            self._last_checkpoint = loads(content, bytes_max=CHECKPOINT_BYTES_MAX)
+
+    async def _ask(self, question: Question) -> str:
+        asking = asyncio.run_coroutine_threadsafe(self._execution.dialogue.ask(question), self._loop)
+        return await asyncio.wrap_future(asking)
+
+    def _save(self, content: bytes) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(self._keep(content), self._loop)
+
+    async def _keep(self, content: bytes) -> None:
+        async with self._saving:
+            if self._cancelled.is_set():
+                raise ToolCancelled
+            await self._write_checkpoint(content)
+
+    async def _write_checkpoint(self, content: bytes) -> None:
+        if self._secrets:
+            content = checkpoint_content(without(self._secrets, loads(content, bytes_max=CHECKPOINT_BYTES_MAX)))
+        checkpoints, is_first = self._parts.checkpoints, not self._has_saved
+        kept = await self._reached(lambda: checkpoints.keep(self._writer, content, is_first=is_first))
+        if not kept:
+            self._cancelled.set()
+            raise Superseded("another execution of this call has begun, or its conversation was erased: this one stops")
+        self._has_saved = True
+        self._execution.note_life()
+
+    @property
+    def has_completion(self) -> bool:
+        """True if the tool has taken a completion token, so that somebody else may end the call, too."""
+        return bool(self._completion_token)
+
+    @property
+    def completion_terms(self) -> CompletionTerms:
+        """The terms on which somebody outside may end the call."""
+        job = self._job
+        return CompletionTerms(
+            draft=self._parts.admission.audit.of_end(job),
+            result_bytes_max=job.definition.result_bytes_max or RESULT_BYTES_MAX,
+            secret_names=tuple(sorted(self._secret_names)),
+            is_of_store=job.is_of_store,
+        )
+
+    def _open_completion(self) -> CompletionToken:
+        job = self._job
+        if job.tool.is_remote or job.tool.process is not None or job.tool.goes_out:
+            raise ToolError(f"{job.definition.name} does not run in the registry itself: nobody else can complete it")
+        if not job.effect.is_journaled:
+            raise ToolError(f"{job.definition.name} is {job.effect.value}: only a call that is at most once can wait")
+        self._completion_token = self._completion_token or token_of(secrets.token_urlsafe(TOKEN_BYTES))
+        token = self._completion_token
+        url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""
+        return CompletionToken(token, url, asyncio.run_coroutine_threadsafe(self._keep_token(token), self._loop))
+
+    async def _keep_token(self, token: str) -> None:
+        key, completions = self._job.key, self._parts.completions
+        if not await self._reached(lambda: completions.open(key, digest_of(token), self.completion_terms)):
+            raise Superseded("this call has ended, or another execution of it has begun: this one stops")
+
+    async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
+        return await self._parts.retry.until_answered(ask, call=self._job.context.call_id)
+
+    def _find_secret(self, name: str) -> str:
+        secrets = self._parts.secrets
+        find = secrets.own if self._job.is_of_store else secrets.find
+        value = find(self._job.context.store_id, name)
+        if value is None:
+            raise SecretNotFound(f"no secret named {name!r} is configured")
+        if len(value) >= _SECRET_CHARACTERS_MIN:
+            # A new set, because progress may read the old one in another thread.
+            self._secrets = self._secrets | {value}
+            is_new = name not in self._secret_names
+            self._secret_names |= {name}
+            if is_new and self._completion_token:
+                # Who completes the call before the tool has ended may tell it.
+                asyncio.run_coroutine_threadsafe(self._keep_token(self._completion_token), self._loop)
+        return value
+
+    def _seconds(self) -> float:
+        return self._parts.clock.monotonic() - self._started
+
+    def _set_known(self, known: ExecutionResult | HeldElsewhere) -> None:
+        self.was_known = True
+        self._set(known)
+
+    def _set(self, result: ExecutionResult | HeldElsewhere) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(result)

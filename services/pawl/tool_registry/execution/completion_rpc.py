@@ -1,0 +1,28 @@
+"""pawl.tool.v1.CompletionService: ends of calls from outside; the store comes from the credential."""
+
+from __future__ import annotations
+
+from pawl.chassis.identity.auth import require_user
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import InvalidField
+from pawl.tool.v1 import completion_pb2 as pb
+from pawl.tool.v1 import completion_pb2_grpc
+from pawl.tool_registry.execution.completions import Completing
+from pawl.tool_registry.execution.rules import Said
+
+
+class CompletionServicer(completion_pb2_grpc.CompletionServiceServicer):
+    """Translates between the wire and the completing of calls."""
+
+    def __init__(self, completing: Completing) -> None:
+        self._completing = completing
+
+    async def CompleteCall(self, request: pb.CompleteCallRequest, context: Context) -> pb.CompleteCallResponse:
+        match request.WhichOneof("end"):
+            case "result_json":
+                said = Said(content=request.result_json)
+            case "error" if request.error:
+                said = Said(error=request.error)
+            case _:
+                raise InvalidField("a call ends with a result, or with an error that says something", field="end")
+        return pb.CompleteCallResponse(duplicate=await self._completing.complete(require_user(), request.token, said))

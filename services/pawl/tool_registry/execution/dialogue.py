@@ -1,0 +1,69 @@
+"""The questions of a running tool to its user, and the answers, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.tool_registry.rules.question import given
+from pawl.tool_registry.sdk.context import QuestionDeclined, ToolError
+from pawl.values import Answer, Question
+
+QUESTIONS_MAX: Final = 20
+
+
+class Dialogue:
+    """At most one question is open at a time; `asked` is done while one is, `answered` while none is."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        loop = asyncio.get_running_loop()
+        self.question: Question | None = None
+        self.asked: asyncio.Future[None] = loop.create_future()
+        self.answered: asyncio.Future[None] = loop.create_future()
+        self.answered.set_result(None)
+        self._answers = list(answers)
+        self._position = 0
+        self._turn = asyncio.Lock()
+
+    @property
+    def position(self) -> int:
+        """The number of answers behind it."""
+        return self._position
+
+    async def ask(self, question: Question) -> str:
+        """Return the answer to a question, once there is one.
+
+        Raises:
+            QuestionDeclined: nobody answers.
+            ToolError: the tool asks too much.
+        """
+        async with self._turn:
+            while (found := given(self._answers, self._position, question)) is None:
+                if len(self._answers) >= QUESTIONS_MAX:  # Those too that it asks no more, now that it runs again.
+                    raise ToolError(f"a tool may ask {QUESTIONS_MAX} questions in a call")
+                self.question = question
+                self._turn_to(self.asked)
+                await asyncio.wait({self.answered})
+            answer = self._answers[found]
+            self._position = found + 1
+        if answer.declined:
+            raise QuestionDeclined(f"nobody answered: {question.question}")
+        return answer.answer
+
+    def give(self, answers: Sequence[Answer]) -> None:
+        """Take all answers so far; those that are known stay as they are."""
+        self._answers += answers[len(self._answers) :]
+        if self.question is not None and given(self._answers, self._position, self.question) is not None:
+            self.question = None
+            self._turn_to(self.answered)
+
+    def _turn_to(self, now: asyncio.Future[None]) -> None:
+        if now.done():
+            return
+        now.set_result(None)
+        fresh = asyncio.get_running_loop().create_future()
+        if now is self.asked:
+            self.answered = fresh
+        else:
+            self.asked = fresh

@@ -1,0 +1,482 @@
+"""Running calls: each at most once at a time, journaled where its effect asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Self, TypeVar
+
+from pawl.chassis.ids import CallKey
+from pawl.chassis.process import logs, tasks
+from pawl.chassis.rpc.retry import ANY, INTERNAL_SECONDS_MAX, Retry
+from pawl.errors import (
+    Cancelled,
+    DependencyUnavailable,
+    InvalidArguments,
+    Overloaded,
+    PawlError,
+    ShuttingDown,
+)
+from pawl.tool_registry.execution.attempt import Attempt, AttemptParts
+from pawl.tool_registry.execution.execution import LEAVING, CancelCause, Execution, wait_any
+from pawl.tool_registry.execution.waits import Waits
+from pawl.tool_registry.metrics import RegistryMetrics
+from pawl.tool_registry.policy.call import ExecuteRequest, Job
+from pawl.tool_registry.rules.execution import ENDS, NOT_STOPPED, OPEN, ExecutionResult, input_required
+from pawl.tool_registry.rules.journal import HeldElsewhere
+from pawl.tool_registry.rules.question import given
+from pawl.tool_registry.sdk import outcome
+from pawl.tool_registry.sdk.outcome import ToolEnd
+from pawl.values import Outcome, Progress
+
+_ASKING_PER_RUNNING: Final = 10
+"""So many times more executions may wait for people than run."""
+_POLL_SECONDS: Final = 0.1
+# A lease that was not renewed for so many of its renewals was let go.
+_RENEWALS_OF_REST: Final = 2
+KEPT_SECONDS: Final = 10.0
+"""So long calls that run, and results, are kept before their run asks: it does so as soon as its step is written."""
+_KEPT_MAX: Final = 100
+# How long an async tool may take to clean up after it was cancelled.
+_UNWIND_SECONDS: Final = 1.0
+
+T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """The limits on what an executor holds and how long it waits."""
+
+    executions_max: int = 1000
+    grace_seconds: float = 5.0
+    lease_seconds: float = 6.0
+    renew_seconds: float = 1.0
+    retention_seconds: float = 30 * 86400.0
+    forget_seconds: float = 3600.0
+    internal_seconds_max: float = INTERNAL_SECONDS_MAX
+
+
+class Executor:
+    """Runs tools, detached from whoever asked; an async context manager.
+
+    Its lease is renewed as long as it holds something, and when it begins to: at rest
+    it is let run out, because nobody asks whether a process lives that holds nothing.
+
+    At its end running executions have `grace_seconds`, counted from when
+    `stopping` returned, to end by themselves. Then they are cancelled and, where
+    it is then unknown whether they had their effect, recorded so.
+    """
+
+    def __init__(
+        self,
+        *,
+        parts: AttemptParts,
+        observer: RegistryMetrics,
+        stopping: Callable[[], Awaitable[object]],
+        options: ExecutorOptions,
+    ) -> None:
+        self._admission = parts.admission
+        self._journal = parts.admission.journal
+        self._parts = parts
+        self._observer = observer
+        self._clock = parts.clock
+        self._stopping = stopping
+        self._options = options
+        self._retry = Retry(
+            parts.clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
+        )
+        self._waits = Waits(parts.completions, parts.on_withdrawn)
+        self._running: dict[CallKey, Execution] = {}
+        self._kept: dict[CallKey, Execution] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._stop_at: float | None = None
+        self._renewed_at = 0.0
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._renewed_at = self._clock.monotonic()
+        await self._journal.renew()
+        loops = (self._watch_stop(), self._renew_leases(), self._forget())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._stop_at is None:
+            self._stop_at = self._clock.monotonic() + self._options.grace_seconds
+        for execution in self._running.values():
+            if execution.dialogue.question is not None:  # No answer comes within the time that is left.
+                execution.cancel(CancelCause.SHUTDOWN)
+        await self._wait_for_tasks(self._stop_at - self._clock.monotonic())
+        for execution in self._running.values():
+            execution.cancel(CancelCause.SHUTDOWN)
+        await self._wait_for_tasks(2 * _UNWIND_SECONDS)
+        every = self._tasks | self._attempts | set(self._loops)
+        for task in every:
+            task.cancel()
+        left = (await asyncio.wait(every, timeout=_UNWIND_SECONDS))[1]
+        if left:
+            _log.error("execution.will_not_end", tasks=sorted(task.get_name() for task in left))
+        try:
+            await self._journal.release()
+        except Exception as error:  # noqa: BLE001  # then the lease runs out
+            _log.warning("journal.not_released", error=type(error).__name__)
+
+    async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
+        """Run a call, or attach to it where it runs; yields progress, then the result, last.
+
+        Raises:
+            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: it may not
+                run; see `Admission`.
+            Overloaded, ShuttingDown, DependencyUnavailable: it did not run, or asking
+                again tells what became of it.
+        """
+        job = await self._admission.admit(request)
+        if job.key not in self._running:
+            await self._admission.check_rules(job)
+        cached = None if job.key in self._kept else await self._admission.cached(job)
+        if cached is not None:
+            yield cached
+            return
+        execution = await self.begin(job)
+        async with aclosing(execution.watch()) as watched:
+            async for item in watched:
+                yield item
+
+    def keep(self, execution: Execution) -> None:
+        """Keep a call that runs, or its result, for whoever executes it next; for a while, and not too many results."""
+        execution.is_kept = True
+        if execution.ended.done():
+            self._put_by(execution)
+        else:
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, _give_up, execution)
+
+    def _put_by(self, execution: Execution) -> None:
+        if execution.ended.exception() is not None or execution.ended.result().outcome not in ENDS:
+            return  # What its callers left, or asks somebody, begins anew.
+        if len(self._kept) >= _KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        self._kept[execution.key] = execution
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.pop, execution.key, None)
+
+    @property
+    def running_count(self) -> int:
+        """The number of executions under way in this process."""
+        return len(self._running)
+
+    async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
+        """Cancel a call and wait for its end; returns whether nothing of it runs, and its result if any."""
+        has_stopped, result = await self._cancel(key, wait_seconds)
+        if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
+            return True, await self._waits.withdraw(key)
+        return has_stopped, result
+
+    async def _cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
+        known = await self._journal.cancel(key)
+        execution = self._running.get(key)
+        if execution is not None:
+            execution.cancel(CancelCause.USER)
+            await asyncio.wait({execution.ended}, timeout=wait_seconds)
+            if not execution.ended.done():
+                return False, None
+            if execution.ended.exception() is None:
+                return _has_stopped(execution.ended.result()), execution.ended.result()
+        if execution is not None or isinstance(known, ExecutionResult):
+            # It may have ended since the journal was asked.
+            known = await self._journal.look(key)
+        give_up = self._clock.monotonic() + wait_seconds
+        while isinstance(known, HeldElsewhere) and self._clock.monotonic() < give_up:
+            await self._clock.sleep(_POLL_SECONDS)
+            known = await self._journal.look(key)
+        if isinstance(known, ExecutionResult):
+            return _has_stopped(known), known
+        return known is None, None
+
+    async def begin(self, job: Job) -> Execution:
+        """Begin a call that may run, or return its execution that runs already, or is kept.
+
+        Raises:
+            InvalidArguments: it was begun as another call.
+            Overloaded, ShuttingDown: it was not begun.
+        """
+        existing = self._running.get(job.key)
+        while existing is not None and existing.is_abandoned:
+            await asyncio.wait({existing.ended})
+            existing = self._running.get(job.key)
+        existing = existing or self._kept.pop(job.key, None)
+        if existing is not None:
+            existing.is_kept = False
+            if existing.fingerprint != job.fingerprint:
+                raise InvalidArguments("this call was begun with another tool or other arguments")
+            existing.dialogue.give(job.answers)
+            return existing
+        if self._stop_at is not None:
+            raise ShuttingDown
+        self._check_room()
+        execution = Execution(job)
+        self._running[job.key] = execution
+        tasks.start(self._tasks, self._drive(execution, job), name=f"execution {job.definition.name}")
+        return execution
+
+    def _check_room(self) -> None:
+        """Return if one more execution may begin. Those that wait for people may do so for days: they count apart.
+
+        Raises:
+            Overloaded: it may not.
+        """
+        most = self._options.executions_max
+        if len(self._running) < most:
+            return
+        asking = sum(execution.dialogue.question is not None for execution in self._running.values())
+        if len(self._running) - asking >= most:
+            raise Overloaded(f"{most} executions are running, which is the limit")
+        if asking >= most * _ASKING_PER_RUNNING:
+            raise Overloaded(f"{asking} executions wait for people, which is the limit")
+
+    async def _drive(self, execution: Execution, job: Job) -> None:
+        """Take an execution to its end, whatever happens."""
+        error: BaseException | None = None
+        try:
+            result = await self._settle(execution, job)
+        except asyncio.CancelledError:
+            error = ShuttingDown()
+            raise
+        except PawlError as refusal:
+            error = refusal
+        except Exception as fault:  # noqa: BLE001  # whoever waits must not wait for ever
+            _log.exception("execution.crashed", tool=job.definition.name, call=job.context.call_id)
+            error = fault
+        finally:
+            # In one step: nobody attaches to an execution that has ended.
+            del self._running[job.key]
+            if error is not None:
+                execution.fail(error)
+        if error is None:
+            execution.finish(result)
+            if execution.is_kept:
+                self._put_by(execution)
+
+    async def _settle(self, execution: Execution, job: Job) -> ExecutionResult:
+        while True:
+            known = await self._try(execution, job)
+            if isinstance(known, ExecutionResult):
+                return known
+            if known.question is not None:
+                if given(job.answers, known.position, known.question) is None:
+                    return input_required(known.question, execution.seconds())
+                await self._journal.answer(job.key, job.answers)
+            await asyncio.wait({execution.cancelled}, timeout=_POLL_SECONDS)
+            if not execution.listeners:
+                raise Cancelled  # Nobody waits for what another process does.
+            if execution.cancelled.done() and execution.cancelled.result() is CancelCause.SHUTDOWN:
+                raise ShuttingDown
+
+    async def _try(self, execution: Execution, job: Job) -> ExecutionResult | HeldElsewhere:
+        """Make one attempt; what another process holds, or the journal knows, is returned."""
+        if _needs_lease(job):
+            await self._hold_lease()
+        started = self._clock.monotonic()
+        attempt = Attempt(execution, job, self._parts)
+        tasks.hold(self._attempts, attempt.task)
+        left = await self._wait(attempt, execution, job)
+        seconds = self._clock.monotonic() - started
+        if attempt.outcome.done():
+            known = attempt.outcome.result()
+            if attempt.was_known or not isinstance(known, ExecutionResult):
+                return await self._waits.checked(job, known)
+        else:
+            # A thread that is over its time keeps nobody waiting; who cancels wants to know whether it stops.
+            waits = job.tool.is_stoppable or execution.cancelled.done()
+            has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
+            known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
+        result: ExecutionResult | None = None
+        if known.outcome is Outcome.AWAITING_COMPLETION:
+            result = await self._until_written(job, lambda: self._waits.begin(job, attempt.completion_terms, left))
+            known = outcome.of_doubt(job.definition.name, seconds)
+        if result is None:
+            result = await self._write_end(job, known, attempt)
+        if not attempt.task.done():
+            tasks.start(self._attempts, self._follow(attempt, job), name="execution late")
+        self._observer.executions.labels(job.tool.name, result.outcome).inc()
+        self._observer.seconds.labels(job.tool.name).observe(seconds)
+        _log.info(
+            "execution.ended",
+            tool=job.definition.name,
+            run=job.context.run_id,
+            call=job.context.call_id,
+            outcome=result.outcome,
+            reason=result.error_reason,
+            milliseconds=round(seconds * 1000, 1),
+        )
+        return result
+
+    async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> float:
+        """Return the seconds left once there is an outcome, or the attempt must end; open questions stop the time."""
+        left = job.timeout_seconds
+        dialogue = execution.dialogue
+        while True:
+            began = self._clock.monotonic()
+            await wait_any(attempt.outcome, execution.cancelled, dialogue.asked, timeout_seconds=left)
+            left -= self._clock.monotonic() - began
+            if attempt.outcome.done() or execution.cancelled.done() or not dialogue.asked.done():
+                return left
+            if not job.effect.is_journaled:
+                return left  # It is run again when the answer is there.
+            if dialogue.question is not None:
+                ask = partial(self._journal.ask, job.key, dialogue.question, dialogue.position)
+                await self._until_written(job, ask)
+            await wait_any(attempt.outcome, execution.cancelled, dialogue.answered)
+
+    def _interrupted(
+        self, execution: Execution, job: Job, attempt: Attempt, seconds: float, *, goes_on: bool
+    ) -> ExecutionResult:
+        """Return what an attempt came to that was ended from outside."""
+        if not execution.cancelled.done() and execution.dialogue.question is not None:
+            return input_required(execution.dialogue.question, seconds)
+        cause = execution.cancelled.result() if execution.cancelled.done() else None
+        if cause in LEAVING:
+            if execution.has_begun and not execution.begins_again:
+                if attempt.never_began:
+                    return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
+                return outcome.of_doubt(job.definition.name, seconds)
+            # The tool is asked, or run again, by whoever is asked next.
+            raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable("its execution was lost")
+        if attempt.is_reconciling:
+            return outcome.of_doubt(job.definition.name, seconds)
+        if cause is None and attempt.never_began:
+            why = f"what runs it was busy or still starting for {job.timeout_seconds:g} s"
+            return outcome.of_unbegun(job.definition, "TOOL_TIMEOUT", why, seconds)
+        if cause is None:
+            end = ToolEnd.ASKED_TO if job.tool.is_remote else ToolEnd.GOES_ON if goes_on else ToolEnd.STOPPED
+            return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end, hindrance=attempt.hindrance)
+        end = ToolEnd.GOES_ON if goes_on else ToolEnd.NEVER_BEGAN if attempt.never_began else ToolEnd.STOPPED
+        return outcome.of_cancel(job.definition, seconds, end)
+
+    async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
+        """Make the result, and that there is one, durable before anybody sees it. See `_until_written`."""
+        if result.outcome is Outcome.INPUT_REQUIRED:
+            return result  # It has not ended: it begins again with the answer.
+        if attempt.has_completion:
+            return await self._write_end_unless_completed(job, result)
+        audited = self._until_written(job, lambda: self._admission.ended(job, result, has_begun=attempt.has_run))
+        if not attempt.has_asked_journal:
+            await audited
+            return result
+        # Side by side: both wait for the disk.
+        standing, _ = await asyncio.gather(
+            self._until_written(job, lambda: self._journal.end(job.key, result)), audited
+        )
+        return standing
+
+    async def _write_end_unless_completed(self, job: Job, result: ExecutionResult) -> ExecutionResult:
+        """Write the end of a call that somebody outside may have given another one while its tool ran."""
+        standing = await self._until_written(job, lambda: self._journal.end(job.key, result))
+        reason = "" if standing == result else "LATE"
+        await self._until_written(job, lambda: self._admission.audit.ended(job, result, reason=reason))
+        return standing
+
+    async def _follow(self, attempt: Attempt, job: Job) -> None:
+        """Write down what a tool comes to that goes on after its call has a result: it may have its effect then."""
+        await asyncio.wait({attempt.task})
+        late = attempt.late_end
+        if late is not None and late.outcome not in OPEN:
+            await self._until_written(job, lambda: self._admission.audit.ended(job, late, reason="LATE"))
+
+    async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
+        """Write what must not be lost; raises as `Retry.until_answered` does."""
+        return await self._retry.until_answered(write, call=job.context.call_id)
+
+    async def _wait_for_tasks(self, seconds: float) -> None:
+        if self._tasks and seconds > 0:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    async def _watch_stop(self) -> None:
+        await self._stopping()
+        self._stop_at = self._clock.monotonic() + self._options.grace_seconds
+
+    async def _hold_lease(self) -> None:
+        """Have a lease before something is held by it, also after a rest.
+
+        Raises:
+            DependencyUnavailable: there is none.
+        """
+        rested_seconds = self._clock.monotonic() - self._renewed_at
+        if rested_seconds < self._options.renew_seconds * _RENEWALS_OF_REST:
+            return
+        if self._renewal is None or self._renewal.done():
+            self._renewal = tasks.start(self._tasks, self._renew_alone(), name="lease")
+        await tasks.shield(self._renewal)
+
+    async def _renew_alone(self) -> None:
+        asked_at = self._clock.monotonic()
+        await self._journal.renew()
+        self._renewed_at = asked_at
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await self._clock.sleep(self._options.renew_seconds)
+            asked_at = self._clock.monotonic()
+            is_at_rest = not self._running and not self._attempts
+            try:
+                async with asyncio.timeout(self._options.lease_seconds / 2):
+                    await (self._journal.look_at_leases() if is_at_rest else self._renew())
+            except Exception as error:  # noqa: BLE001  # whatever it is, the lease runs out and this loop must see it
+                log = _log.debug if isinstance(error, DependencyUnavailable) else _log.warning
+                log("journal.lease_not_renewed", error=type(error).__name__)
+            else:
+                self._renewed_at = self._renewed_at if is_at_rest else asked_at
+            if self._clock.monotonic() - self._renewed_at > self._options.lease_seconds:
+                self._fence()
+
+    async def _renew(self) -> None:
+        """Renew the lease, and hear what was said elsewhere about the calls that run here."""
+        await self._take_answers()
+        unjournaled = [key for key, execution in self._running.items() if not execution.effect.is_journaled]
+        for key in await self._journal.renew(unjournaled):
+            if key in self._running:
+                self._running[key].cancel(CancelCause.USER)
+
+    async def _take_answers(self) -> None:
+        """Take answers that were given to another replica."""
+        asking = [key for key, execution in self._running.items() if execution.dialogue.question is not None]
+        for key, answers in (await self._journal.answers(asking)).items():
+            if key in self._running:
+                self._running[key].dialogue.give(answers)
+
+    def _fence(self) -> None:
+        """Stop what another process may begin to repeat, now that the lease is gone."""
+        for execution in self._running.values():
+            if execution.has_begun and execution.is_askable:
+                execution.cancel(CancelCause.LEASE_LOST)
+
+    async def _forget(self) -> None:
+        while True:
+            try:
+                await self._admission.forget(self._options.retention_seconds)
+                await self._journal.forget(self._options.retention_seconds)
+                await self._parts.checkpoints.forget(self._options.retention_seconds)
+            except Exception as error:  # noqa: BLE001  # the next round may succeed
+                _log.warning("journal.not_cleaned", error=type(error).__name__)
+            await self._clock.sleep(self._options.forget_seconds)
+
+
+def _needs_lease(job: Job) -> bool:
+    """Return whether others go by the lease to tell if a call still runs: journal, resource keys and workers do."""
+    return job.effect.is_journaled or bool(job.resource_keys) or job.is_of_store
+
+
+def _give_up(execution: Execution) -> None:
+    """End a call that was kept, and for which nobody came: its run was cancelled, or its worker has died."""
+    if execution.is_kept:
+        execution.is_kept = False
+        execution.leave()
+
+
+def _has_stopped(result: ExecutionResult) -> bool:
+    return result.error_reason != NOT_STOPPED

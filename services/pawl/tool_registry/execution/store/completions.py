@@ -1,0 +1,205 @@
+"""Calls that somebody outside completes, in the journal in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter, itemgetter
+from typing import Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.db.database import Connection, Database
+from pawl.chassis.db.rows import read_each
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import CallId, CallKey, CredentialId, RunId, StoreId, UserId
+from pawl.tool_registry.audit.rules import sha256_hex
+from pawl.tool_registry.execution.rules import AwaitedCall, CompletionTerms, Receipt, Said, UntoldEnd
+from pawl.tool_registry.execution.store.journal import RESULT, SECONDS_LEFT, result_of
+from pawl.tool_registry.rules.execution import ExecutionResult, awaiting_completion, ended_badly
+from pawl.tool_registry.sdk import outcome
+from pawl.values import Outcome
+
+_CLAIM_SECONDS: Final = 30
+_PAUSE_SECONDS: Final = 1
+_COMPLETED: Final = "COMPLETED"
+
+# By its key: see `_END` of the journal.
+_OPEN: Final = """
+UPDATE tool_registry.executions SET completion_digest = $4, completion_terms = $5
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND outcome IS NULL RETURNING true
+"""
+_ROW: Final = f"SELECT e.*, {SECONDS_LEFT} FROM tool_registry.executions e"  # noqa: S608  # constants only
+_LOCK: Final = f"{_ROW} WHERE store_id = $1 AND call_id = $2 FOR UPDATE"
+_FIND: Final = f"{_ROW} WHERE store_id = $1 AND completion_digest = $2"
+_LOCK_FOUND: Final = f"{_FIND} FOR UPDATE"
+_HOLD: Final = """
+UPDATE tool_registry.executions SET
+    awaits_until = clock_timestamp() + make_interval(secs => $3), completion_terms = $4, instance_id = ''
+WHERE store_id = $1 AND call_id = $2
+"""
+_END: Final = f"""
+UPDATE tool_registry.executions SET
+    ended_at = clock_timestamp(), untold_at = clock_timestamp(), completion = $8, completed_by = $9,
+    ({RESULT}) = ($3, $4, $5, $6, $7, extract(epoch FROM clock_timestamp() - begun_at))
+WHERE store_id = $1 AND call_id = $2
+"""  # noqa: S608  # constants only
+_CLAIM: Final = """
+UPDATE tool_registry.executions SET untold_at = clock_timestamp() + make_interval(secs => $2)
+WHERE (store_id, call_id) IN (
+    SELECT store_id, call_id FROM tool_registry.executions
+    WHERE untold_at <= clock_timestamp() ORDER BY untold_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+RETURNING *, NULL::float8 AS completion_seconds_left
+"""
+_TOLD: Final = """
+UPDATE tool_registry.executions SET
+    untold_at = CASE WHEN $3 THEN NULL ELSE clock_timestamp() + make_interval(secs => $4) END
+WHERE store_id = $1 AND call_id = $2 AND untold_at IS NOT NULL
+"""
+
+_of_result: Final = attrgetter(*RESULT.split(", ")[:-1])
+_terms: Final = msgspec.msgpack.Decoder(CompletionTerms).decode
+
+
+class PostgresCompletions:
+    """Calls that somebody outside completes, in the journal, shared by all replicas.
+
+    `instance_id` is that of the journal.
+    """
+
+    def __init__(self, database: Database, *, instance_id: str) -> None:
+        self._database = database
+        self._instance_id = instance_id
+
+    async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
+        """Give a call that runs here a token in place of the last one; False if it does not run here any more."""
+        data = msgspec.msgpack.encode(terms)
+        opened = await self._database.fetchval(
+            _OPEN, key.store_id, key.call_id, self._instance_id, digest, data, urgent=True
+        )
+        return opened is not None
+
+    async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
+        """Let a call go on without its tool for so long; return what it has then: that it waits, or its end. Atomic.
+
+        None if it does not run here any more, or has no token: nobody could complete it.
+        """
+        async with self._database.transaction(urgent=True) as connection:
+            row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
+            if row is None:
+                return None  # It was erased.
+            known = result_of(row)
+            if known is not None:
+                return known
+            if row["instance_id"] != self._instance_id or row["completion_digest"] is None:
+                return None
+            earlier = _terms(row["completion_terms"]).secret_names
+            terms = replace(terms, secret_names=tuple(sorted({*earlier, *terms.secret_names})))
+            if row["cancel_requested"]:
+                return await _cancel(connection, key, row)
+            await connection.execute(_HOLD, key.store_id, key.call_id, seconds, msgspec.msgpack.encode(terms))
+        return awaiting_completion(seconds)
+
+    async def lapse(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        """Give a call `result` whose time is over; return what it has then."""
+        async with self._database.transaction(urgent=True) as connection:
+            row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
+            known = None if row is None else result_of(row)
+            if known is None or known.outcome is not Outcome.AWAITING_COMPLETION or known.completion_seconds_left:
+                return known or result
+            await _end(connection, key, result)
+        return result
+
+    async def withdraw(self, key: CallKey) -> ExecutionResult | None:
+        """Cancel a call that waits; return what it has then."""
+        async with self._database.transaction(urgent=True) as connection:
+            row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
+            known = None if row is None else result_of(row)
+            if row is None or known is None or known.outcome is not Outcome.AWAITING_COMPLETION:
+                return known
+            return await _cancel(connection, key, row)
+
+    async def find(self, store_id: StoreId, digest: bytes) -> AwaitedCall | None:
+        """Return the call that has a token."""
+        row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
+        return None if row is None else _call(row)
+
+    async def complete(
+        self, store_id: StoreId, digest: bytes, said: Said, result: ExecutionResult, by: Principal
+    ) -> Receipt:
+        """Give a call its end, once; what was `said` is known again. Atomic, and durable when it returns."""
+        async with self._database.transaction(urgent=True) as connection:
+            row = await connection.fetchrow(_LOCK_FOUND, store_id, digest)
+            if row is None:
+                return Receipt.UNKNOWN
+            known = result_of(row)
+            if known is not None and known.outcome is not Outcome.AWAITING_COMPLETION:
+                if row["completion"] is not None:
+                    return Receipt.DUPLICATE if row["completion"] == said.digest else Receipt.ENDED
+                return Receipt.LAPSED if known.error_reason == outcome.NOT_COMPLETED else Receipt.ENDED
+            if row["cancel_requested"]:
+                return Receipt.ENDED
+            if known is not None and not known.completion_seconds_left:
+                return Receipt.LAPSED
+            key = CallKey(store_id, CallId(row["call_id"]))
+            await _end(connection, key, result, said=said, by=by)
+        return Receipt.TAKEN
+
+    async def claim_untold(self, most: int) -> Sequence[UntoldEnd]:
+        """Return ends that are to be told; nobody else gets them for a while."""
+        rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
+        return read_each("completion", rows, _untold, itemgetter("call_id"))
+
+    async def mark_told(self, key: CallKey, *, is_told: bool) -> None:
+        """Note that an end was told, or that it could not be told now."""
+        await self._database.execute(_TOLD, key.store_id, key.call_id, is_told, _PAUSE_SECONDS)
+
+
+async def _end(
+    connection: Connection,
+    key: CallKey,
+    result: ExecutionResult,
+    *,
+    said: Said | None = None,
+    by: Principal | None = None,
+) -> None:
+    people = None if by is None else [by.user_id, by.credential_id, by.delegate_user_id]
+    completion = None if said is None else said.digest
+    await connection.execute(_END, key.store_id, key.call_id, *_of_result(result), completion, people)
+
+
+async def _cancel(connection: Connection, key: CallKey, row: asyncpg.Record) -> ExecutionResult:
+    message = f"{row['tool_name']} was cancelled before anybody completed it; it may have had its effect all the same"
+    result = ended_badly(Outcome.CANCELLED, "CANCELLED", message)
+    await _end(connection, key, result)
+    return result
+
+
+def _call(row: asyncpg.Record) -> AwaitedCall:
+    return AwaitedCall(
+        key=CallKey(StoreId(row["store_id"]), CallId(row["call_id"])),
+        run_id=RunId(row["run_id"]),
+        terms=_terms(row["completion_terms"]),
+        is_open=row["ended_at"] is None,
+    )
+
+
+def _untold(row: asyncpg.Record) -> UntoldEnd:
+    call, result = _call(row), result_of(row)
+    if result is None:
+        raise ValueError("an end to be told is no end")
+    by = row["completed_by"] or ("", "", "")
+    draft = replace(
+        call.terms.draft,
+        time_us=round(row["ended_at"].timestamp() * 1_000_000),
+        verdict=result.outcome.value,
+        reason=result.error_reason or _COMPLETED,
+        by_user_id=UserId(by[0]),
+        by_credential_id=CredentialId(by[1]),
+        by_delegate_user_id=UserId(by[2]),
+        result_sha256=sha256_hex(result.content),
+        result_bytes=len(result.content),
+        duration_us=int(result.duration_seconds * 1_000_000),
+    )
+    return UntoldEnd(call=call, result=result, draft=draft, is_completed=row["completion"] is not None)

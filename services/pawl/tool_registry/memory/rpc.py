@@ -1,0 +1,60 @@
+"""pawl.tool.v1.MemoryService: memories; store and user come from the credential."""
+
+from __future__ import annotations
+
+import math
+
+from pawl.chassis.identity.auth import require_user
+from pawl.chassis.ids import check_agent_name, check_id
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import InvalidPageToken
+from pawl.tool.v1 import memory_pb2 as pb
+from pawl.tool.v1 import memory_pb2_grpc
+from pawl.tool_registry.convert import WIRE
+from pawl.tool_registry.memory.rules import Memory, MemoryOwner
+from pawl.tool_registry.memory.store import PostgresMemoryRepository
+from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+
+_MEMORY = WIRE.struct(Memory, pb.Memory)
+_FIRST = ("", -math.inf, "")
+
+
+class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
+    """Translates between the wire and the memories."""
+
+    def __init__(self, memories: PostgresMemoryRepository) -> None:
+        self._memories = memories
+
+    async def ListMemories(self, request: pb.ListMemoriesRequest, context: Context) -> pb.ListMemoriesResponse:
+        owner, size = _owner(request.agent_name), page_size(request.page_size)
+        found = await self._memories.after(owner, _place(request.page_token), size + 1)
+        page, token = cut(found, size, _token)
+        return pb.ListMemoriesResponse(memories=map(_MEMORY.fields, page), next_page_token=token)
+
+    async def EraseMemories(self, request: pb.EraseMemoriesRequest, context: Context) -> pb.EraseMemoriesResponse:
+        owner, memory_id = _owner(request.agent_name), check_id(request.memory_id, "memory_id", optional=True)
+        return pb.EraseMemoriesResponse(erased_count=await self._memories.delete(owner, memory_id))
+
+
+def _owner(agent_name: str) -> MemoryOwner:
+    caller = require_user()
+    checked = check_agent_name(agent_name, "agent_name", optional=True)
+    return MemoryOwner(store_id=caller.store_id, user_id=caller.user_id, agent_name=checked)
+
+
+def _token(memory: Memory) -> str:
+    return page_token("memories", f"{memory.create_time!r} {memory.memory_id} {memory.agent_name}")
+
+
+def _place(token: str) -> tuple[str, float, str]:
+    """Return the agent, time and id of the last memory of the page before; what is before all for the first."""
+    if not token:
+        return _FIRST
+    try:
+        time, memory_id, agent_name = place_of("memories", token).split(" ")
+        seconds = float(time)
+    except ValueError:
+        raise InvalidPageToken from None
+    if "\0" in memory_id + agent_name or not math.isfinite(seconds):
+        raise InvalidPageToken
+    return agent_name, seconds, memory_id

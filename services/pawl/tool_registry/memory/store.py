@@ -1,0 +1,89 @@
+"""Memories in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.chassis.db.database import DatabaseAdapter, affected
+from pawl.errors import TooLarge
+from pawl.tool_registry.memory.rules import MEMORIES_MAX, USER_MEMORIES_MAX, Memory, MemoryOwner
+
+_COLUMNS: Final = "memory_id, agent_name, content AS text, extract(epoch FROM created_at)::float8 AS create_time"
+_OWNED: Final = "store_id = $1 AND user_id = $2 AND ($3 = '' OR agent_name = $3)"
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('tool_registry.memories ' || $1 || ' ' || $2, 0))"
+_KNOWN: Final = f"""
+SELECT {_COLUMNS} FROM tool_registry.memories WHERE {_OWNED} AND (memory_id = $4 OR content = $5)
+ORDER BY memory_id = $4 DESC LIMIT 1
+"""  # noqa: S608  # constants only
+_COUNTS: Final = """
+SELECT count(*) AS of_user, count(*) FILTER (WHERE agent_name = $3) AS of_agent
+FROM tool_registry.memories WHERE store_id = $1 AND user_id = $2
+"""
+_ADD: Final = f"""
+INSERT INTO tool_registry.memories (store_id, user_id, agent_name, memory_id, content)
+VALUES ($1, $2, $3, $4, $5) RETURNING {_COLUMNS}
+"""  # noqa: S608  # constants only
+_NEWEST: Final = f"""
+SELECT {_COLUMNS} FROM tool_registry.memories WHERE {_OWNED} ORDER BY created_at DESC, memory_id LIMIT $4
+"""  # noqa: S608  # constants only
+# There are few of one owner: each is looked at. A query of no words finds nothing.
+_SEARCH: Final = f"""
+WITH asked AS MATERIALIZED (SELECT websearch_to_tsquery('simple', $5) AS query)
+SELECT {_COLUMNS} FROM tool_registry.memories, asked
+WHERE {_OWNED} AND numnode(query) > 0 AND to_tsvector('simple', content) @@ query
+ORDER BY ts_rank_cd(to_tsvector('simple', content), query, 1) DESC, created_at DESC, memory_id LIMIT $4
+"""  # noqa: S608  # constants only
+_AFTER: Final = f"""
+SELECT * FROM (SELECT {_COLUMNS} FROM tool_registry.memories WHERE {_OWNED}) AS m
+WHERE (agent_name, create_time, memory_id) > ($4, $5, $6) ORDER BY agent_name, create_time, memory_id LIMIT $7
+"""  # noqa: S608  # constants only
+_DELETE: Final = f"DELETE FROM tool_registry.memories WHERE {_OWNED} AND ($4 = '' OR memory_id = $4)"  # noqa: S608
+
+
+class PostgresMemoryRepository(DatabaseAdapter):
+    """Memories of agents about users, durable."""
+
+    async def add(self, owner: MemoryOwner, memory_id: str, text: str) -> Memory:
+        """Keep a text; returns the memory that has it, which may be an older one. Atomic, idempotent by its id.
+
+        Raises:
+            TooLarge: the agent, or the user, has too many.
+        """
+        key = (owner.store_id, owner.user_id, owner.agent_name)
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, owner.store_id, owner.user_id)
+            known = await connection.fetchrow(_KNOWN, *key, memory_id, text)
+            if known is not None:
+                return Memory(**known)
+            counts = await connection.fetchrow(_COUNTS, *key)
+            if counts is not None and counts["of_agent"] >= MEMORIES_MAX:
+                raise TooLarge(f"an agent has at most {MEMORIES_MAX} memories about a user")
+            if counts is not None and counts["of_user"] >= USER_MEMORIES_MAX:
+                raise TooLarge(f"there are at most {USER_MEMORIES_MAX} memories about a user")
+            added = await connection.fetchrow(_ADD, *key, memory_id, text)
+        if added is None:
+            raise AssertionError("an insert returns its row")
+        return Memory(**added)
+
+    async def search(self, owner: MemoryOwner, query: str, most: int) -> Sequence[Memory]:
+        """Return those that match, the best first; for an empty query the newest.
+
+        The query is in the form of search engines: words, "phrases", or, -without.
+        """
+        key = (owner.store_id, owner.user_id, owner.agent_name)
+        rows = await (
+            self._database.fetch(_SEARCH, *key, most, query) if query else self._database.fetch(_NEWEST, *key, most)
+        )
+        return [Memory(**row) for row in rows]
+
+    async def after(self, owner: MemoryOwner, place: tuple[str, float, str], most: int) -> Sequence[Memory]:
+        """Return memories by agent, time and id, from the one after that place on."""
+        rows = await self._database.fetch(_AFTER, owner.store_id, owner.user_id, owner.agent_name, *place, most)
+        return [Memory(**row) for row in rows]
+
+    async def delete(self, owner: MemoryOwner, memory_id: str = "") -> int:
+        """Remove a memory, or all of the owner if none is named; returns how many there were."""
+        return affected(
+            await self._database.execute(_DELETE, owner.store_id, owner.user_id, owner.agent_name, memory_id)
+        )

@@ -1,0 +1,413 @@
+"""The decision whether a call may begin, in the order in which it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pawl.chassis.ids import CallId
+from pawl.chassis.process import logs
+from pawl.chassis.visible import shortened, visible
+from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, PermissionDenied, ToolNotFound
+from pawl.tool_registry.audit.recorder import AuditTrail
+from pawl.tool_registry.audit.rules import AuditDraft
+from pawl.tool_registry.catalog.catalog import Catalog, CatalogTool
+from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
+from pawl.tool_registry.metrics import RegistryMetrics
+from pawl.tool_registry.policy.call import ExecuteRequest, FittingCall, Job, Proposal, ProposedCall
+from pawl.tool_registry.policy.result_cache import ResultCache
+from pawl.tool_registry.policy.rules.patterns import TooMuchToMatch
+from pawl.tool_registry.policy.rules.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
+from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope
+from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.store.grants import PostgresGrantUses
+from pawl.tool_registry.policy.store.rates import PostgresRateLimits
+from pawl.tool_registry.rules.check import Accepted, Refused
+from pawl.tool_registry.rules.execution import ExecutionResult
+from pawl.tool_registry.rules.journal import Begun, HeldElsewhere
+from pawl.tool_registry.rules.names import did_you_mean
+from pawl.tool_registry.rules.resources import resource_keys
+from pawl.tool_registry.rules.verdict import CallContext, Verdict, question_of
+from pawl.tool_registry.sources.python.runner import TakesTooLong
+from pawl.values import Disposition, EffectClass, ExecutionContext, ReadTimeouts, Series
+
+_TOO_MUCH_TO_MATCH: Final = (
+    "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
+)
+_PREVIEW_BYTES_MAX: Final = 4096
+_FIRST_ATTEMPT: Final = 1
+_LATE_SECONDS: Final = 60.0
+"""The time that an iteration may be late which was due before the end of its series."""
+_LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
+_UNACTED_MAX: Final = 10_000
+_UNGATED: Final = {
+    ExecutionContext.BACKEND: Disposition.RUN,
+    ExecutionContext.FRONTEND: Disposition.OFFER,
+    ExecutionContext.HUMAN: Disposition.ASK,
+    ExecutionContext.AGENT: Disposition.DELEGATE,
+}
+
+Proposed = tuple[CallContext, ProposedCall]
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdict on a call and the entry that says so, with the call if its arguments fit."""
+
+    verdict: Verdict
+    draft: AuditDraft
+    call: FittingCall | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Decides, step by step, whether a call may begin; never runs any.
+
+    1. `judge_batch`: the model proposes it. The tool is there for the user, the arguments fit, no earlier call of
+       the batch is the same, no rule denies it. The verdict says what must happen first: often an approval.
+       `reads_of`: of a batch that only reads, the jobs follow at once.
+    2. `admit`: its run asks for it. All of that is looked at again, and the approval must be of exactly this call.
+    3. `check_rules`: what people have decided since then holds. Only where the call is not under way.
+    4. `cached`: an earlier result of a READ_ONLY tool is given in its place.
+    5. `begin`: the journal knows of no earlier begin. The attempt holds the call's resource keys by then.
+    6. `permit`: its rates are not used up, and the audit chain has it. Then the tool is called.
+
+    `store_calls_per_minute` 0 means any number.
+    """
+
+    catalog: Catalog
+    rules: Rules
+    journal: PostgresExecutionJournal
+    limits: PostgresRateLimits
+    cache: ResultCache
+    audit: AuditTrail
+    observer: RegistryMetrics
+    grants: PostgresGrantUses
+    answer: Callable[[str, Callable[[], Any]], Awaitable[Any]]
+    """See `Runner.answer`."""
+    store_calls_per_minute: int = 0
+    unacted: set[str] = field(default_factory=set)
+    """Tokens of attempts that may have written an entry of the journal and ran nothing: there was no answer."""
+
+    async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
+        """Return the calls of one batch with the verdicts on them, in order; none is in the audit chain yet.
+
+        A call that could have the effect of an earlier one of the batch once more
+        is refused: it is nearly always a slip of the model.
+        """
+        first: dict[tuple[str, bytes], int] = {}
+        judged = []
+        for number, (context, call) in enumerate(proposed, 1):
+            fitting = await self._fitting(context, call, known_names)
+            if isinstance(fitting, Verdict):
+                verdict = fitting
+            else:
+                key = (fitting.definition.name, fitting.accepted.canonical)
+                if key in first:
+                    # Before any rule, which would count it.
+                    verdict = _duplicate(fitting, first[key], proposed[first[key] - 1][0].call_id)
+                else:
+                    verdict = await self._judged(fitting, call)
+                    if verdict.accepted is not None and fitting.definition.effect is not EffectClass.READ_ONLY:
+                        first[key] = number
+            self.observer.checks.labels(verdict.disposition).inc()
+            judged.append(
+                Judged(
+                    verdict=verdict,
+                    draft=self.audit.of_proposal(context, call.label, verdict),
+                    call=fitting if isinstance(fitting, FittingCall) else None,
+                )
+            )
+        return judged
+
+    def reads_of(self, judged: Sequence[Judged], timeouts: ReadTimeouts) -> list[Job]:
+        """Return the jobs of a batch of which all that is not refused may run at once; none if any may not."""
+        jobs = []
+        for each in judged:
+            if each.verdict.disposition is Disposition.REFUSE:
+                continue
+            call, verdict = each.call, each.verdict
+            if call is None or call.tool.loaded is None or self.store_calls_per_minute:
+                return []
+            if verdict.disposition is not Disposition.RUN or verdict.rule_id or verdict.digest:
+                return []
+            request = ExecuteRequest(
+                context=call.context,
+                call_id=call.context.call_id,
+                tool_name=call.definition.name,
+                tool_version=call.tool.entry.version,
+                arguments_json=call.accepted.canonical,
+                timeout_seconds=min(
+                    call.definition.timeout_seconds or timeouts.timeout_seconds, timeouts.timeout_seconds_max
+                ),
+            )
+            job = Job.of(call, call.tool.loaded, request, digest=call.digest, is_gated=False)
+            if not job.only_reads:
+                return []
+            jobs.append(replace(job, proposal=Proposal(drafts=(each.draft,))))
+        return jobs
+
+    async def _fitting(
+        self, context: CallContext, call: ProposedCall, known_names: Iterable[str]
+    ) -> FittingCall | Verdict:
+        """Return the call with its tool and its arguments as the tool takes them, or the refusal."""
+        tool = None
+        if call.own_tool is not None:
+            tool = self.catalog.own(context.store_id, call.own_tool)
+        elif call.tool_version:
+            tool = await self.catalog.find(context.store_id, call.tool_name, call.tool_version)
+        if tool is None or not tool.may_be_called_by(context.user_id, context.user_roles):
+            near = did_you_mean(call.tool_name, known_names)
+            return _refused(context, "TOOL_NOT_FOUND", f"there is no tool {call.tool_name[:80]!r}{near}")
+        accepted = await self.catalog.check(context.store_id, tool, call.arguments)
+        if isinstance(accepted, Refused):
+            return _refused(context, accepted.reason, accepted.message, tool)
+        if tool.definition.context in _LOADED and tool.loaded is None:
+            gone = f"the tool {tool.definition.name} is not available any more"
+            return _refused(context, "TOOL_NOT_FOUND", gone, tool)
+        try:
+            return await self._counted(context, tool, accepted)
+        except InvalidArguments as error:
+            return _refused(context, "INVALID_ARGUMENTS", str(error), tool)
+
+    async def _judged(self, call: FittingCall, proposed: ProposedCall) -> Verdict:
+        """Return the verdict on a call that fits, by the gate, by people's rules, and by the grant of its series."""
+        is_edited, series_digest = proposed.is_edited, call.grant_digest(proposed.series)
+        context, definition, arguments = call.context, call.definition, call.accepted.arguments
+        cause = call.gate()
+        try:
+            rule = await self.rules.deciding(context.store_id, call.ruled())
+        except TooMuchToMatch:
+            return _refused(context, "INVALID_ARGUMENTS", _TOO_MUCH_TO_MATCH, call.tool)
+        if rule is not None:
+            match rule.effect:
+                case RuleEffect.DENY:
+                    return replace(_refused(context, "NOT_ALLOWED", _denial(rule), call.tool), rule_id=rule.rule_id)
+                case RuleEffect.ASK if definition.context is not ExecutionContext.HUMAN:
+                    cause = ", ".join(filter(None, (cause, f"rule {rule.rule_id}")))
+                    series_digest = ""
+                case RuleEffect.ALLOW if (
+                    cause
+                    and not is_edited
+                    and await self.rules.repository.use(context.store_id, rule.rule_id, context.call_id)
+                ):
+                    cause = ""
+                case _:
+                    rule = None
+        is_granted = bool(cause) and await self._is_granted(context, proposed.series, series_digest)
+        return Verdict(
+            call_id=context.call_id,
+            disposition=Disposition.APPROVE if cause and not is_granted else _UNGATED[definition.context],
+            definition=definition,
+            tool_version=call.tool.entry.version,
+            accepted=call.accepted,
+            resource_keys=resource_keys(definition.resource_keys, arguments),
+            # By its digest the ledger knows what was approved: so an edit has one though it needs no approval any more.
+            digest=call.digest if cause or is_edited else "",
+            preview=await self._preview(call) if cause and not is_granted else "",
+            approval_cause=cause,
+            approvals_required=call.approvals_required if cause else 0,
+            question=question_of(definition, arguments) if definition.context is ExecutionContext.HUMAN else None,
+            rule_id=rule.rule_id if rule else "",
+            series_digest=series_digest if cause or is_edited else "",
+            grant_call_id=proposed.series.grant_call_id if is_granted and proposed.series else "",
+        )
+
+    async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
+        """Return the call with the tool's own count of the things it is about.
+
+        Raises:
+            InvalidArguments: the tool does not count them in time.
+        """
+        own_count, name = None, tool.definition.name
+        count = tool.loaded.tool.bulk_count(accepted.arguments) if tool.loaded is not None else None
+        if count is not None:
+            try:
+                own_count = await self.answer(name, count)
+            except TakesTooLong:
+                raise InvalidArguments(f"bulk_count of {name} takes too long for these arguments") from None
+            except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the definition
+                _log.warning("tool.bulk_count_failed", tool=name, error=type(error).__name__)
+        return FittingCall(context=context, tool=tool, accepted=accepted, own_count=own_count)
+
+    async def _preview(self, call: FittingCall) -> str:
+        """Return what the tool shows to whoever approves the call, if it shows anything."""
+        loaded, name = call.tool.loaded, call.definition.name
+        preview = loaded.tool.preview(call.accepted.arguments) if loaded is not None else None
+        if preview is None:
+            return ""
+        try:
+            return shortened(visible(await self.answer(name, preview)), _PREVIEW_BYTES_MAX)
+        except Exception as error:  # noqa: BLE001  # the author's code: a call is approved by its arguments then
+            _log.warning("tool.preview_failed", tool=name, error=type(error).__name__)
+            return ""
+
+    async def _is_granted(self, context: CallContext, series: Series | None, digest: str) -> bool:
+        """Return whether the grant of a series is of exactly the call, and has a use left for it, which is counted."""
+        if series is None or not digest or series.digest != digest:
+            return False
+        if series.end_time is not None and self.rules.clock.now() > series.end_time + _LATE_SECONDS:
+            return False
+        return await self.grants.use(context.store_id, digest, context.call_id, uses_max=series.iterations_max)
+
+    async def admit(self, request: ExecuteRequest) -> Job:
+        """Return the job of a request that may run; everything is checked again.
+
+        Raises:
+            ToolNotFound: there is no such backend tool, or the user may not call it.
+            InvalidArguments: the arguments do not fit.
+            ApprovalRequired: the call is gated, and neither an approval of exactly this
+                call, nor a grant of its series, nor the name of a rule came.
+        """
+        context, name = request.context, request.tool_name
+        tool = await self.catalog.find(context.store_id, name, request.tool_version)
+        if tool is None or tool.loaded is None or not tool.may_be_called_by(context.user_id, context.user_roles):
+            raise ToolNotFound(f"there is no tool {name!r} to run", tool_name=name)
+        if tool.definition.context is not ExecutionContext.BACKEND:
+            raise ToolNotFound(f"{name!r} does not run in the registry", tool_name=name)
+        accepted = await self.catalog.check(context.store_id, tool, request.arguments_json)
+        if isinstance(accepted, Refused):
+            raise InvalidArguments(accepted.message)
+        call = await self._counted(context, tool, accepted)
+        digest, cause = call.digest, call.gate()
+        job = Job.of(call, tool.loaded, request, digest=digest, is_gated=bool(cause))
+        # An approval that is not of this call is a sign that something was exchanged.
+        is_allowed = job.grant is not None or bool(request.rule_id)
+        if not job.is_approved and (request.approved_digest or (cause and not is_allowed)):
+            raise ApprovalRequired(f"{name} needs an approval of exactly this call ({cause or 'it had one'})")
+        return job
+
+    async def check_rules(self, job: Job) -> None:
+        """Return if people's rules let the call begin, or it has begun before: then what became of it is to be told.
+
+        Raises:
+            PermissionDenied: a rule denies it.
+            ApprovalRequired: a rule asks for an approval, or the one that allowed it
+                does so no more, or the grant that covers it has been used up.
+        """
+        refusal = await self._refusal(job)
+        if refusal is not None and not (job.effect.is_journaled and await self.journal.look(job.key)):
+            raise refusal
+
+    async def _refusal(self, job: Job) -> PawlError | None:
+        store_id, call_id = job.key.store_id, job.key.call_id
+        try:
+            rule = await self.rules.deciding(store_id, job.ruled)
+        except TooMuchToMatch:
+            return InvalidArguments(_TOO_MUCH_TO_MATCH)
+        if rule is not None and rule.effect is RuleEffect.DENY:
+            return PermissionDenied(_denial(rule))
+        if rule is not None and rule.effect is RuleEffect.ASK and not job.is_approved:
+            return ApprovalRequired(f"{job.definition.name} needs an approval (rule {rule.rule_id})")
+        if job.allowing_rule_id and not await self.rules.repository.has_allowed(
+            store_id, job.allowing_rule_id, call_id
+        ):
+            return ApprovalRequired(f"the rule that allowed {job.definition.name} is not in force any more")
+        grant = job.grant
+        if grant is None:
+            return None
+        is_counted = await self.grants.use(store_id, grant.digest, call_id, uses_max=grant.iterations_max)
+        if is_counted or job.is_approved:
+            return None
+        return ApprovalRequired(f"the grant that covers {job.definition.name} has been used up")
+
+    async def cached(self, job: Job) -> ExecutionResult | None:
+        """Return an earlier result of the same READ_ONLY call, written down as given again.
+
+        Raises:
+            DependencyUnavailable: it could not be written down.
+        """
+        found = self.cache.find(job)
+        if found is not None:
+            await self.audit.ended(job, found, reason="CACHED")
+        return found
+
+    async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
+        """Have the journal write that an attempt begins, or return what it knows of the call.
+
+        Raises:
+            InvalidArguments, DependencyUnavailable: as `ExecutionJournal.begin`.
+        """
+        try:
+            return await self.journal.begin(job.journal_call(token), unacted=self.unacted)
+        except BaseException:
+            self._remember_unacted(token)
+            raise
+
+    async def permit(self, job: Job, token: str) -> ExecutionResult | None:
+        """Count a call that is about to begin and write it down; the result in its place if it may not.
+
+        The attempts of one call count once. What a READ_ONLY tool does is written
+        down together with its end.
+
+        Raises:
+            DependencyUnavailable: the call must not begin.
+        """
+        try:
+            rates = self._rates(job) if job.attempt == _FIRST_ATTEMPT else []
+            exceeded = await self.limits.take(job.context.store_id, rates) if rates else None
+            if exceeded is not None:
+                return rate_limited(job.definition.name, exceeded)
+            if job.effect is not EffectClass.READ_ONLY:
+                await self.audit.executed(job)
+        except BaseException:
+            self._remember_unacted(token)
+            raise
+        return None
+
+    def _rates(self, job: Job) -> list[Rate]:
+        rates = []
+        if self.store_calls_per_minute:
+            rates.append(Rate(name=STORE_RATE_NAME, per_minute=self.store_calls_per_minute))
+        if job.rate_per_minute:
+            rates.append(tool_rate(job.definition.name, job.rate_per_minute))
+        return rates
+
+    def _remember_unacted(self, token: str) -> None:
+        if len(self.unacted) >= _UNACTED_MAX:
+            self.unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
+        self.unacted.add(token)
+
+    async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool) -> None:
+        """Write the end of an execution down, and keep its result if the tool wants that.
+
+        Raises:
+            DependencyUnavailable: it is not known whether it was written.
+        """
+        await self.audit.ended(job, result, has_begun=has_begun)
+        self.cache.put(job, result)
+
+    async def forget(self, older_than_seconds: float) -> None:
+        """Drop results that are too old, rates that nobody uses, and calls that rules allowed longer ago."""
+        self.cache.sweep()
+        await self.limits.forget()
+        await self.rules.repository.forget(older_than_seconds)
+        await self.grants.forget()
+
+
+def _duplicate(call: FittingCall, earlier: int, call_id: CallId) -> Verdict:
+    message = (
+        f"this is call {earlier} of the batch ({call_id}) once more: {call.definition.name} with the same arguments. "
+        "It is done once. If it is meant twice, call it again after its result"
+    )
+    return _refused(call.context, "DUPLICATE_CALL", message, call.tool)
+
+
+def _refused(context: CallContext, reason: str, message: str, tool: CatalogTool | None = None) -> Verdict:
+    return Verdict(
+        call_id=context.call_id,
+        disposition=Disposition.REFUSE,
+        definition=tool.definition if tool else None,
+        tool_version=tool.entry.version if tool else 0,
+        error_reason=reason,
+        error_message=message,
+    )
+
+
+def _denial(rule: Rule) -> str:
+    """Return what the model is told of a call that a rule denies."""
+    whose = {RuleScope.STORE: "the store", RuleScope.AGENT: f"the agent {rule.scope_id}"}.get(rule.scope, "the user")
+    return f"a rule of {whose} denies this call ({rule.rule_id})"

@@ -1,0 +1,73 @@
+"""The gate: the calls that need a person's approval."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from pawl.chassis.strict_json import JsonValue
+from pawl.tool_registry.rules.definition import ToolDefinition
+from pawl.values import Category, EffectClass, ExecutionContext
+
+BULK_ITEMS_MIN: Final = 3
+COUNT_PATH_CHARACTERS_MAX: Final = 200
+
+_NAME: Final = r"[^.\[\]$\x00-\x1f]+"
+_COUNT_PATH: Final = re.compile(rf"(\$\.)?{_NAME}(\[\*\])*(\.{_NAME}(\[\*\])*)*")
+
+
+def longest_array(arguments: Mapping[str, JsonValue]) -> int:
+    """Return the length of the longest array, at any depth."""
+    longest, to_visit = 0, list(arguments.values())
+    while to_visit:
+        value = to_visit.pop()
+        if isinstance(value, list):
+            longest = max(longest, len(value))
+            to_visit += value
+        elif isinstance(value, dict):
+            to_visit += value.values()
+    return longest
+
+
+def may_be_count_path(path: str) -> bool:
+    """Return whether a text is a path that `count_at` can follow, like `$.body.orders[*].lines`."""
+    return len(path) <= COUNT_PATH_CHARACTERS_MAX and _COUNT_PATH.fullmatch(path) is not None
+
+
+def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
+    """Return how many things are at a path: the items of arrays there, and what is no array once.
+
+    `[*]` stands for the items of an array. What is not there counts nothing.
+    """
+    found: list[JsonValue] = [dict(arguments)]
+    for step in path.removeprefix("$").removeprefix(".").replace("[*]", ".[*]").split("."):
+        if step == "[*]":
+            found = [item for value in found if isinstance(value, list) for item in value]
+        else:
+            found = [value[step] for value in found if isinstance(value, dict) and step in value]
+    return sum(len(value) if isinstance(value, list) else 1 for value in found)
+
+
+def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> int:
+    """Return how many things a call is about, as far as its definition says."""
+    if definition.bulk_count:
+        return count_at(arguments, definition.bulk_count)
+    return longest_array(arguments)
+
+
+def approval_cause(definition: ToolDefinition, items: int) -> str:
+    """Return why a call on `items` things is gated, or an empty text if it is not.
+
+    A question to a person is not gated: the answer is the person's decision. What
+    an agent is told is no bulk: its own calls are gated.
+    """
+    if definition.context is ExecutionContext.HUMAN:
+        return ""
+    causes = []
+    if definition.category is not Category.SAFE:
+        causes.append(f"category {definition.category}")
+    counts = definition.effect is not EffectClass.READ_ONLY and definition.context is not ExecutionContext.AGENT
+    if items >= BULK_ITEMS_MIN and counts:
+        causes.append(f"bulk of {items}")
+    return ", ".join(causes)

@@ -1,0 +1,364 @@
+"""Rules: what people have decided for the next time. Which of them count for a call, and what they say together.
+
+DENY wins over ASK, and ASK over ALLOW. An ALLOW is narrow: it means the version
+of the tool that its author knew, no bulk and no destruction unless it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
+from pawl.errors import InvalidField
+from pawl.tool_registry.policy.rules.gate import BULK_ITEMS_MIN
+from pawl.tool_registry.policy.rules.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
+from pawl.tool_registry.rules.definition import CONTROL, can_exist
+from pawl.values import Category
+
+ANY_TOOL: Final = "*"
+PATTERNS_MAX: Final = 20
+GLOB_CHARACTERS_MAX: Final = 1000
+PATTERN_BYTES_MAX: Final = 4096
+"""All patterns of a rule together."""
+REASON_BYTES_MAX: Final = 1024
+TRUST_SECONDS_MAX: Final = 30 * 86400.0
+"""The longest time for which an ALLOW for a pattern of tools may last."""
+RULES_MAX: Final = 1000
+"""Rules in force for a whole store, and as many others in it."""
+RULES_OF_USER_MAX: Final = 100
+"""Those of one user that are not for the whole store."""
+
+
+class RuleEffect(StrEnum):
+    """The effect of a rule on a call."""
+
+    ALLOW = "ALLOW"
+    ASK = "ASK"
+    DENY = "DENY"
+
+
+class RuleScope(StrEnum):
+    """The scope in which a rule counts."""
+
+    RUN = "RUN"
+    CONVERSATION = "CONVERSATION"
+    USER = "USER"
+    STORE = "STORE"
+    AGENT = "AGENT"
+
+
+def may_approve(roles: Collection[str]) -> bool:
+    """Return whether somebody decides about their own runs: approvers and admins, and whoever has no roles at all."""
+    return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule. Times are seconds since 1970; 0 for never."""
+
+    store_id: StoreId
+    rule_id: str
+    effect: RuleEffect
+    scope: RuleScope
+    scope_id: str
+    """Run, conversation, or name of an agent; empty for USER and STORE."""
+    user_id: UserId
+    """The user who made it. All but those of STORE and AGENT count for this user's runs only."""
+    tool_name: str
+    """A name, `*`, or `<source>.*`."""
+    arguments: tuple[ArgumentPattern, ...] = ()
+    items_max: int = 0
+    includes_destructive: bool = False
+    uses_max: int = 0
+    uses: int = 0
+    tool_version: int = 0
+    reason: str = ""
+    create_time: float = 0.0
+    expire_time: float = 0.0
+    revoke_time: float = 0.0
+    revoke_user_id: UserId = UserId("")
+    call_id: CallId = CallId("")
+    """The call whose approval made it; empty for none."""
+
+    @property
+    def is_for_one_tool(self) -> bool:
+        """True if it names its tool."""
+        return not self.tool_name.endswith(ANY_TOOL)
+
+    @property
+    def is_of_store(self) -> bool:
+        """True if it counts for runs of all users: admins make and revoke it."""
+        return self.scope in (RuleScope.STORE, RuleScope.AGENT)
+
+    @property
+    def is_of_conversation(self) -> bool:
+        """True if it is for one conversation or one run, and so goes when that is erased."""
+        return self.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
+
+    def is_in_force(self, now: float) -> bool:
+        """Return whether it is neither revoked nor expired nor used up."""
+        is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
+        return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuledCall:
+    """The parts of a call that rules look at."""
+
+    user_id: UserId
+    conversation_id: ConversationId
+    run_id: RunId
+    tool_name: str
+    tool_versions: frozenset[int]
+    """The pinned version and the one in force; 0 if the tool is not there any more."""
+    tool_create_time: float
+    """The time at which the newer of them was registered."""
+    category: Category
+    items: int
+    """The number of things that it is about."""
+    approvals_required: int
+    """By the definitions, or by the run."""
+    user_may_approve: bool
+    """True if the user of the run could decide about it without a rule."""
+    arguments: Mapping[str, JsonValue]
+    kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
+    """The kinds of its arguments, where the tool declares them."""
+    acts: tuple[Act, ...] = ()
+    """The arguments that are those of other tools, too: what is denied or asked there is so here."""
+    above_ids: frozenset[str] = frozenset()
+    """The runs above its run, and their conversations: what is denied to them is denied to it."""
+    agent_name: str
+    """The agent of its run."""
+    agents_above: frozenset[str] = frozenset()
+    """The agents of the runs above."""
+
+
+def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
+    """Return the rule that decides about a call, if one does.
+
+    Of those that say the same the narrowest scope decides, then the newest, so
+    that the use of a broad rule is not counted where a narrow one would do.
+
+    Raises:
+        TooMuchToMatch: the rules and the arguments are too much together.
+    """
+    matching = Matching(arguments=call.arguments, kinds=call.kinds)
+    views = [(call, matching), *_acted(call, matching)]
+    counting = [
+        rule
+        for rule in rules
+        if any(_counts(rule, *view, now) for view in (views[:1] if rule.effect in _OWN_ONLY else views))
+    ]
+    return min(
+        counting, key=lambda rule: (_PRECEDENCE[rule.effect], _BREADTH[rule.scope], -rule.create_time), default=None
+    )
+
+
+def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
+    """Return the call as calls of the tools that it acts as."""
+    for act in call.acts:
+        if act.argument in call.arguments:
+            matching.work.spend(_ACT_STEPS)
+            kinds = {act.tool_argument: call.kinds.get(act.argument, ArgumentKind.TEXT)}
+            yield (
+                replace(call, tool_name=act.tool_name),
+                Matching(
+                    arguments={act.tool_argument: call.arguments[act.argument]},
+                    kinds=kinds,
+                    is_below=frozenset({act.tool_argument} if act.is_below else ()),
+                    work=matching.work,
+                ),
+            )
+
+
+def said_by(rule: Rule) -> bytes:
+    """Return what its author said with a rule, canonical: without ids, versions and uses."""
+    patterns: list[JsonValue] = [
+        {
+            "argument": each.argument,
+            "equals": each.equals.decode() if each.equals is not None else None,
+            "glob": each.glob,
+        }
+        for each in rule.arguments
+    ]
+    return dumps_canonical(
+        {
+            "effect": rule.effect.value,
+            "scope": rule.scope.value,
+            "scope_id": rule.scope_id,
+            "tool_name": rule.tool_name,
+            "arguments": patterns,
+            "items_max": rule.items_max,
+            "includes_destructive": rule.includes_destructive,
+            "uses_max": rule.uses_max,
+            "reason": rule.reason,
+            "expire_time": rule.expire_time,
+            "call_id": rule.call_id,
+        }
+    )
+
+
+_ACT_STEPS: Final = 20
+_OWN_ONLY: Final = frozenset({RuleEffect.ALLOW})
+_PRECEDENCE: Final = {RuleEffect.DENY: 0, RuleEffect.ASK: 1, RuleEffect.ALLOW: 2}
+_BREADTH: Final = {
+    scope: place
+    for place, scope in enumerate(
+        (RuleScope.RUN, RuleScope.CONVERSATION, RuleScope.AGENT, RuleScope.USER, RuleScope.STORE)
+    )
+}
+
+
+def _counts(rule: Rule, call: RuledCall, matching: Matching, now: float) -> bool:
+    matching.work.spend(1)
+    return (
+        rule.is_in_force(now)
+        and _is_in_scope(rule, call)
+        and _names(rule.tool_name, call.tool_name)
+        and all(matching.meets(pattern, strictly=rule.effect is RuleEffect.ALLOW) for pattern in rule.arguments)
+        and (rule.effect is not RuleEffect.ALLOW or _allows(rule, call))
+    )
+
+
+def _is_in_scope(rule: Rule, call: RuledCall) -> bool:
+    if rule.scope is RuleScope.STORE:
+        return True
+    if rule.scope is RuleScope.AGENT:
+        return _is_of_agent(rule, call)
+    if rule.user_id != call.user_id:
+        return False
+    if rule.effect is not RuleEffect.ALLOW and rule.scope_id in call.above_ids:
+        return True
+    match rule.scope:
+        case RuleScope.RUN:
+            return rule.scope_id == call.run_id
+        case RuleScope.CONVERSATION:
+            return rule.scope_id == call.conversation_id
+        case RuleScope.USER:
+            return True
+
+
+def _is_of_agent(rule: Rule, call: RuledCall) -> bool:
+    is_own = rule.scope_id == call.agent_name
+    return is_own or (rule.effect is not RuleEffect.ALLOW and rule.scope_id in call.agents_above)
+
+
+def _names(pattern: str, tool_name: str) -> bool:
+    if pattern == ANY_TOOL:
+        return True
+    if pattern.endswith(f".{ANY_TOOL}"):
+        return tool_name.startswith(pattern.removesuffix(ANY_TOOL))
+    return pattern == tool_name
+
+
+def _allows(rule: Rule, call: RuledCall) -> bool:
+    """Return whether an ALLOW that matches means a call like this."""
+    if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
+        return False
+    if not rule.is_of_store and not call.user_may_approve:
+        return False  # Its author has lost the right in whose place it decides.
+    if call.tool_create_time > rule.create_time:
+        return False  # Its author did not know it. Another tool of the name can have the same version.
+    if rule.is_for_one_tool:
+        return call.tool_versions == {rule.tool_version}
+    return call.category is not Category.DESTRUCTIVE or rule.includes_destructive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCounts:
+    """The numbers of rules in force: for the whole store, of all its users, and of one of them."""
+
+    of_store: int
+    of_users: int
+    of_user: int
+
+    @classmethod
+    def of(cls, rules: Collection[Rule], user_id: UserId) -> RuleCounts:
+        """Return the counts of the rules in force of a store."""
+        users = [rule.user_id for rule in rules if not rule.is_of_store]
+        return cls(of_store=len(rules) - len(users), of_users=len(users), of_user=users.count(user_id))
+
+
+def check_room(rule: Rule, counts: RuleCounts) -> None:
+    """Return if there is room for one more: what users make takes no place of the whole store's rules.
+
+    Raises:
+        InvalidField: there is none.
+    """
+    is_for_store = rule.is_of_store
+    if (counts.of_store if is_for_store else counts.of_users) >= RULES_MAX:
+        whose, most = "the store has" if is_for_store else "the users of the store have", RULES_MAX
+    elif not is_for_store and counts.of_user >= RULES_OF_USER_MAX:
+        whose, most = "you have", RULES_OF_USER_MAX
+    else:
+        return
+    raise InvalidField(f"{whose} {most} rules in force: revoke some first", field="rule")
+
+
+def check_rule(rule: Rule, now: float) -> None:
+    """Return if a new rule can be used.
+
+    Raises:
+        InvalidField: metadata `field` names the first field that cannot.
+    """
+    _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
+    needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)
+    _require(
+        is_id(rule.scope_id) if needs_id else not rule.scope_id,
+        "scope_id",
+        "names the run, conversation or agent of the scopes RUN, CONVERSATION and AGENT, and goes only with them",
+    )
+    _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
+    _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"at most {PATTERNS_MAX} patterns")
+    for pattern in rule.arguments:
+        _require(bool(pattern.argument), "arguments", "each pattern names an argument")
+        _require(
+            (pattern.equals is None) != (pattern.glob is None), "arguments", "each pattern has equals_json or glob"
+        )
+        _require(
+            1 <= len(pattern.glob or "*") <= GLOB_CHARACTERS_MAX and not set(pattern.glob or "") & set("[]"),
+            "arguments",
+            f"a glob has 1 to {GLOB_CHARACTERS_MAX} characters, without brackets",
+        )
+    size = sum(
+        len(dumps_canonical([each.argument, each.glob or ""])) + len(each.equals or b"") for each in rule.arguments
+    )
+    _require(size <= PATTERN_BYTES_MAX, "arguments", f"all patterns together have at most {PATTERN_BYTES_MAX} bytes")
+    for pattern in rule.arguments:
+        text = pattern.glob or (pattern.equals or b"").decode()
+        _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
+    _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"at most {REASON_BYTES_MAX} bytes")
+    _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
+    _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
+    allows = rule.effect is RuleEffect.ALLOW
+    _require(allows or not rule.uses_max, "uses_max", "goes with ALLOW only")
+    _require(allows or not rule.items_max, "items_max", "goes with ALLOW only")
+    _require(
+        not rule.includes_destructive or (allows and not rule.is_for_one_tool),
+        "includes_destructive",
+        "goes with ALLOW for a pattern of tools only",
+    )
+    if allows and not rule.is_for_one_tool:
+        _require(
+            bool(rule.expire_time) and rule.expire_time <= now + TRUST_SECONDS_MAX,
+            "expire_time",
+            f"ALLOW for a pattern of tools must end within {TRUST_SECONDS_MAX / 86400:g} days",
+        )
+
+
+def _is_tool_pattern(name: str) -> bool:
+    if name == ANY_TOOL:
+        return True
+    if name.endswith(f".{ANY_TOOL}"):
+        return can_exist(name.removesuffix(f".{ANY_TOOL}"))
+    return can_exist(name)
+
+
+def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+    if not holds:
+        raise InvalidField(f"{field}: {rule}", field=f"rule.{field}")

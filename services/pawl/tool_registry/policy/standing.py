@@ -1,0 +1,203 @@
+"""Rules of a store: made, listed, revoked, and asked about each call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pawl.chassis.identity.auth import Principal, check_decides
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import CallKey, ConversationId, IdSource, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.process.clock import Clock
+from pawl.errors import (
+    AgentNotFound,
+    CallNotFound,
+    ConversationErased,
+    ConversationNotFound,
+    InvalidField,
+    PermissionDenied,
+    RuleNotFound,
+    RunNotFound,
+    ToolNotFound,
+)
+from pawl.tool_registry.audit.recorder import AuditTrail
+from pawl.tool_registry.catalog.catalog import Catalog
+from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.policy.rules.rules import (
+    Rule,
+    RuleCounts,
+    RuledCall,
+    RuleEffect,
+    RuleScope,
+    check_room,
+    check_rule,
+    may_approve,
+    ruling,
+)
+from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+
+_FRESH_SECONDS: Final = 1.0
+_STORES_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRule:
+    """A rule, and whether its tool has changed since."""
+
+    rule: Rule
+    is_suspended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Makes rules and finds the one that decides about a call. What is made and revoked is in the audit chain before.
+
+    The rules of a store are kept for a second, so that checking a batch costs no
+    statement where there are none. What allows a call is not taken from there: it
+    is counted, and looked at again right before the call runs, in the database.
+    """
+
+    repository: PostgresRuleRepository
+    catalog: Catalog
+    runs: LedgerReads
+    audit: AuditTrail
+    ids: IdSource
+    clock: Clock
+    _kept: dict[StoreId, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
+
+    async def create(self, person: Principal, rule: Rule, request_id: RequestId) -> ListedRule:
+        """Make a rule; `rule` has what the person said.
+
+        Raises:
+            InvalidField: it cannot be used, or there is no room for it.
+            PermissionDenied: the person may not make it, or an ALLOW is made by a delegate that does not decide.
+            ToolNotFound: an ALLOW names a tool that the person may not call.
+            RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
+            ConversationNotFound: the person has no such conversation.
+            AgentNotFound: the store has no such agent.
+            ConversationErased: the conversation was erased; what was said in rules for it does not come back.
+            RequestIdReused: the request id came before with another rule.
+        """
+        if rule.is_of_store and Role.ADMIN not in person.roles:
+            raise PermissionDenied("a rule for runs of all users needs the role admin")
+        if not may_approve(person.roles):
+            raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
+        if rule.effect is RuleEffect.ALLOW:
+            check_decides(person)
+        now = self.clock.now()
+        check_rule(rule, now)
+        version = 0
+        if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
+            version = await self._version_of(person, rule.tool_name)
+        await self._check_origin(person, rule)
+        rule = replace(
+            rule,
+            store_id=person.store_id,
+            rule_id=self.ids.new("rule"),
+            user_id=person.user_id,
+            tool_version=version,
+        )
+        if not (request_id and await self.repository.is_made(person.store_id, person.user_id, request_id)):
+            check_room(rule, RuleCounts.of(await self.repository.in_force(person.store_id), person.user_id))
+            await self.audit.ruled(rule, "MADE", person)
+        made = await self.repository.add(rule, request_id)
+        self._kept.pop(person.store_id, None)
+        return ListedRule(rule=made, is_suspended=False)
+
+    async def _version_of(self, person: Principal, tool_name: str) -> int:
+        """Return the version of the register that a rule allows."""
+        try:
+            return (await self.catalog.get(person, tool_name, 0)).version
+        except ToolNotFound:
+            said = (
+                f"the register has no tool {tool_name!r} for you; calls of one that came with its run are never allowed"
+            )
+            raise ToolNotFound(f"{said} in advance", tool_name=tool_name) from None
+
+    async def _check_origin(self, person: Principal, rule: Rule) -> None:
+        """Return if run, conversation and call of a rule are the person's, and its agent is one of the store."""
+        run = RunKey(person.store_id, RunId(rule.scope_id))
+        if rule.scope is RuleScope.RUN and not await self.runs.has_run(run, person.user_id):
+            raise RunNotFound
+        if rule.is_of_conversation and await self.repository.is_erased(replace(rule, store_id=person.store_id)):
+            raise ConversationErased
+        conversation = (person.store_id, person.user_id, ConversationId(rule.scope_id))
+        if rule.scope is RuleScope.CONVERSATION and not await self.runs.has_conversation(*conversation):
+            raise ConversationNotFound
+        if rule.scope is RuleScope.AGENT and not await self.runs.has_agent(person.store_id, rule.scope_id):
+            raise AgentNotFound(f"the store has no agent {rule.scope_id!r}: `pawl agents list` shows those that it has")
+        if not rule.call_id:
+            return
+        tool_name = await self.runs.gated_tool(CallKey(person.store_id, rule.call_id), person.user_id)
+        if tool_name is None:
+            raise CallNotFound
+        if rule.is_for_one_tool and rule.tool_name != tool_name:
+            raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
+
+    async def revoke(self, person: Principal, rule_id: str) -> ListedRule:
+        """Revoke a rule for good. Idempotent.
+
+        Raises:
+            RuleNotFound: there is none that the person may see.
+            PermissionDenied: it is a rule of the store or an agent, and the person is no admin; or it asks people or
+                denies calls, and the person is a delegate that does not decide.
+        """
+        rule = await self.repository.get(person.store_id, rule_id)
+        is_admin = Role.ADMIN in person.roles
+        if rule is None or not (is_admin or rule.is_of_store or rule.user_id == person.user_id):
+            raise RuleNotFound
+        if rule.is_of_store and not is_admin:
+            raise PermissionDenied("a rule for runs of all users is revoked by an admin")
+        if rule.effect is not RuleEffect.ALLOW:
+            check_decides(person)
+        if rule.revoke_time:
+            return await self._listed(rule)
+        await self.audit.ruled(rule, "REVOKED", person)
+        revoked = await self.repository.revoke(person.store_id, rule_id, person.user_id)
+        self._kept.pop(person.store_id, None)
+        return await self._listed(revoked)
+
+    async def list(
+        self, person: Principal, *, include_ended: bool, all_users: bool, before: str, most: int
+    ) -> Sequence[ListedRule]:
+        """Return rules by descending id, those below `before` if it is given.
+
+        Raises:
+            PermissionDenied: all users' are asked for, and the person is no admin.
+        """
+        if all_users and Role.ADMIN not in person.roles:
+            raise PermissionDenied("the rules of all users are for the role admin")
+        user_id = UserId("") if all_users else person.user_id
+        rules = await self.repository.list(
+            person.store_id, user_id, include_ended=include_ended, before=before, most=most
+        )
+        return [await self._listed(rule) for rule in rules]
+
+    async def deciding(self, store_id: StoreId, call: RuledCall) -> Rule | None:
+        """Return the rule that decides about a call, if one does; it counts nothing.
+
+        Raises:
+            TooMuchToMatch: the rules and the arguments are too much together.
+        """
+        rules = await self._in_force(store_id)
+        await asyncio.sleep(0)  # Each call of a batch can take a while.
+        return ruling(rules, call, self.clock.now()) if rules else None
+
+    async def _in_force(self, store_id: StoreId) -> Sequence[Rule]:
+        now = self.clock.monotonic()
+        read_at, rules = self._kept.get(store_id, (-_FRESH_SECONDS, ()))
+        if now - read_at < _FRESH_SECONDS:
+            return rules
+        rules = await self.repository.in_force(store_id)
+        if len(self._kept) >= _STORES_MAX:
+            self._kept.clear()
+        self._kept[store_id] = (now, rules)
+        return rules
+
+    async def _listed(self, rule: Rule) -> ListedRule:
+        if rule.effect is not RuleEffect.ALLOW or not rule.is_for_one_tool:
+            return ListedRule(rule=rule, is_suspended=False)
+        version = await self.catalog.current_version(rule.store_id, rule.tool_name)
+        return ListedRule(rule=rule, is_suspended=rule.tool_version != version)

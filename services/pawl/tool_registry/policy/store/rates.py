@@ -1,0 +1,74 @@
+"""Rate limits in PostgreSQL: the generic cell rate algorithm, by the clock of the database.
+
+A row holds the time at which its rate would be unused again. A call moves it on
+by the interval of one call, unless it would then be more than a minute ahead. One
+that is further ahead is of before the clock went back, and counts as unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.chassis.db.database import Connection, DatabaseAdapter
+from pawl.chassis.ids import StoreId
+from pawl.tool_registry.policy.rules.rate import Exceeded, Rate
+
+_UNUSED_AT: Final = """
+CASE WHEN r.unused_at > clock_timestamp() + interval '61 seconds' THEN clock_timestamp() ELSE r.unused_at END
+"""
+_TAKE: Final = f"""
+INSERT INTO tool_registry.rates AS r (store_id, name, unused_at)
+VALUES ($1, $2, clock_timestamp() + make_interval(secs => 60.0 / $3))
+ON CONFLICT (store_id, name) DO UPDATE
+SET unused_at = greatest({_UNUSED_AT}, clock_timestamp()) + make_interval(secs => 60.0 / $3)
+WHERE {_UNUSED_AT} + make_interval(secs => 60.0 / $3) <= clock_timestamp() + interval '60 seconds 1 millisecond'
+RETURNING true
+"""  # noqa: S608  # constants only
+_WAIT: Final = """
+SELECT extract(epoch FROM unused_at - clock_timestamp())::double precision - 60 + 60.0 / $3
+FROM tool_registry.rates WHERE store_id = $1 AND name = $2
+"""
+_FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - interval '1 hour'"
+
+
+class PostgresRateLimits(DatabaseAdapter):
+    """Counts what begins, the same for all replicas."""
+
+    async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> Exceeded | None:
+        """Count one call against all rates, or against none and return the one that is used up.
+
+        Raises:
+            DependencyUnavailable: it is not known whether it was counted.
+        """
+        if len(rates) == 1:
+            async with self._database.acquire() as connection:
+                return await self._take(connection, store_id, rates[0])
+        try:
+            async with self._database.transaction() as connection:
+                # In one order everywhere, so that two who take both do not wait for each other.
+                for rate in sorted(rates, key=lambda rate: rate.name):
+                    exceeded = await self._take(connection, store_id, rate)
+                    if exceeded is not None:
+                        raise _NotTaken(exceeded)
+        except _NotTaken as refused:
+            return refused.exceeded
+        return None
+
+    async def forget(self) -> None:
+        """Delete rates that nobody uses."""
+        await self._database.execute(_FORGET)
+
+    async def _take(self, connection: Connection, store_id: StoreId, rate: Rate) -> Exceeded | None:
+        if await connection.fetchval(_TAKE, store_id, rate.name, float(rate.per_minute)):
+            return None
+        wait = await connection.fetchval(_WAIT, store_id, rate.name, float(rate.per_minute))
+        return Exceeded(rate=rate, wait_seconds=max(0.0, wait or 0.0))
+
+
+class _NotTaken(Exception):
+    """Rolls back what was counted against the other rates."""
+
+    def __init__(self, exceeded: Exceeded) -> None:
+        self.exceeded = exceeded
+        super().__init__()

@@ -1,1 +1,0 @@
-"""The registry on the wire: pawl.tool.v1."""

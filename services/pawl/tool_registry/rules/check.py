@@ -1,0 +1,159 @@
+"""Checking the arguments of a call: parsed, fitted, validated, canonical."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jsonschema_rs
+import msgspec
+
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.errors import InvalidJson, InvalidSchema, TooLarge
+from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.rules.fitting import Fitted, fit
+from pawl.tool_registry.rules.schema import compile_schema
+from pawl.tool_registry.rules.violations import list_violations
+
+QUICK_WORK_MAX: Final = 25_000
+"""Weight of a schema times bytes of arguments that are checked at once: at most some 30 ms of processor time."""
+
+_ADJUSTMENTS_SHOWN: Final = 10
+_ROUND_BYTES: Final = 64
+_COMPILED_MAX: Final = 64
+_decode: Final[Callable[[bytes], Any]] = msgspec.json.decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Arguments that fit."""
+
+    arguments: dict[str, JsonValue]
+    canonical: bytes
+    note: str
+    """The parts that were read differently from how they were written, for the model; may be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The reason why a call may not run, for programs and for the model."""
+
+    reason: str
+    message: str
+
+
+def refused(name: str, what: str, *, reason: str = "INVALID_ARGUMENTS") -> Refused:
+    """Return the refusal of the arguments of a tool for what they do or are."""
+    return Refused(reason=reason, message=f"the arguments of {name} {what}")
+
+
+def check_arguments(
+    definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, raw: bytes
+) -> Accepted | Refused:
+    """Return the canonical arguments of a call, or everything that is wrong with them.
+
+    Valid arguments only get defaults (those that keep them valid); others are
+    coerced where that loses nothing. No arguments at all are an empty object.
+    """
+    name = definition.name
+    try:
+        written = loads(raw, bytes_max=ARGUMENTS_BYTES_MAX) if raw.strip() else {}
+    except TooLarge:
+        return refused(name, f"have {len(raw)} bytes, the limit is {ARGUMENTS_BYTES_MAX}")
+    except InvalidJson as error:
+        return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
+    if not isinstance(written, dict):
+        return refused(name, "must be a JSON object")
+    fitted = _fitted(definition, validator, written)
+    violations = list_violations(definition.arguments_schema, validator, fitted.value)
+    if violations:
+        listed = "\n".join(f"- {line}" for line in violations)
+        return refused(name, f"do not fit its schema:\n{listed}")
+    return _accepted(name, fitted)
+
+
+def is_quick(weight: float, raw: bytes) -> bool:
+    """Return whether arguments can be checked at once, by a schema of that weight (`domain.schema.weigh`)."""
+    return weight * (len(raw) + _ROUND_BYTES) <= QUICK_WORK_MAX
+
+
+def check_strange(
+    name: str, schema: bytes, raw: bytes, newest: bytes | None, *, recursion: bool
+) -> tuple[bytes, str] | Refused:
+    """Return what `check_arguments` and then `fits_newest` do, for a helper process, which keeps what it has compiled.
+
+    Schemas are JSON. What was accepted is the canonical arguments and the note.
+    """
+    definition = ToolDefinition(name=name, description="", arguments_schema=_decode(schema))
+    checked = check_arguments(definition, _compiled(schema, recursion=recursion), raw)
+    if isinstance(checked, Accepted) and newest is not None:
+        checked = fits_newest(name, _compiled(newest, recursion=recursion), checked)
+    return checked if isinstance(checked, Refused) else (checked.canonical, checked.note)
+
+
+def read_canonical(canonical: bytes) -> dict[str, JsonValue]:
+    """Return the arguments that `check_strange` has accepted."""
+    arguments: dict[str, JsonValue] = _decode(canonical)
+    return arguments
+
+
+def schema_problem(schema: Mapping[str, Any]) -> str:
+    """Return why a schema of a stranger cannot be used, for a helper process; empty if it can."""
+    try:
+        compile_schema(schema)
+    except InvalidSchema as error:
+        return error.message
+    return ""
+
+
+def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
+    """Return `accepted` if the newest version takes the arguments too.
+
+    A run keeps the version it started with, but only the newest function is
+    there to run: arguments of an older version must fit it as they are.
+    """
+    if newest.is_valid(accepted.arguments):
+        return accepted
+    return Refused(
+        reason="INVALID_ARGUMENTS", message=f"{name} has changed since this run began and takes other arguments now"
+    )
+
+
+@functools.lru_cache(maxsize=_COMPILED_MAX)
+def _compiled(schema: bytes, *, recursion: bool) -> jsonschema_rs.Draft202012Validator:
+    return compile_schema(_decode(schema), recursion=recursion)
+
+
+def _accepted(name: str, fitted: Fitted) -> Accepted | Refused:
+    try:
+        canonical = dumps_canonical(fitted.value)
+    except InvalidJson as error:  # a text in a text may be deeper than the whole may be
+        return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
+    if len(canonical) > ARGUMENTS_BYTES_MAX or not isinstance(fitted.value, dict):
+        return refused(name, f"have more than {ARGUMENTS_BYTES_MAX} bytes, defaults included")
+    return Accepted(arguments=fitted.value, canonical=canonical, note=_note(fitted.adjustments))
+
+
+def _fitted(
+    definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, written: dict[str, JsonValue]
+) -> Fitted:
+    schema = definition.arguments_schema
+    if not validator.is_valid(written):
+        coerced = fit(schema, written)
+        if validator.is_valid(coerced.value):
+            return coerced
+        # A default may be what does not fit; what is left is the caller's own.
+        plain = fit(schema, written, defaults=False)
+        return plain if validator.is_valid(plain.value) else coerced
+    filled = fit(schema, written, coerce=False)
+    return filled if validator.is_valid(filled.value) else fit(schema, written, coerce=False, defaults=False)
+
+
+def _note(adjustments: tuple[str, ...]) -> str:
+    if not adjustments:
+        return ""
+    shown = "; ".join(adjustments[:_ADJUSTMENTS_SHOWN])
+    more = len(adjustments) - _ADJUSTMENTS_SHOWN
+    return f"Arguments were adjusted: {shown}" + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,269 @@
+"""The definition of a tool, and the place of a version in the register."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from pawl.chassis.ids import StoreId, UserId, is_id
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
+from pawl.errors import InvalidField
+from pawl.tool_registry.rules.resources import check_template
+from pawl.values import SEVERITY, Category, EffectClass, ExecutionContext, JobReports, OfferFallback, ReportPolicy
+
+ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+RESULT_BYTES_MAX: Final = 1024 * 1024
+DESCRIPTION_BYTES_MAX: Final = 4096
+TIMEOUT_SECONDS_MIN: Final = 0.1
+TIMEOUT_SECONDS_MAX: Final = 3600.0
+ASYNC_TIMEOUT_SECONDS_MAX: Final = 86_400.0
+RESOURCE_KEYS_MAX: Final = 16
+ALLOWED_USERS_MAX: Final = 1000
+ALLOWED_ROLES_MAX: Final = 16
+RATE_PER_MINUTE_MAX: Final = 100_000
+CACHE_SECONDS_MAX: Final = 86400
+REPORT_ITERATIONS_MAX: Final = 1_000_000
+REPORT_SECONDS_MIN: Final = 0.5
+REPORT_SECONDS_MAX: Final = 365 * 86_400.0
+APPROVALS_MAX: Final = 5
+
+# One dot stands between a source and its tool. Such a name has room for the two characters that a model server needs
+# in place of the dot.
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
+# Tab, line feed and carriage return are text; no other control character is.
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+VERSION_MAX: Final = 2**31 - 1
+
+_MOST: Final = {
+    "result_bytes_max": RESULT_BYTES_MAX,
+    "rate_per_minute": RATE_PER_MINUTE_MAX,
+    "cache_seconds": CACHE_SECONDS_MAX,
+    "approvals_required": APPROVALS_MAX,
+}
+_TIMEOUTS: Final = {"timeout_seconds": TIMEOUT_SECONDS_MAX, "async_timeout_seconds": ASYNC_TIMEOUT_SECONDS_MAX}
+_IDS_MOST: Final = {
+    "allowed_user_ids": (ALLOWED_USERS_MAX, "user ids"),
+    "allowed_roles": (ALLOWED_ROLES_MAX, "names of roles"),
+}
+# What the registry does not run it can neither count nor give again.
+_OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "async_timeout_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDefinition:
+    """The definition of a tool. Zero means: none of its own (timeout), the most allowed (result)."""
+
+    name: str
+    description: str
+    arguments_schema: Mapping[str, Any]
+    context: ExecutionContext = ExecutionContext.BACKEND
+    category: Category = Category.SENSITIVE
+    effect: EffectClass = EffectClass.AT_MOST_ONCE
+    timeout_seconds: float = 0.0
+    parallel: bool = False
+    resource_keys: tuple[str, ...] = ()
+    result_bytes_max: int = 0
+    allowed_user_ids: tuple[str, ...] = ()
+    allowed_roles: tuple[str, ...] = ()
+    """Roles of which the user must have one; empty means any."""
+    rate_per_minute: int = 0
+    """Executions that may begin in a store within a minute, on average; 0 means any number."""
+    cache_seconds: float = 0.0
+    """The time for which the result of a READ_ONLY tool is given again to the same user for the same arguments."""
+    approvals_required: int = 0
+    """The number of different people who must approve a gated call; 0 means one."""
+    offer_fallback: OfferFallback = OfferFallback.FAIL
+    fallback_tool_name: str = ""
+    bulk_count: str = ""
+    """The path to what a call is about in its arguments, like `$.body.items`; empty for the longest array."""
+    without_background: bool = False
+    """True if calls run at once also where the model wants them in the background."""
+    async_timeout_seconds: float = 0.0
+    """The time that an execution in the background may take; 0 means none of its own."""
+    permits_grants: bool = False
+    """True if one approval may be for a series of calls also of a DESTRUCTIVE tool."""
+    reports: ReportPolicy | None = None
+    """The iterations of its jobs that are told where nobody says so; None for each."""
+
+    def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
+        """Return whether a user is one of its users, with one of its roles. To others it does not exist."""
+        is_one_of_them = not self.allowed_user_ids or user_id in self.allowed_user_ids
+        return is_one_of_them and (not self.allowed_roles or not roles.isdisjoint(self.allowed_roles))
+
+    @property
+    def runs_beside_others(self) -> bool:
+        """True if calls may run side by side with others of their batch."""
+        return self.parallel or self.effect is EffectClass.READ_ONLY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolVersion:
+    """A definition with its place in the register. Never changes."""
+
+    store_id: StoreId
+    """Empty for a loaded tool: it is the same in every store."""
+    definition: ToolDefinition
+    version: int
+    source: str
+    """`builtin`, `module:<name>`, `store` (front-end tools), or `<kind>:<name>` of a source that the store has."""
+    create_time: float
+    binding: bytes = b""
+    """The instructions for its source to run it; of no meaning to anybody else."""
+    user_id: UserId = UserId("")
+    """The user who registered it; empty for a tool that the deployment or a source of the store has."""
+
+    @property
+    def source_kind(self) -> str:
+        """The kind of its source."""
+        return self.source.partition(":")[0]
+
+
+def can_exist(name: str, version: int = 0) -> bool:
+    """Return whether a tool can have that name and version: what cannot is not worth asking a store for."""
+    return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
+
+
+def check_own_name(name: str) -> None:
+    """Return if the tool is not named like one of a source.
+
+    Raises:
+        InvalidField: it is; a source that is added later must find the names of its tools free.
+    """
+    if "." in name:
+        raise InvalidField("name: a dot is only in the names of tools of a source", field="name")
+
+
+def check_definition(definition: ToolDefinition) -> None:
+    """Return if every field but the schema is in range; `domain.schema` checks that.
+
+    Raises:
+        InvalidField: metadata `field` names the first that is not.
+    """
+    require(
+        can_exist(definition.name),
+        "name",
+        "must match ^[a-zA-Z0-9_-]{1,64}$, or with a dot inside have at most 63 characters",
+    )
+    require(
+        1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
+        "description",
+        f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
+    )
+    require(CONTROL.search(definition.description) is None, "description", "must not have control characters")
+    for field, most in _TIMEOUTS.items():
+        seconds = getattr(definition, field)
+        is_in_range = seconds == 0 or TIMEOUT_SECONDS_MIN <= seconds <= most
+        require(is_in_range, field, f"must be 0 or from {TIMEOUT_SECONDS_MIN} to {most:g}")
+    for field, most in _MOST.items():
+        require(0 <= getattr(definition, field) <= most, field, f"must be 0 to {most}")
+    for field, (most, what) in _IDS_MOST.items():
+        ids = getattr(definition, field)
+        require(len(ids) <= most and all(map(is_id, ids)), field, f"must be at most {most} {what}")
+    require(
+        not definition.cache_seconds or definition.effect is EffectClass.READ_ONLY,
+        "cache_seconds",
+        "goes with the effect READ_ONLY, and only with it",
+    )
+    for field in _OF_BACKEND:
+        is_fit = definition.context is ExecutionContext.BACKEND or not getattr(definition, field)
+        require(is_fit, field, "goes with BACKEND tools only")
+    _check_reports(definition)
+    # A question needs no approval.
+    require(
+        definition.context is not ExecutionContext.HUMAN or not definition.approvals_required,
+        "approvals_required",
+        "does not go with HUMAN tools",
+    )
+    require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
+    for template in definition.resource_keys:
+        require(CONTROL.search(template) is None, "resource_keys", "must not have control characters")
+        problem = check_template(template, definition.arguments_schema)
+        require(not problem, "resource_keys", problem)
+    wants_tool = definition.offer_fallback is OfferFallback.BACKEND_TOOL
+    require(
+        bool(definition.fallback_tool_name) == wants_tool,
+        "fallback_tool_name",
+        "goes with the fallback BACKEND_TOOL, and only with it",
+    )
+
+
+def _check_reports(definition: ToolDefinition) -> None:
+    if definition.reports is None:
+        return
+    has_jobs = definition.context in {ExecutionContext.BACKEND, ExecutionContext.AGENT}
+    require(has_jobs and not definition.without_background, "reports", "goes with tools that run in the background")
+    check_report_policy(definition.reports)
+
+
+def check_report_policy(policy: ReportPolicy) -> None:
+    """Return if what it says is in range.
+
+    Raises:
+        InvalidField: it is not.
+    """
+    is_in_range = 0 <= policy.report_iterations <= REPORT_ITERATIONS_MAX
+    is_each = policy.reports is JobReports.EVERY or not policy.report_iterations
+    require(is_in_range and is_each, "reports", f"every goes with 1 to {REPORT_ITERATIONS_MAX} iterations")
+    is_digest = policy.reports is JobReports.DIGEST
+    seconds = policy.report_seconds
+    is_fit = REPORT_SECONDS_MIN <= seconds <= REPORT_SECONDS_MAX if is_digest else not seconds
+    limits = f"{REPORT_SECONDS_MIN:g} to {REPORT_SECONDS_MAX:.0f} seconds"
+    require(is_fit, "reports", f"digest, and only that, goes with {limits}")
+
+
+def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
+    """Return whether people are asked less, or more of them may call, by `new` than by `old`."""
+    return (
+        SEVERITY.index(new.category) < SEVERITY.index(old.category)
+        or max(1, new.approvals_required) < max(1, old.approvals_required)
+        or (new.effect is EffectClass.READ_ONLY and old.effect is not EffectClass.READ_ONLY)  # It is never bulk then.
+        or _is_wider(new.allowed_user_ids, old.allowed_user_ids)
+        or _is_wider(new.allowed_roles, old.allowed_roles)
+    )
+
+
+def is_restricted(definition: ToolDefinition) -> bool:
+    """Return whether people are asked about calls, or not everybody may make them."""
+    is_gated = definition.category is not Category.SAFE or definition.approvals_required > 1
+    return is_gated or bool(definition.allowed_user_ids) or bool(definition.allowed_roles)
+
+
+def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
+    """Return whether somebody is in `new` and not in `old`; empty means everybody."""
+    return bool(old) and (not new or not set(new) <= set(old))
+
+
+def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+    """Return if a rule for a field holds.
+
+    Raises:
+        InvalidField: it does not.
+    """
+    if not holds:
+        raise InvalidField(f"{field}: {rule}", field=field)
+
+
+def encode_definition(definition: ToolDefinition) -> bytes:
+    """Return the one text of a definition; equal definitions give equal bytes."""
+    fields: dict[str, JsonValue] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in msgspec.to_builtins(definition).items()
+    }
+    fields["timeout_seconds"] = float(definition.timeout_seconds)
+    fields["cache_seconds"] = float(definition.cache_seconds)
+    return dumps_canonical(fields)
+
+
+def decode_definition(fields: JsonValue) -> ToolDefinition:
+    """Return the definition of parsed `encode_definition` bytes."""
+    return msgspec.convert(fields, ToolDefinition)
+
+
+def definition_hash(definition: ToolDefinition) -> str:
+    """Return the SHA-256, in hex, that decides whether two definitions are one version."""
+    return hashlib.sha256(encode_definition(definition)).hexdigest()

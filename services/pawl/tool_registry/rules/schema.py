@@ -1,0 +1,199 @@
+"""JSON Schema 2020-12 of arguments: accepted or refused, and compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jsonschema_rs
+
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import InvalidJson, InvalidSchema
+from pawl.tool_registry.rules.pointers import find
+
+SCHEMA_BYTES_MAX: Final = 64 * 1024
+EXPANDED_NODES_MAX: Final = 5000
+EXPANDED_DEPTH_MAX: Final = 96
+PATTERNS_MAX: Final = 100
+"""Different patterns of a schema, together at most PATTERNS_MAX * PATTERN_BYTES_MAX when compiled."""
+PATTERN_BYTES_MAX: Final = 64 * 1024
+"""One pattern, compiled."""
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_SENTENCE_CHARACTERS_MAX: Final = 300
+_OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
+# Branches are tried for whether they fit, for what is wrong, and with other types.
+_BRANCHES: Final = 4.0
+_FACTORS: Final = dict.fromkeys(
+    ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES
+) | {"allOf": 2.0}
+_ADDITIONS: Final = {
+    "pattern": 100.0,
+    "format": 100.0,
+    "uniqueItems": 100.0,
+    "multipleOf": 20.0,
+    "unevaluatedProperties": math.inf,
+    "unevaluatedItems": math.inf,
+}
+_NOTHING_FITS: Final = 1.5
+_MISSING: Final = 2.0
+"""For each name that may be missing: that is an error of its own, of an object of two bytes."""
+_PATTERN_LIMITS: Final = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
+
+
+def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:
+    """Return the validator of an object schema.
+
+    Remote references are never fetched, patterns take linear time, and together
+    not more than some MiB. References may repeat a part, but not make it grow
+    beyond EXPANDED_NODES_MAX, and without `recursion` neither contain themselves
+    nor refer by anything but a pointer (`#/$defs/task`): only code that the
+    deployment trusts gets `recursion`.
+
+    What such a schema does with arguments can still take minutes: `weigh` says
+    whether it can be done at once.
+
+    Raises:
+        InvalidSchema: with a sentence that says where and why.
+    """
+    _check_shape(schema)
+    root = dict(schema)
+    _check_growth(root, recursion=recursion)
+    patterns = _patterns(root)
+    if len(patterns) > PATTERNS_MAX:
+        raise InvalidSchema(f"the arguments schema has {len(patterns)} patterns, the limit is {PATTERNS_MAX}")
+    try:
+        return jsonschema_rs.Draft202012Validator(
+            root,
+            offline=True,
+            validate_formats=True,
+            ignore_unknown_formats=True,
+            pattern_options=_PATTERN_LIMITS,
+        )
+    except (jsonschema_rs.ValidationError, ValueError) as error:
+        raise InvalidSchema(f"the arguments schema is not valid: {_sentence(error)}") from None
+
+
+def _patterns(root: dict[str, Any]) -> set[str]:
+    """Return all that may be a pattern, wherever it stands."""
+    found: set[str] = set()
+    to_visit: list[Any] = [root]
+    while to_visit:
+        node = to_visit.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("pattern"), str):
+                found.add(node["pattern"])
+            if isinstance(node.get("patternProperties"), dict):
+                found.update(node["patternProperties"])
+            to_visit.extend(node.values())
+        elif isinstance(node, list):
+            to_visit.extend(node)
+    return found
+
+
+def _check_shape(schema: Mapping[str, Any]) -> None:
+    try:
+        size = len(dumps_canonical(dict(schema)))
+    except InvalidJson as error:
+        raise InvalidSchema(f"the arguments schema is not strict JSON: {error.message}") from None
+    if size > SCHEMA_BYTES_MAX:
+        raise InvalidSchema(f"the arguments schema has {size} bytes, the limit is {SCHEMA_BYTES_MAX}")
+    if schema.get("type") != "object":
+        raise InvalidSchema('the arguments schema must have "type": "object"')
+    dialect = schema.get("$schema", _DIALECT)
+    if not isinstance(dialect, str) or dialect.rstrip("#") != _DIALECT:
+        raise InvalidSchema(f'"$schema" must be {_DIALECT}')
+
+
+def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size_of(node: Any) -> int:
+        if not isinstance(node, dict | list):
+            return 0
+        if len(open_nodes) > EXPANDED_DEPTH_MAX:
+            raise InvalidSchema(f"the arguments schema is deeper than {EXPANDED_DEPTH_MAX}, references counted")
+        if id(node) in open_nodes:
+            if recursion:
+                return 0
+            raise InvalidSchema("the arguments schema contains itself through a reference")
+        if id(node) not in sizes:
+            open_nodes.add(id(node))
+            children = node.values() if isinstance(node, dict) else node
+            if not recursion and isinstance(node, dict):
+                _check_references(node, is_root=node is root)
+            size = 1 + sum(size_of(child) for child in children)
+            target = node.get("$ref") if isinstance(node, dict) else None
+            if isinstance(target, str):
+                size += size_of(find(root, target))
+            open_nodes.discard(id(node))
+            if size > EXPANDED_NODES_MAX:
+                raise InvalidSchema(
+                    f"the arguments schema has more than {EXPANDED_NODES_MAX} parts, references counted"
+                )
+            sizes[id(node)] = size
+        return sizes[id(node)]
+
+    size_of(root)
+
+
+def weigh(root: Mapping[str, Any]) -> float:
+    """Return how much work a compiled schema makes for each byte of arguments, in the worst case, without a unit.
+
+    Infinite for what can make more work than the product of schema and arguments.
+    """
+    weights: dict[int, float] = {}
+
+    def weight_of(node: Any) -> float:
+        if not isinstance(node, dict | list):
+            return _NOTHING_FITS if node is False else 0.1
+        if id(node) not in weights:
+            weights[id(node)] = math.inf  # where it contains itself
+            weights[id(node)] = 1 + (sum(map(weight_of, node)) if isinstance(node, list) else weight_of_object(node))
+        return weights[id(node)]
+
+    def weight_of_object(node: dict[str, Any]) -> float:
+        weight = 0.0
+        for keyword, value in node.items():
+            weight += weight_of(value) * _FACTORS.get(keyword, 1.0) + _ADDITIONS.get(keyword, 0.0)
+            if keyword == "patternProperties" and isinstance(value, dict):
+                weight += _ADDITIONS["pattern"] * len(value)
+            elif keyword == "$ref" and isinstance(value, str):
+                target = find(root, value)
+                weight += weight_of(target) + (len(target) if isinstance(target, dict) else 0)
+            elif keyword == "required" and isinstance(value, list) and node is not root:
+                weight += _MISSING * len(value)
+            elif keyword == "dependentRequired" and isinstance(value, dict):
+                weight += _MISSING * sum(len(names) for names in value.values() if isinstance(names, list))
+            elif keyword == "default":
+                # It can be put in more often than it is written.
+                weight += len(repr(value))
+        return weight
+
+    return weight_of(root)
+
+
+def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
+    """Refuse what makes a reference mean something else than the pointer that is followed when growth is counted."""
+    target = node.get("$ref")
+    if isinstance(target, str) and target != "#" and not target.startswith("#/"):
+        kind = "anchors" if target.startswith("#") else "remote references"
+        cut = target[:_SENTENCE_CHARACTERS_MAX]
+        raise InvalidSchema(f"{kind} are not allowed in the arguments schema, only pointers like #/$defs/task: {cut!r}")
+    for keyword in _OTHER_WAYS_TO_REFER:
+        if isinstance(node.get(keyword), str):
+            raise InvalidSchema(f"{keyword} is not allowed in the arguments schema, only $ref with a pointer")
+    if isinstance(node.get("$id"), str) and not is_root:
+        raise InvalidSchema("the arguments schema may have an $id at the top only")
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, jsonschema_rs.ValidationError):
+        return str(error)[:_SENTENCE_CHARACTERS_MAX]
+    where = "".join(f"/{part}" for part in error.instance_path)
+    text = error.message[:_SENTENCE_CHARACTERS_MAX]
+    if "Retrieval is disabled" in text:
+        text = f"remote references are not allowed ({text.partition(' is not present')[0]})"
+    return f"{text} (at {where})" if where else text

@@ -1,0 +1,97 @@
+"""The part of an OpenAPI document that some of its operations need, and its tools, for a helper process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from typing import Any, Final
+
+import msgspec
+
+from pawl.tool_registry.rules.definition import encode_definition
+from pawl.tool_registry.rules.pointers import parts
+from pawl.tool_registry.sources.http.rules.openapi import chosen_operations, read_operations
+from pawl.tool_registry.sources.http.rules.openapi_document import (
+    KEPT_BYTES_MAX,
+    Document,
+    UnusableDocument,
+    read_document,
+)
+from pawl.tool_registry.sources.http.rules.source import OpenApi
+from pawl.tool_registry.sources.rules import LeftOut
+
+TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024
+"""All definitions of a source together."""
+
+_OF_OPERATION: Final = ("operationId", "summary", "description", "parameters", "requestBody", "servers")
+_OF_PATH: Final = ("parameters", "servers")
+
+
+def read_tools(data: bytes, source_name: str, config: OpenApi) -> tuple[list[tuple[bytes, bytes]], list[LeftOut]]:
+    """Return what `read_operations` does; of each tool the encoded definition and the binding.
+
+    Raises:
+        UnusableDocument: it is no document, has no such operations, or too much of them.
+    """
+    tools, left_out = read_operations(read_document(data), source_name, config)
+    packed = [(encode_definition(tool.definition), tool.binding) for tool in tools]
+    size = sum(map(len, (part for each in packed for part in each)))
+    if size > TOOLS_BYTES_MAX:
+        raise UnusableDocument(f"its tools have {size} bytes, the limit is {TOOLS_BYTES_MAX}: choose fewer operations")
+    return packed, left_out
+
+
+def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
+    """Return a document with the chosen operations (all, if none are chosen) and what they refer to, and nothing else.
+
+    Raises:
+        UnusableDocument: it is no document, has no such operations, or what they need is too large to be kept.
+    """
+    document = read_document(data)
+    kept: dict[str, Any] = {"openapi": document.root["openapi"], "servers": document.root.get("servers", [])}
+    paths: dict[str, Any] = {}
+    for operation in chosen_operations(document, operation_ids):
+        item = paths.setdefault(operation.path, {key: operation.item[key] for key in _OF_PATH if key in operation.item})
+        item[operation.method.lower()] = {
+            key: operation.content[key] for key in _OF_OPERATION if key in operation.content
+        }
+    kept["paths"] = paths
+    _add_referred(document, kept)
+    written = msgspec.json.encode(kept, order="sorted")
+    if len(written) > KEPT_BYTES_MAX:
+        raise UnusableDocument(
+            f"what its operations need has {len(written)} bytes, the limit is {KEPT_BYTES_MAX}: choose fewer operations"
+        )
+    return written
+
+
+def _add_referred(document: Document, kept: dict[str, Any]) -> None:
+    """Put everything that is referred to where the references look for it."""
+    seen: set[str] = set()
+    to_visit: list[Any] = [kept]
+    while to_visit:
+        value = to_visit.pop()
+        if isinstance(value, list):
+            to_visit += value
+        elif isinstance(value, dict):
+            target = value.get("$ref")
+            if isinstance(target, str) and target not in seen:
+                seen.add(target)
+                with contextlib.suppress(UnusableDocument):  # It is so for whoever reads it, too.
+                    found = document.find(target)
+                    _put(kept, target, found)
+                    to_visit.append(found)
+            to_visit += value.values()
+
+
+def _put(kept: dict[str, Any], pointer: str, found: Any) -> None:
+    with contextlib.suppress(UnusableDocument):
+        Document(kept).find(pointer)
+        return
+    *above, last = parts(pointer)
+    place = kept
+    for part in above:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            return
+    place[last] = found

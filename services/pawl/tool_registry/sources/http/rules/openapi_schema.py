@@ -1,0 +1,177 @@
+"""From schemas of OpenAPI to JSON Schema 2020-12 of arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pawl.errors import InvalidSchema
+from pawl.tool_registry.rules.schema import EXPANDED_NODES_MAX, compile_schema
+from pawl.tool_registry.sources.http.rules.openapi_document import Document, UnusableDocument
+
+_TYPES: Final = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+_SCHEMAS: Final = ("items", "additionalProperties", "not")
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_DEFAULT_CHARACTERS_MAX: Final = 100
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class SchemaReader:
+    """Translates the schemas of one operation; what they refer to is gathered in `definitions`.
+
+    What a schema says beyond types, limits and structure (examples, XML,
+    discriminators, conditions) is left out: the service checks it itself. A part
+    that contains itself is anything where it does so again.
+
+    Raises:
+        UnusableDocument: a schema refers to nothing or elsewhere, or there is too much of it.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.definitions: dict[str, Any] = {}
+        self._document = document
+        self._names: dict[str, str] = {}
+        self._open: set[str] = set()
+        self._nodes = 0
+
+    def read(self, schema: Any) -> dict[str, Any]:
+        """Return a schema, translated."""
+        self._nodes += 1
+        if self._nodes > EXPANDED_NODES_MAX:
+            raise UnusableDocument("a schema is too large")
+        if not isinstance(schema, Mapping):
+            return {"not": {}} if schema is False else {}
+        target = schema.get("$ref")
+        if isinstance(target, str):
+            referred = self._refer(target)
+            # In 3.0 nothing beside a reference counts.
+            text = None if self._document.is_old else schema.get("description")
+            return {"description": text} | referred if isinstance(text, str) else referred
+        found = self._limits(schema)
+        for keyword in _SCHEMAS:
+            if isinstance(schema.get(keyword), Mapping | bool):
+                value = schema[keyword]
+                found[keyword] = value if isinstance(value, bool) else self.read(value)
+        for keyword in _LISTS:
+            value = schema.get(keyword)
+            if isinstance(value, list) and value:
+                found[keyword] = [self.read(item) for item in value]
+        self._add_properties(schema, found)
+        return self._with_null(schema, found)
+
+    def _refer(self, target: str) -> dict[str, Any]:
+        if target in self._open:
+            return {}
+        name = self._names.get(target)
+        if name is None:
+            name = _NOT_IN_NAMES.sub("_", target.rpartition("/")[2])[:64] or "part"
+            while name in self._names.values():
+                name += "_"
+            self._names[target] = name
+            self._open.add(target)
+            self.definitions[name] = self.read(self._document.find(target))
+            self._open.discard(target)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _limits(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        kinds = schema.get("type")
+        named = [
+            kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str) and kind in _TYPES
+        ]
+        if named:
+            found["type"] = named if isinstance(kinds, list) else named[0]
+        found |= {
+            keyword: schema[keyword]
+            for keyword, holds in _KEYWORDS.items()
+            if keyword in schema and holds(schema[keyword])
+        }
+        for keyword, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if schema.get(keyword) is True and limit in found:
+                # In 3.0 it says of the limit beside it that it does not belong.
+                found[keyword] = found.pop(limit)
+        if "const" in schema:
+            found["const"] = schema["const"]
+        if text := describe(schema.get("description"), schema):
+            found["description"] = text
+        return found
+
+    def _add_properties(self, schema: Mapping[str, Any], found: dict[str, Any]) -> None:
+        properties = schema.get("properties")
+        given: dict[str, Any] = {}
+        if isinstance(properties, Mapping):
+            # What is read-only comes back from the service and is never sent to it.
+            given = {name: part for name, part in properties.items() if not _is_read_only(part)}
+            found["properties"] = {name: self.read(part) for name, part in given.items()}
+        required = schema.get("required")
+        if isinstance(required, list):
+            gone = properties.keys() - given.keys() if isinstance(properties, Mapping) else set()
+            if names := dict.fromkeys(name for name in required if isinstance(name, str) and name not in gone):
+                found["required"] = list(names)
+
+    def _with_null(self, schema: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+        if not (self._document.is_old and schema.get("nullable") is True):
+            return found
+        if isinstance(found.get("type"), str):
+            enum = {"enum": [*found["enum"], None]} if "enum" in found and None not in found["enum"] else {}
+            return found | {"type": [found["type"], "null"]} | enum
+        return {"anyOf": [found, {"type": "null"}]} if found else found
+
+
+def describe(text: Any, schema: Mapping[str, Any]) -> str:
+    """Return a description that names the default.
+
+    The default itself is not taken over: then it would be sent where nobody gave
+    it, and many documents have one that does not fit its own schema.
+    """
+    words = text.strip() if isinstance(text, str) else ""
+    default = schema.get("default")
+    if not isinstance(default, str | int | float | bool):
+        return words
+    shown = str(default).lower() if isinstance(default, bool) else str(default)
+    return f"{words} (default: {shown[:_DEFAULT_CHARACTERS_MAX]})".strip()
+
+
+def _is_read_only(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("readOnly") is True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_pattern(value: Any) -> bool:
+    """Return whether a pattern can be checked in linear time; others are left to the service."""
+    try:
+        compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": value}}})
+    except InvalidSchema:
+        return False
+    return True
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_KEYWORDS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _is_count),
+    "enum": _is_choice,
+    "uniqueItems": _is_flag,
+    "format": _is_text,
+    "pattern": _is_pattern,
+}
+"""The keywords that are taken over where their value holds."""

@@ -1,0 +1,232 @@
+"""Tools of HTTP services: the operations of an OpenAPI document, or one endpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from pawl.chassis.egress.policy import EgressRefused, read_target
+from pawl.chassis.egress.request import Egress, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.ids import StoreId
+from pawl.chassis.strict_json import loads
+from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
+from pawl.tool_registry.catalog.ports import Helper, TooCostly
+from pawl.tool_registry.rules.definition import (
+    ASYNC_TIMEOUT_SECONDS_MAX,
+    RESULT_BYTES_MAX,
+    ToolDefinition,
+    ToolVersion,
+    decode_definition,
+    require,
+)
+from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
+from pawl.tool_registry.sdk.tool import Tool, forwarded
+from pawl.tool_registry.sources.http.rules.binding import (
+    Binding,
+    BuiltRequest,
+    UnusableArgument,
+    build,
+    may_be_header_value,
+)
+from pawl.tool_registry.sources.http.rules.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
+from pawl.tool_registry.sources.http.rules.openapi_extract import extract, read_tools
+from pawl.tool_registry.sources.http.rules.source import OpenApi, check_base_url, endpoint_tool, read_config
+from pawl.tool_registry.sources.rules import DiscoveredTool, Discovery, Source
+
+T = TypeVar("T")
+
+KIND: Final = "http"
+DOCUMENT_SECONDS: Final = 20.0
+DOCUMENT_CPU_SECONDS: Final = 30.0
+
+_ERROR_CHARACTERS_MAX: Final = 2000
+_OK: Final = range(200, 300)
+_ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
+
+
+class HttpTools:
+    """The Connector of the kind `http`; `domain.http_source` says what `Source.config` looks like.
+
+    How a tool makes its request is all in its binding, so nothing is open between
+    calls. The binding says where secrets are sent: whoever approves definitions
+    approves it with them.
+    """
+
+    def __init__(self, egress: Egress, helper: Helper) -> None:
+        self._egress = egress
+        self._helper = helper
+
+    async def prepared(self, source: Source) -> Source:
+        """Return the source with what its operations need of its document, if the whole is too large to be kept."""
+        config = read_config(source)
+        if not isinstance(config, OpenApi) or len(config.document) <= KEPT_BYTES_MAX:
+            return source
+        document = await self._work_out(source, extract, config.document, config.operation_ids)
+        fields = msgspec.json.decode(source.config)
+        fields["openApi"]["document"] = document
+        return replace(source, config=msgspec.json.encode(fields, order="sorted"))
+
+    async def discover(self, source: Source) -> Discovery:
+        config = read_config(source)
+        if isinstance(config, OpenApi):
+            found = await self._read_document(source, config)
+        else:
+            found = Discovery(tools=[endpoint_tool(source.name, config)])
+        for tool in found.tools:
+            binding = msgspec.json.decode(tool.binding, type=Binding)
+            try:
+                start = binding.url.partition("?")[0].partition("{")[0]
+                self._egress.check(source.store_id, start, with_secrets=bool(binding.secret_headers))
+            except EgressRefused as refused:
+                raise InvalidField(f"config: {refused}", field="config") from None
+        return found
+
+    async def _read_document(self, source: Source, config: OpenApi) -> Discovery:
+        if config.base_url:
+            check_base_url("open_api.base_url", config.base_url)
+        read = config
+        if config.document_url:
+            document, document_url = await self._fetch(source.store_id, config.document_url)
+            read = msgspec.structs.replace(config, document=document, document_url=document_url)
+        packed, left_out = await self._work_out(source, read_tools, read.document, source.name, read)
+        tools = [
+            DiscoveredTool(definition=decode_definition(msgspec.json.decode(definition)), binding=binding)
+            for definition, binding in packed
+        ]
+        for operation in left_out:
+            if operation.name in config.operation_ids or not tools:
+                text = f"open_api.operation_ids: {operation.name!r} cannot be a tool: {operation.reason}"
+                raise InvalidField(text, field="open_api.operation_ids")
+        for tool in tools:
+            url = msgspec.json.decode(tool.binding, type=Binding).url.partition("?")[0].partition("{")[0]
+            check_base_url("open_api.base_url", url)
+            if config.secret_headers and config.document_url and not config.base_url:
+                _check_origin(url, config.document_url)
+        return Discovery(tools=tools, left_out=left_out)
+
+    async def _work_out(self, source: Source, function: Callable[..., T], data: bytes, *more: Any) -> T:
+        """Return what a function makes of a document, which a helper reads."""
+        try:
+            return await self._helper.run(source.store_id, function, data, *more, cpu_seconds=DOCUMENT_CPU_SECONDS)
+        except TooCostly:
+            problem = "it takes too long to be read: as JSON it is read faster than as YAML"
+        except UnusableDocument as error:
+            problem = str(error)
+        raise InvalidField(f"open_api.document: {problem}", field="open_api.document")
+
+    async def _fetch(self, store_id: StoreId, url: str) -> tuple[bytes, str]:
+        """Return a document and where it came from. It is asked for without the headers of the source."""
+        request = OutboundRequest(url=url, timeout_seconds=DOCUMENT_SECONDS, bytes_max=DOCUMENT_BYTES_MAX)
+        try:
+            response = await self._egress.send(store_id, request)
+        except EgressRefused as refused:
+            raise InvalidField(f"open_api.document_url: {refused}", field="open_api.document_url") from None
+        except RequestFailed as failed:
+            raise SourceUnreachable(f"open_api.document_url: {failed}") from None
+        if response.status not in _OK:
+            raise SourceUnreachable(f"open_api.document_url: answered with status {response.status}")
+        over = f"the document is over the limit of {DOCUMENT_BYTES_MAX} bytes"
+        require(not response.is_cut, "open_api.document_url", over)
+        return response.body, response.url
+
+    def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
+        binding = msgspec.json.decode(entry.binding, type=Binding)
+        definition = entry.definition
+
+        async def call(arguments: dict[str, Any], context: ToolContext) -> Any:
+            return await self._call(definition, binding, arguments, context)
+
+        return forwarded(definition, call, preview=lambda arguments: _preview(binding, arguments), is_remote=True)
+
+    async def forget(self, store_id: StoreId, name: str) -> None:
+        """Nothing is open."""
+
+    async def _call(
+        self, definition: ToolDefinition, binding: Binding, arguments: dict[str, Any], context: ToolContext
+    ) -> Any:
+        try:
+            built = build(binding, arguments)
+        except UnusableArgument as error:
+            raise ToolError(str(error)) from None
+        request = OutboundRequest(
+            url=built.url,
+            method=binding.method,
+            headers=_headers(binding, built, context),
+            body=built.body,
+            # The call's own limit ends it; nothing here may be shorter.
+            timeout_seconds=ASYNC_TIMEOUT_SECONDS_MAX,
+            bytes_max=RESULT_BYTES_MAX,
+        )
+        try:
+            response = await self._egress.send(StoreId(context.store_id), request)
+        except EgressRefused as refused:
+            raise ToolError(str(refused)) from None
+        except RequestFailed as failed:
+            if failed.was_sent and definition.effect.is_journaled:
+                raise OutcomeUnknown(str(failed)) from None
+            raise ToolError(str(failed)) from None
+        return _result(response)
+
+
+def _check_origin(url: str, document_url: str) -> None:
+    """Refuse, with InvalidField, a server that a fetched document names and that it was not asked of.
+
+    The store's admin has named that one, and no other: whoever writes the document
+    must not say where secrets are sent.
+    """
+    server, asked = read_target(url), read_target(document_url)
+    require(
+        server.origin == asked.origin,
+        "open_api.base_url",
+        f"secrets are sent to {server.origin}, which the document alone names, only if it is given here",
+    )
+
+
+def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dict[str, str]:
+    """Return all headers of a call, its secrets among them."""
+    headers = {"Accept": _ACCEPT} | built.headers
+    for name, secret in binding.secret_headers.items():
+        value = context.secret(secret)
+        if not may_be_header_value(value):
+            raise ToolError(f"the secret {secret!r} cannot stand in a header")
+        headers[name] = value
+    if binding.idempotency_header:
+        # Calls of two stores may have the same id, and their services may be one.
+        key = f"{context.store_id}\0{context.idempotency_key}"
+        headers[binding.idempotency_header] = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return headers
+
+
+def _result(response: OutboundResponse) -> Any:
+    """Return what a service answered; a ToolError if the status is none of success, or the body is too large."""
+    text = response.body.decode(errors="replace").replace("\0", "")
+    if response.status not in _OK:
+        said = f": {text[:_ERROR_CHARACTERS_MAX]}" if text.strip() else ""
+        raise ToolError(f"the service answered with status {response.status}{said}")
+    if response.is_cut:
+        raise ResultTooLarge(
+            f"the service answered with status {response.status} and more than {RESULT_BYTES_MAX} bytes; "
+            "what was asked for has happened, but its result cannot be read"
+        )
+    kind = response.content_type.partition(";")[0].strip().lower()
+    if not response.body:
+        return {"status": response.status}
+    if not kind or kind.endswith(("/json", "+json")):
+        try:
+            return loads(response.body, bytes_max=RESULT_BYTES_MAX)
+        except (InvalidJson, TooLarge):
+            return text
+    if kind.startswith("text/") or kind.endswith(("/xml", "+xml", "/yaml", "/javascript")):
+        return text
+    return {"status": response.status, "content_type": kind, "bytes": len(response.body)}
+
+
+def _preview(binding: Binding, arguments: dict[str, Any]) -> str:
+    """Return the request that a call would make, without its headers."""
+    built = build(binding, arguments)
+    body = "" if built.body is None else f"\n\n{built.body.decode()}"
+    return f"{binding.method} {built.url}{body}"

@@ -1,0 +1,109 @@
+"""Calls of MCP tools: each runs only while its server describes the tool as it was approved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.process.clock import Clock
+from pawl.errors import InvalidField, PermissionDenied, SourceUnreachable
+from pawl.tool_registry.catalog.ports import Helper
+from pawl.tool_registry.rules.definition import ToolVersion
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.mcp.attempts import Fault, check_again
+from pawl.tool_registry.sources.mcp.call import Call
+from pawl.tool_registry.sources.mcp.config import read_config, secrets_of
+from pawl.tool_registry.sources.mcp.connections import Connections, HttpClients
+from pawl.tool_registry.sources.mcp.definitions import Binding, discovered
+from pawl.tool_registry.sources.mcp.elicitation import Reader
+from pawl.tool_registry.sources.mcp.permission import Programs
+from pawl.tool_registry.sources.mcp.session import Session
+from pawl.tool_registry.sources.rules import Discovery, Source
+
+FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
+"""Store and name to the source, as it is now."""
+
+
+class Calls:
+    """Makes calls over connections that it keeps.
+
+    If the server dies in the middle of a call, READ_ONLY and IDEMPOTENT calls are made again; the outcome of others is
+    unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        find: FindSource,
+        secrets: FileSecrets,
+        clock: Clock,
+        http: HttpClients,
+        programs: Programs,
+        helper: Helper,
+        idle_seconds: float,
+    ) -> None:
+        self._find = find
+        self._clock = clock
+        self._helper = helper
+        self.connections = Connections(
+            secrets=secrets, clock=clock, http=http, programs=programs, idle_seconds=idle_seconds
+        )
+
+    async def discover(self, source: Source) -> Discovery:
+        """Return what a source describes now, on a connection of its own. Raises as `Connections.session`."""
+        async with self.connections.fresh(source) as session:
+            tools = await session.tools()
+            return Discovery(tools=discovered(source.name, list(tools.values())), left_out=session.left_out)
+
+    def reader(self, store_id: StoreId) -> Reader:
+        """Return what reads the answers to questions of a store's servers."""
+        return Reader(self._helper, store_id)
+
+    async def run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
+        """Call a tool and return its result for the model.
+
+        Raises:
+            ToolError, ResultTooLarge, OutcomeUnknown: the call has no result.
+        """
+        name = entry.source.partition(":")[2]
+        source = await self._find(StoreId(context.store_id), name)
+        if source is None:
+            raise ToolError(f"the source {name!r} was removed")
+        # From now on they are hidden in whatever comes back.
+        secrets = [context.secret(secret) for secret in secrets_of(read_config(source.config)).values()]
+        binding = msgspec.json.decode(entry.binding, type=Binding)
+        attempts = 0
+        while True:
+            attempts += 1
+            call = Call(entry, context, secrets, self.reader(StoreId(context.store_id)))
+            try:
+                async with self.connections.session(source, UserId(context.user_id)) as session:
+                    await _check_approved(source, binding, session)
+                    result = await session.call(call, binding.tool, arguments)
+            except Fault as fault:
+                check_again(entry.definition, fault, attempts)
+            except (SourceUnreachable, InvalidField, PermissionDenied) as error:
+                raise ToolError(f"the source {name!r} cannot be used: {error.message}") from None
+            else:
+                # Reading a large one takes a while.
+                return await asyncio.to_thread(call.outcome, result)
+
+
+async def _check_approved(source: Source, binding: Binding, session: Session) -> None:
+    """Return if the server describes a tool as it was approved; a ToolError if it does not."""
+    # A connection may be older than the approval.
+    for anew in (False, True):
+        found = (await session.tools(anew=anew)).get(binding.tool)
+        if found is not None and found.digest == binding.digest:
+            return
+    what = "does not have this tool any more" if found is None else "describes this tool differently now"
+    raise ToolError(
+        f"NOT_ALLOWED: the source {source.name!r} {what}."
+        f" An admin must look at the change first: `pawl sources check {source.name}`,"
+        f" then `pawl sources approve {source.name}`"
+    )

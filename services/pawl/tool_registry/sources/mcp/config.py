@@ -1,0 +1,89 @@
+"""The configuration of MCP sources: the JSON of pawl.tool.v1.SourceConfig, whose messages say what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Final, TypeAlias
+
+from google.protobuf import json_format
+
+from pawl.chassis.egress.policy import EgressRefused, read_target
+from pawl.errors import InvalidField
+from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig, SourceConfig
+from pawl.tool_registry.rules.definition import require
+from pawl.tool_registry.sources.http.rules.source import check_headers
+
+COMMAND_MAX: Final = 64
+_TEXT_CHARACTERS_MAX: Final = 8192
+_ENTRIES_MAX: Final = 100
+_MEMORY_BYTES_MIN: Final = 32 * 1024 * 1024
+_PROCESSES_MAX: Final = 1000
+
+
+McpServer: TypeAlias = McpStdioConfig | McpHttpConfig
+
+
+def read_config(config: bytes) -> McpServer:
+    """Return the server that a configuration describes.
+
+    Raises:
+        InvalidField: it describes none, or not one that can be.
+    """
+    try:
+        message = json_format.Parse(config, SourceConfig())
+    except json_format.ParseError:
+        raise InvalidField("config: is no SourceConfig", field="config") from None
+    match message.WhichOneof("kind"):
+        case "mcp_stdio":
+            _check_stdio(message.mcp_stdio)
+            return message.mcp_stdio
+        case "mcp_http":
+            _check_http(message.mcp_http)
+            return message.mcp_http
+        case _:
+            raise InvalidField("config: describes no MCP server", field="config")
+
+
+def secrets_of(server: McpServer) -> Mapping[str, str]:
+    """Return the names of the secrets of a server, by those of its variables or headers."""
+    return server.secret_environment if isinstance(server, McpStdioConfig) else server.secret_headers
+
+
+def _check_stdio(config: McpStdioConfig) -> None:
+    where = "config.mcp_stdio"
+    require(1 <= len(config.command) <= COMMAND_MAX, f"{where}.command", f"must be 1 to {COMMAND_MAX} texts")
+    require(all(map(_is_argument, config.command)), f"{where}.command", "must not have NUL or be too long")
+    require(bool(config.command[0].strip()), f"{where}.command", "must begin with a program")
+    for field, names in (("environment", config.environment), ("secret_environment", config.secret_environment)):
+        holds = len(names) <= _ENTRIES_MAX and all(_is_variable(name, value) for name, value in names.items())
+        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} variables, without NUL")
+    for field, paths in (("readable_paths", config.readable_paths), ("writable_paths", config.writable_paths)):
+        holds = len(paths) <= _ENTRIES_MAX and all(_is_argument(path) and _is_absolute(path) for path in paths)
+        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} absolute paths, without ..")
+    memory, processes = config.memory_bytes_max, config.processes_max
+    require(not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"at least {_MEMORY_BYTES_MIN}")
+    require(memory < 2**62, f"{where}.memory_bytes_max", "is more than any machine has")
+    require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"at most {_PROCESSES_MAX}")
+
+
+def _check_http(config: McpHttpConfig) -> None:
+    where = "config.mcp_http"
+    require(len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", f"at most {_TEXT_CHARACTERS_MAX} characters")
+    try:
+        read_target(config.url)
+    except EgressRefused as refused:
+        raise InvalidField(f"{where}.url: {refused}", field=f"{where}.url") from None
+    check_headers(where, config.headers, config.secret_headers)
+
+
+def _is_argument(text: str) -> bool:
+    return "\0" not in text and len(text) <= _TEXT_CHARACTERS_MAX
+
+
+def _is_variable(name: str, value: str) -> bool:
+    return bool(name) and "=" not in name and _is_argument(name) and _is_argument(value)
+
+
+def _is_absolute(path: str) -> bool:
+    return PurePosixPath(path).is_absolute() and ".." not in PurePosixPath(path).parts

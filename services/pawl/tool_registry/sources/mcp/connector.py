@@ -1,0 +1,89 @@
+"""The Connector of MCP servers, which imports the package `mcp` when the first one is used."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pawl.chassis.ids import StoreId
+from pawl.chassis.process.clock import Clock
+from pawl.tool_registry.catalog.ports import Helper
+from pawl.tool_registry.rules.definition import ToolVersion
+from pawl.tool_registry.sdk.context import ToolContext
+from pawl.tool_registry.sdk.tool import Tool, forwarded
+from pawl.tool_registry.secret_file import FileSecrets
+from pawl.tool_registry.sources.mcp.permission import Programs
+from pawl.tool_registry.sources.rules import Discovery, Source
+
+if TYPE_CHECKING:
+    from pawl.tool_registry.sources.mcp.calls import Calls, FindSource
+    from pawl.tool_registry.sources.mcp.connections import HttpClients
+
+IDLE_SECONDS: Final = 300.0
+
+
+class McpConnector:
+    """Connects sources of the kind `mcp` and runs their tools; an async context manager."""
+
+    def __init__(
+        self,
+        *,
+        find: FindSource,
+        secrets: FileSecrets,
+        clock: Clock,
+        http: HttpClients,
+        programs: Programs,
+        helper: Helper,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._options = {
+            "find": find,
+            "secrets": secrets,
+            "clock": clock,
+            "http": http,
+            "programs": programs,
+            "helper": helper,
+            "idle_seconds": idle_seconds,
+        }
+        self.made: Calls | None = None
+        """What makes the calls, once one was made."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.made is not None:
+            await self.made.connections.close()
+
+    async def calls(self) -> Calls:
+        """Return what makes the calls; the first time takes most of a second, in a thread."""
+        if self.made is not None:
+            return self.made
+        return self._first(await asyncio.to_thread(importlib.import_module, f"{__package__}.calls"))
+
+    def _first(self, module: ModuleType) -> Calls:
+        if self.made is None:
+            self.made = module.Calls(**self._options)
+        return self.made
+
+    async def prepared(self, source: Source) -> Source:
+        return source
+
+    async def discover(self, source: Source) -> Discovery:
+        return await (await self.calls()).discover(source)
+
+    async def forget(self, store_id: StoreId, name: str) -> None:
+        if self.made is not None:
+            await self.made.connections.forget(store_id, name)
+
+    def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
+        async def forward(arguments: dict[str, Any], context: ToolContext) -> Any:
+            return await (await self.calls()).run(entry, arguments, context)
+
+        return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
+
+    async def misfit(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
+        """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""
+        return await (await self.calls()).reader(store_id).misfit(schema_json, answer)

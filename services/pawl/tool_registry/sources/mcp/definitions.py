@@ -1,0 +1,115 @@
+"""The tools of an MCP server: listed within limits, and their definitions, which believe as little as possible."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mcp
+import mcp.types
+import msgspec
+
+from pawl.errors import SourceUnreachable
+from pawl.tool_registry.rules.definition import ToolDefinition
+from pawl.tool_registry.sdk.values import without
+from pawl.tool_registry.sources.rules import (
+    TOOLS_MAX,
+    DiscoveredTool,
+    LeftOut,
+    plain_schema,
+    registered_names,
+    short_description,
+)
+from pawl.values import Category, EffectClass
+
+_SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_LIST_SECONDS_MAX: Final = 30.0
+_PAGES_MAX: Final = 50
+_LISTED_MAX: Final = 5 * TOOLS_MAX
+_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to call a registered tool, and what its server said of it when it was approved."""
+
+    tool: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTool:
+    """A tool in the words of its server, as JSON."""
+
+    said: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The server's own name for it."""
+        return str(self.said["name"])
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256, in hex, of all that could change what a call of it means."""
+        words = {key: self.said.get(key) for key in _SAID}
+        return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+
+async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, ServerTool], Sequence[LeftOut]]:
+    """Return the tools of a server by its names, without secrets, and the tools that were left out.
+
+    Raises:
+        SourceUnreachable: it takes too long, or sends too much.
+    """
+    found: dict[str, ServerTool] = {}
+    left_out: dict[str, str] = {}
+    size, cursor = 0, None
+    try:
+        async with asyncio.timeout(_LIST_SECONDS_MAX):
+            for _ in range(_PAGES_MAX):
+                page = await client.session.list_tools(params=mcp.types.PaginatedRequestParams(cursor=cursor))
+                for tool in page.tools[: _LISTED_MAX - len(found)]:
+                    size += len(tool.model_dump_json())
+                    if size > _BYTES_MAX:
+                        raise SourceUnreachable(f"it describes its tools with more than {_BYTES_MAX} bytes")
+                    said = without(secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
+                    name = str(said["name"]) if isinstance(said, dict) else ""
+                    if not isinstance(said, dict) or name in found:
+                        left_out[name] = "its server describes it twice, and the first counts"
+                    elif tool.execution is not None and tool.execution.task_support == "required":
+                        left_out[name] = "it runs as a task only (protocol of 2025-11-25), which is not supported"
+                    else:
+                        found[name] = ServerTool(said=said)
+                cursor = page.next_cursor
+                if cursor is None or len(found) == _LISTED_MAX:
+                    break
+    except TimeoutError:
+        raise SourceUnreachable(f"it did not list its tools within {_LIST_SECONDS_MAX:g} s") from None
+    if cursor is not None or len(found) == _LISTED_MAX:
+        limits = f"{_LISTED_MAX} tools or {_PAGES_MAX} pages"
+        left_out["what follows"] = f"its server lists more than {limits}"
+    return found, [LeftOut(name=name, reason=reason) for name, reason in left_out.items()]
+
+
+def discovered(source_name: str, tools: Sequence[ServerTool]) -> list[DiscoveredTool]:
+    """Return the definitions of a server's tools, with cautious values where it would have to be believed."""
+    names = registered_names(source_name, [tool.name for tool in tools])
+    return [_discovered(names[tool.name], tool) for tool in tools]
+
+
+def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
+    annotations = tool.said.get("annotations") or {}
+    title = tool.said.get("title") or annotations.get("title") or ""
+    definition = ToolDefinition(
+        name=name,
+        description=short_description(tool.said.get("description") or title or f"{tool.name} (it has no description)"),
+        arguments_schema=plain_schema(tool.said.get("inputSchema")),
+        # That a tool does harm is believed; that it does none is not.
+        category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
+        effect=EffectClass.AT_MOST_ONCE,
+    )
+    binding = Binding(tool=tool.name, digest=tool.digest)
+    return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))

@@ -1,0 +1,329 @@
+"""Questions of MCP servers (elicitation), put so that a person can answer in a line, and the answers read back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import mcp.types
+import pydantic
+
+from pawl.chassis.egress.policy import EgressRefused, read_target
+from pawl.chassis.ids import StoreId
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.errors import InvalidSchema, PawlError
+from pawl.tool_registry.catalog.ports import Helper, TooCostly
+from pawl.tool_registry.rules.check import is_quick
+from pawl.tool_registry.rules.fitting import fit
+from pawl.tool_registry.rules.question import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
+from pawl.tool_registry.rules.schema import compile_schema, weigh
+from pawl.tool_registry.rules.violations import list_violations
+from pawl.tool_registry.sdk.context import QuestionDeclined
+from pawl.tool_registry.sources.rules import plain_schema
+
+Asked: TypeAlias = mcp.types.ElicitRequestParams
+Clean = Callable[[str], str]
+"""Takes out of a text of the server what people must not see, and what cannot be stored."""
+Ask = Callable[..., Awaitable[str]]
+"""`ToolContext.ask`."""
+
+ANSWER_BYTES_MAX: Final = 64 * 1024
+SCHEMA_BYTES_MAX: Final = 16 * 1024
+_READ_CPU_SECONDS: Final = 1.0
+_MESSAGE_CHARACTERS_MAX: Final = 2000
+_NOTE_CHARACTERS_MAX: Final = 300
+_LISTED_CHOICES_MAX: Final = 50
+_PROBLEM_CHARACTERS_MAX: Final = 400
+_YES: Final = frozenset({"yes", "y", "true", "done", "ok"})
+_NO: Final = frozenset({"no", "n", "false", "not now"})
+_ANY_OBJECT: Final = b'{"type":"object"}'
+_KINDS: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+
+
+class Unaskable(Exception):
+    """A person cannot answer the question; the text says why."""
+
+
+class Unreadable(Exception):
+    """The answer does not fit the question; the text says what would fit."""
+
+
+class Reader:
+    """Reads answers for one store: here if that is quick, else in a helper, where the cost is bounded."""
+
+    def __init__(self, helper: Helper, store_id: StoreId) -> None:
+        self._helper = helper
+        self._store_id = store_id
+
+    async def read(self, form: _Form, answer: str) -> mcp.types.ElicitResult:
+        """Return what the server gets for an answer.
+
+        Raises:
+            Unreadable: it does not fit, or it takes too long to find out.
+            Overloaded, DependencyUnavailable: it cannot be read now.
+        """
+        if is_quick(form.weight, answer.encode(errors="replace")):
+            return form.result(answer)
+        try:
+            return await self._helper.run(self._store_id, form.result, answer, cpu_seconds=_READ_CPU_SECONDS)
+        except TooCostly:
+            raise Unreadable("it takes too long to be checked: answer with less") from None
+
+    async def misfit(self, schema_json: bytes, answer: str) -> str:
+        """Return what is wrong with an answer to a question with this schema; empty if it fits.
+
+        Any answer fits a schema that cannot be read.
+
+        Raises:
+            Overloaded, DependencyUnavailable: it cannot be read now.
+        """
+        try:
+            schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
+            requested_schema = schema if isinstance(schema, dict) else {}
+            form = _form(mcp.types.ElicitRequestFormParams(message="", requested_schema=requested_schema), str)
+        except (PawlError, Unaskable):
+            return ""
+        try:
+            await self.read(form, answer)
+        except Unreadable as problem:
+            return str(problem)[:_PROBLEM_CHARACTERS_MAX]
+        return ""
+
+
+async def put(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
+    """Ask a person what a server asks, once more if the answer does not fit, and return what the server gets.
+
+    It gets a decline if the person gives no answer, or if the second answer does not fit either. The same question and
+    the same answers always lead to the same questions, so a call can run again with the answers that it got.
+
+    Raises:
+        Unaskable: a person cannot answer it.
+        ToolError: as `ToolContext.ask`, except for a question that is declined.
+        Overloaded, DependencyUnavailable: the answer cannot be read now.
+    """
+    form = _form(asked, clean)
+    why = f"The MCP server {source} asks this in the middle of a call."
+    kind = "clarification" if form.properties else "confirmation"
+    text = form.text
+    try:
+        for _ in range(2):
+            answer = await ask(text, why=why, kind=kind, options=form.options, answer_schema_json=form.schema_json)
+            try:
+                return await reader.read(form, answer)
+            except Unreadable as problem:
+                text = f"That does not fit: {str(problem)[:_PROBLEM_CHARACTERS_MAX]}\n{form.text}"
+    except QuestionDeclined:
+        pass
+    return mcp.types.ElicitResult(action="decline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """A question as a person sees it; can be pickled.
+
+    Without properties it asks for a yes. The answer to a single property is its value, to several a JSON object.
+    """
+
+    text: str
+    options: Sequence[str]
+    properties: Mapping[str, Mapping[str, Any]]
+    schema: dict[str, Any]
+    schema_json: bytes
+    """The schema as people may see it; empty if they may not, or if it is too large."""
+    weight: float = 0.0
+    """Of the schema."""
+    has_content: bool = True
+
+    def result(self, answer: str) -> mcp.types.ElicitResult:
+        """Return what the server gets for an answer.
+
+        Raises:
+            Unreadable: it does not fit.
+        """
+        if not self.properties:
+            action: Literal["accept", "decline"] = "accept" if _is_yes(answer) else "decline"
+            return mcp.types.ElicitResult(action=action, content={} if _is_yes(answer) and self.has_content else None)
+        value: Any = _json(answer)
+        if len(self.properties) == 1:
+            value = {name: _value(schema, answer) for name, schema in self.properties.items()}
+        elif not isinstance(value, dict):
+            names = ", ".join(f'"{name}": ...' for name in self.properties)
+            raise Unreadable(f"it must be a JSON object like {{{names}}}")
+        value = fit(self.schema, value).value
+        violations = list_violations(self.schema, compile_schema(self.schema), value)
+        if violations:
+            raise Unreadable("; ".join(violations))
+        try:
+            return mcp.types.ElicitResult.model_validate({"action": "accept", "content": value})
+        except pydantic.ValidationError:
+            raise Unreadable("its values must be texts, numbers, yes or no, or lists of texts") from None
+
+
+def _form(asked: Asked, clean: Clean) -> _Form:
+    message = clean(asked.message).strip()[:_MESSAGE_CHARACTERS_MAX] or "It has no words for its question."
+    if isinstance(asked, mcp.types.ElicitRequestURLParams):
+        return _page(message, clean(asked.url))
+    schema = plain_schema(asked.requested_schema)
+    given = schema.get("properties") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
+        raise Unaskable("the schema of the answer cannot be read")
+    if not given:
+        return _Form(text=message, options=("yes", "no"), properties={}, schema={}, schema_json=_ANY_OBJECT)
+    try:
+        compile_schema(schema)
+    except InvalidSchema as error:
+        raise Unaskable(error.message) from None
+    properties = {name: _branch(one) for name, one in given.items()}
+    options = _options(properties, clean)
+    text = _text(message, properties, schema.get("required") or (), options, clean)
+    if len(text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
+        raise Unaskable("it asks for more than fits into a question")
+    schema_json = dumps_canonical(schema)
+    is_shown = len(schema_json) <= SCHEMA_BYTES_MAX and all(clean(text) == text for text in _texts(schema))
+    return _Form(
+        text=text,
+        options=options,
+        properties=properties,
+        schema=schema,
+        schema_json=schema_json if is_shown else b"",
+        weight=weigh(schema),
+    )
+
+
+def _page(message: str, url: str) -> _Form:
+    """Return the question whether the person has opened a page; what happens there does not concern Pawl."""
+    try:
+        host = read_target(url).host
+    except EgressRefused as refused:
+        raise Unaskable(f"it wants a page to be opened, but {refused}") from None
+    text = f"{message}\nOpen this page of {host} yourself, if you trust it: {url}\nIs it done?"
+    if len(text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
+        raise Unaskable("the address of its page is too long")
+    return _Form(
+        text=text, options=("done", "no"), properties={}, schema={}, schema_json=_ANY_OBJECT, has_content=False
+    )
+
+
+def _options(properties: Mapping[str, Mapping[str, Any]], clean: Clean) -> Sequence[str]:
+    """Return the choices of a single property, if they can be offered."""
+    if len(properties) > 1:
+        return ()
+    (schema,) = properties.values()
+    labels = ["yes", "no"] if schema.get("type") == "boolean" else [clean(label) for label, _ in _choices(schema)]
+    fits = len(labels) <= OPTIONS_MAX and all(1 <= len(label) <= OPTION_CHARACTERS_MAX for label in labels)
+    return labels if fits else ()
+
+
+def _text(
+    message: str,
+    properties: Mapping[str, Mapping[str, Any]],
+    required: Collection[Any],
+    options: Sequence[str],
+    clean: Clean,
+) -> str:
+    """Return the question with everything that a person should know of its properties."""
+    if len(properties) == 1:
+        (schema,) = properties.values()
+        is_open = not options and (schema.get("type") == "array" or bool(_choices(schema)))
+        return clean("\n".join([message, *_about(schema, _kind(schema) if is_open else "")]))
+    lines = [
+        f"- {name}: {'; '.join([*_about(one, _kind(one)), 'required' if name in required else 'may be left out'])}"
+        for name, one in properties.items()
+    ]
+    return clean("\n".join([message, "Answer with a JSON object of these properties:", *lines]))
+
+
+def _about(schema: Mapping[str, Any], kind: str) -> list[str]:
+    default = f"usually {dumps_canonical(schema['default']).decode()}" if "default" in schema else ""
+    notes = [schema.get("title"), schema.get("description"), kind, default]
+    return [str(note)[:_NOTE_CHARACTERS_MAX] for note in notes if note]
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """Return which values a property takes, in words."""
+    values = [label for label, _ in _choices(_items(schema) if schema.get("type") == "array" else schema)]
+    if schema.get("type") == "array":
+        return f"any of {_listed(values)}, as a JSON array" if values else "a JSON array"
+    return f"one of {_listed(values)}" if values else _KINDS.get(str(schema.get("type")), "text")
+
+
+def _texts(value: JsonValue) -> Iterator[str]:
+    """Return the texts in a value, names of properties and numbers too."""
+    match value:
+        case dict():
+            for name, item in value.items():
+                yield name
+                yield from _texts(item)
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case _:
+            yield str(value)
+
+
+def _choices(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the values that a text may have, each behind the words for it."""
+    titled = schema.get("oneOf") or schema.get("anyOf")
+    if isinstance(titled, list):
+        consts = [one for one in titled if isinstance(one, Mapping) and isinstance(one.get("const"), str)]
+        return [(str(one.get("title") or one["const"]), str(one["const"])) for one in consts]
+    values = schema.get("enum")
+    values = [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+    names = schema.get("enumNames")
+    names = names if isinstance(names, list) and len(names) == len(values) else values
+    return [(str(name), value) for name, value in zip(names, values, strict=True)]
+
+
+def _branch(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what an optional value is when it is there."""
+    branches = schema.get("anyOf")
+    real = [one for one in branches if one != {"type": "null"}] if isinstance(branches, list) else []
+    return {**schema, **real[0]} if len(real) == 1 and isinstance(real[0], Mapping) else schema
+
+
+def _items(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    items = schema.get("items")
+    return items if isinstance(items, Mapping) else {}
+
+
+def _value(schema: Mapping[str, Any], answer: str) -> JsonValue:
+    """Return the value of one property that an answer stands for, as far as `fit` does not read it."""
+    kind = schema.get("type")
+    if kind == "boolean":
+        return _is_yes(answer)
+    if kind == "array" and not answer.lstrip().startswith("["):
+        return [_choice(_items(schema), part) for part in map(str.strip, answer.split(",")) if part]
+    return _choice(schema, answer)
+
+
+def _choice(schema: Mapping[str, Any], answer: str) -> str:
+    choices = _choices(schema)
+    if not choices:
+        return answer
+    wanted = answer.strip()
+    for fold in (str, str.casefold):
+        found = {value for label, value in choices if fold(wanted) in (fold(label), fold(value))}
+        if len(found) == 1:
+            return found.pop()
+    raise Unreadable(f"it must be one of {_listed([label for label, _ in choices])}")
+
+
+def _json(answer: str) -> JsonValue:
+    """Return what an answer is as JSON, None if it is none."""
+    try:
+        return loads(answer.encode(), bytes_max=ANSWER_BYTES_MAX)
+    except (PawlError, UnicodeEncodeError):
+        return None
+
+
+def _is_yes(answer: str) -> bool:
+    word = answer.strip().rstrip(".!").casefold()
+    if word not in _YES | _NO:
+        raise Unreadable("it must be yes or no")
+    return word in _YES
+
+
+def _listed(choices: Sequence[str]) -> str:
+    more = f" and {len(choices) - _LISTED_CHOICES_MAX} more" if len(choices) > _LISTED_CHOICES_MAX else ""
+    return ", ".join(choices[:_LISTED_CHOICES_MAX]) + more

@@ -1,0 +1,206 @@
+"""An MCP server as a program of this machine: started, limited, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+from pawl.chassis.process import logs
+from pawl.tool_registry.sdk.values import hide
+from pawl.tool_registry.sources.mcp.sandbox import Order
+from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
+
+MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+BRACKETS_MAX: Final = 200_000
+"""Of a message: each array or object takes a hundred times the room of its bracket once it is parsed."""
+
+_SERVICES: Final = str(Path(__file__).parents[4])
+_PROGRAM: Final = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from pawl.tool_registry.sources.mcp.sandbox import main; main()"
+)
+_START_SECONDS: Final = 10.0
+_LEAVE_SECONDS: Final = 2.0
+_KILL_SECONDS: Final = 8.0
+_POLL_SECONDS: Final = 0.02
+_LOG_CHARACTERS_MAX: Final = 500
+_LOG_LINES_MAX: Final = 200
+_LAST_LINES: Final = 30
+_STDERR_BYTES: Final = 64 * 1024
+
+_log = logs.get_logger(__name__)
+
+
+def brackets_in(data: bytes) -> int:
+    """Return the most arrays and objects that a piece of JSON can have."""
+    return data.count(b"[") + data.count(b"{")
+
+
+class ProgramProblem(Exception):
+    """A program did not start, or was ended; the message is for people and holds no secret."""
+
+
+class Program:
+    """A running program, as `running` gives it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reports: asyncio.StreamReader,
+        control: asyncio.StreamWriter,
+        *,
+        name: str,
+        secrets: Collection[str],
+    ) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise ProgramProblem("it has no pipes")
+        self.stdin = process.stdin
+        self.stdout = process.stdout
+        """No line longer than MESSAGE_BYTES_MAX can be read from it."""
+        self._process = process
+        self._stderr = process.stderr
+        self._reports = reports
+        self._control = control
+        self._name = name
+        self._secrets = secrets
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._logging = asyncio.create_task(self._log_stderr(), name=f"mcp.stderr {name}")
+
+    async def start(self, order: Order) -> None:
+        """Send the order to the sandbox, and return once the program runs.
+
+        Raises:
+            ProgramProblem: it does not start.
+        """
+        self._control.write(json.dumps(asdict(order)).encode() + b"\n")
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                problem = await self._report()
+        except TimeoutError:
+            raise ProgramProblem(f"it did not start within {_START_SECONDS:g} s") from None
+        if problem:
+            raise ProgramProblem(problem)
+
+    async def obituary(self, *, with_words: bool = True) -> str:
+        """Return, for people, why the program ended, once its output has.
+
+        `with_words` adds its last line that names an error, or else its last line.
+        """
+        problem = ""
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                problem = await self._report()
+        if problem:
+            return problem
+        if not with_words or not self._last_lines:
+            return "the program ended"
+        errors = [line for line in self._last_lines if "Error:" in line]
+        return f"the program ended, saying {(errors or self._last_lines)[-1]!r}"
+
+    async def end(self) -> None:
+        """End it, and everything that it started, in bounded time."""
+        self.stdin.close()
+        # A program that follows the protocol leaves when its input ends.
+        if not await _ends(self._process, _LEAVE_SECONDS):
+            self._control.close()
+            if not await _ends(self._process, _KILL_SECONDS):
+                _log.error("mcp.program_will_not_end", source=self._name, process=self._process.pid)
+                self._process.kill()
+        self._control.close()
+        self._logging.cancel()
+        await asyncio.gather(self._logging, return_exceptions=True)
+        # What the program left may still hold the pipes, so the transport is closed now.
+        getattr(self._process, "_transport").close()  # noqa: B009  # there is no public way, and mypy knows no such field
+        # The loop closes pipes in its next turn.
+        await asyncio.sleep(0)
+
+    async def _report(self) -> str:
+        """Return the next problem that the sandbox reports, or an empty text."""
+        said: str = json.loads(await self._reports.readline() or b"{}").get("problem", "")
+        return hide(self._secrets, said)
+
+    async def _log_stderr(self) -> None:
+        """Log the first lines, cut; read on, so that the program never waits."""
+        lines, rest = 0, b""
+        while data := await self._stderr.read(_STDERR_BYTES):
+            *whole, rest = (rest + data).split(b"\n")
+            rest = rest[:_STDERR_BYTES]
+            for line in whole:
+                text = line.decode(errors="replace").strip()[:_LOG_CHARACTERS_MAX]
+                if text:
+                    self._last_lines.append(hide(self._secrets, text))
+                    lines += 1
+                    if lines <= _LOG_LINES_MAX:
+                        _log.debug("mcp.stderr", source=self._name, text=self._last_lines[-1])
+
+
+@asynccontextmanager
+async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[Program, None]:
+    """Run a program with a process group, an empty home folder and an environment of its own.
+
+    All of it is dead when the context is left, and soon after this process is, however that ends. Its standard error
+    is untrusted text that may hold what users sent: the log has some of it, at the level debug.
+
+    Raises:
+        ProgramProblem: it does not start.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reports, control = await asyncio.open_unix_connection(sock=ours)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _PROGRAM,
+            _SERVICES,
+            str(theirs.fileno()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            limit=MESSAGE_BYTES_MAX,
+            env={},
+        )
+    program = Program(process, reports, control, name=name, secrets=secrets)
+    try:
+        await program.start(_with_home(order))
+        yield program
+    finally:
+        # Not to be cut short: what is left behind would run for ever. It takes bounded time.
+        ending = asyncio.ensure_future(program.end())
+        while not ending.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({ending})
+
+
+def _with_home(order: Order) -> Order:
+    """Return the order with a new home folder and everything that a program gets there."""
+    home = tempfile.mkdtemp(prefix="pawl-mcp-")
+    path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")
+    return replace(
+        order,
+        environment={"PATH": path, "HOME": home, "TMPDIR": home, "LANG": language, **order.environment},
+        home=home,
+        is_confined=order.is_confined or bool(order.readable or order.writable),
+        syscall_filter=syscall_filter().hex(),
+    )
+
+
+async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    # Not `process.wait()`, which also waits for the end of pipes that nothing reads any more.
+    deadline = asyncio.get_running_loop().time() + seconds
+    while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110  # it has no event
+        await asyncio.sleep(_POLL_SECONDS)
+    return process.returncode is not None

@@ -1,0 +1,342 @@
+"""One connection with an MCP server: a task of its own opens it, keeps it, and closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import math
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, TypeAlias, TypeVar
+
+import httpx2
+import mcp
+import mcp.types
+import pydantic
+from mcp.client.session import ClientRequestContext
+
+from pawl.chassis.egress.policy import EgressRefused
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.tasks import shield, within
+from pawl.errors import SourceUnreachable
+from pawl.tool_registry.sdk.values import hide
+from pawl.tool_registry.sources.mcp.attempts import Fault, Garbled, Lost, Refused, TooLarge
+from pawl.tool_registry.sources.mcp.call import Call
+from pawl.tool_registry.sources.mcp.definitions import ServerTool, listed
+from pawl.tool_registry.sources.mcp.program import ProgramProblem
+from pawl.tool_registry.sources.mcp.transports import Streams, Wire
+from pawl.tool_registry.sources.rules import LeftOut
+
+_CONNECT_SECONDS: Final = 30.0
+_CLOSE_SECONDS: Final = 15.0
+_OBITUARY_SECONDS: Final = 3.0
+_LISTED_SECONDS: Final = 30.0
+_ROUNDS_MAX: Final = 10
+_MESSAGE_CHARACTERS_MAX: Final = 500
+_CLIENT: Final = mcp.types.Implementation(name="pawl", version="1")
+# What the package says on behalf of the server. Servers use the same code for other things.
+_SESSION_GONE: Final = "Session terminated"
+_BROKEN: Final = ("Connection closed", "SSE stream ")
+_UNREADABLE: Final = ("Failed to parse ", "Unexpected content type: ", "server answered a request with 202 ")
+
+Connect = Callable[[Wire], AbstractAsyncContextManager[Streams]]
+
+
+_Result: TypeAlias = mcp.types.CallToolResult | mcp.types.InputRequiredResult
+_results: Final[pydantic.TypeAdapter[_Result]] = pydantic.TypeAdapter(_Result)
+
+T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
+
+
+class Session:
+    """A connection that opens immediately, and stays until it breaks, is stopped, or was not used for `idle_seconds`.
+
+    It serves one user, who is asked whatever its server asks. `is_shared` if it serves all users: then the server
+    cannot ask outside of its answers to calls, because such a question does not name its call.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        name: str,
+        is_shared: bool,
+        secrets: Collection[str],
+        clock: Clock,
+        idle_seconds: float,
+        on_end: Callable[[Session], None],
+    ) -> None:
+        self._connect = connect
+        self._name = name
+        self._is_shared = is_shared
+        self._secrets = secrets
+        self._clock = clock
+        self._idle_seconds = idle_seconds
+        self._on_end = on_end
+        self._wire = Wire()
+        self._client: mcp.Client | None = None
+        self._tools: Mapping[str, ServerTool] = {}
+        self._listed_at = -math.inf
+        self._listing = asyncio.Lock()
+        self.left_out: Sequence[LeftOut] = ()
+        """The listed tools that cannot be used."""
+        self._is_stopped = False
+        self._was_refused = False
+        self._users = 0
+        # The calls that the server has been sent and has not answered, the newest last.
+        self._sent: list[Call] = []
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.began_at = self.used_at = clock.monotonic()
+        # It outlives the call that needed it first, whose context is not its own.
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"mcp {self._name}", context=contextvars.Context()
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """True if it opens, or calls can be made."""
+        return not self._task.done() and not self._is_stopped and not self._wire.problem
+
+    @property
+    def is_busy(self) -> bool:
+        """True while something uses it."""
+        return self._users > 0
+
+    @property
+    def problem(self) -> str:
+        """Why it broke, or did not open; empty if it did not break."""
+        return self._wire.problem
+
+    @contextlib.contextmanager
+    def used(self) -> Generator[None, None, None]:
+        """Keep it open inside the context."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self.used_at = self._clock.monotonic()
+            self._wire.news.set()
+
+    async def opened(self) -> None:
+        """Return when calls can be made. Safe to cancel: the connection continues to open.
+
+        Raises:
+            SourceUnreachable: it does not open; the message says why.
+        """
+        await shield(self._opened)
+
+    def stop(self) -> None:
+        """Make it end; calls under way are lost. Idempotent."""
+        self._is_stopped = True
+        self._wire.news.set()
+
+    async def close(self) -> None:
+        """End it, and return when nothing of it is left. Idempotent."""
+        self.stop()
+        if not (await asyncio.wait({self._task}, timeout=1.0 if self._opened.done() else 0.1))[0]:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
+
+    async def tools(self, *, anew: bool = False) -> Mapping[str, ServerTool]:
+        """Return the tools by the server's names, listed again after half a minute or an announced change.
+
+        Raises:
+            SourceUnreachable: the server does not list them.
+        """
+        async with self._listing:
+            now = self._clock.monotonic()
+            if anew or now - self._listed_at > _LISTED_SECONDS:
+                self._listed_at = now
+                try:
+                    self._tools, self.left_out = await self._answer(lambda client: listed(client, self._secrets))
+                except Fault as fault:
+                    self._listed_at = -math.inf
+                    raise SourceUnreachable(f"it does not list its tools: {fault}") from None
+            return self._tools
+
+    async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
+        """Call a tool, during which the server may ask the user. Cancelling this cancels the call at the server.
+
+        It has no deadline of its own, because time stands still while the user is asked something.
+
+        Raises:
+            Lost: the connection ended.
+            Refused, TooLarge, Garbled: the answer is an error of the protocol, too large, or no result.
+        """
+        params = mcp.types.CallToolRequestParams(name=name, arguments=arguments)
+        if self.is_open and self._client is not None:
+            call.context.mark_begun()
+        self._sent.append(call)
+        try:
+            return await self._answer(lambda client: self._call(client, call, params))
+        finally:
+            self._sent.remove(call)
+            call.stop_asking()
+
+    async def _answer(self, request: Callable[[mcp.Client], Awaitable[T]]) -> T:
+        if self._client is None or not self.is_open:
+            raise Lost(self.problem or "the connection was closed", never_ran=True)
+        self._wire.was_used = self._wire.was_used or bool(self._sent)
+        try:
+            return await request(self._client)
+        except mcp.MCPError as error:
+            if error.message == _SESSION_GONE and self._wire.is_forgotten:
+                self._wire.end("it does not know the session any more")
+                raise Lost(self.problem, never_ran=True) from None
+            if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
+                # Counted now, because other calls end while this one waits for the reason.
+                is_alone = len(self._sent) == 1
+                self._wire.news.set()
+                await asyncio.wait({self._task}, timeout=_OBITUARY_SECONDS)
+                self._wire.end("the connection broke")
+                if self._wire.is_too_large and is_alone:
+                    raise TooLarge(self.problem) from None
+                raise Lost(self.problem, never_ran=self._was_refused and is_alone) from None
+            if error.message.startswith(_UNREADABLE):
+                raise Garbled("it answered with what is no result") from None
+            raise Refused(error.message, code=error.code) from None
+        except pydantic.ValidationError:
+            raise Garbled("it answered with what is no result") from None
+
+    async def _call(
+        self, client: mcp.Client, call: Call, params: mcp.types.CallToolRequestParams
+    ) -> mcp.types.CallToolResult:
+        """Send the call, and send it again with answers as long as the server asks for something first.
+
+        The package's own method checks results against the server's schema, whose patterns could take for ever.
+        """
+        for _ in range(_ROUNDS_MAX):
+            request = mcp.types.CallToolRequest(params=params)
+            try:
+                result = await client.session.send_request(request, _results, progress_callback=call.on_progress)
+            except mcp.MCPError as error:
+                # The server has done nothing yet: it wants the user to open pages first.
+                await _open_pages(error, call)
+                if not self.is_open:
+                    raise Lost(self.problem or "the connection was closed", never_ran=True) from None
+                continue
+            if isinstance(result, mcp.types.CallToolResult):
+                return result
+            answers: dict[str, Any] = {}
+            for key, asked in (result.input_requests or {}).items():
+                if not isinstance(asked, mcp.types.ElicitRequest):
+                    raise Refused("it asks for what is not offered: sampling or roots")
+                answers[key] = await call.ask(asked.params)
+            params = params.model_copy(update={"input_responses": answers, "request_state": result.request_state})
+            if not answers:
+                await self._clock.sleep(0.1)
+        raise Refused(f"it asked for more than {_ROUNDS_MAX} times before it answered")
+
+    async def _run(self) -> None:
+        """Own the connection: its contexts must be left in the task that entered them."""
+        problem = ""
+        try:
+            await self._stay()
+        except asyncio.CancelledError:
+            problem = "" if self._is_stopped else "the connection broke"
+        except BaseException as error:  # noqa: BLE001  # whatever it is, callers get a sentence
+            problem = self._sentence(error)
+            self._was_refused = isinstance(_first(error), httpx2.ConnectError | EgressRefused)
+        if problem:
+            self._wire.end(problem)
+        if not self._opened.done():
+            self._opened.set_exception(SourceUnreachable(self.problem or "the connection was closed"))
+            self._opened.exception()  # Marks it as seen, in case no caller waits any more.
+        elif self.problem:
+            _log.warning("mcp.lost", source=self._name, problem=self.problem)
+        self._client = None
+        self._on_end(self)
+
+    async def _stay(self) -> None:
+        """Open the connection, and stay until it breaks, is stopped or idle."""
+        client = mcp.Client(
+            self._connect(self._wire),
+            message_handler=self._on_message,
+            elicitation_callback=self._on_elicit,
+            client_info=_CLIENT,
+            cache=None,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(_CONNECT_SECONDS):
+                    await stack.enter_async_context(client)
+                    self._listed_at = self._clock.monotonic()
+                    self._tools, self.left_out = await listed(client, self._secrets)
+            except TimeoutError:
+                raise SourceUnreachable(f"it did not answer within {_CONNECT_SECONDS:g} s") from None
+            self._client = client
+            self.used_at = self._clock.monotonic()
+            self._opened.set_result(None)
+            try:
+                while not self._is_stopped and not self._wire.problem:
+                    left = self.used_at + self._idle_seconds - self._clock.monotonic()
+                    if not self.is_busy and left <= 0:
+                        return
+                    self._wire.news.clear()
+                    await within(max(left, 0.05), self._wire.news.wait())
+            finally:
+                self._is_stopped = True
+
+    async def _on_message(self, message: object) -> None:
+        if isinstance(message, mcp.types.ToolListChangedNotification):
+            self._listed_at = -math.inf
+
+    async def _on_elicit(
+        self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
+    ) -> mcp.types.ElicitResult:
+        """Ask the user in the newest call, because the protocol does not say to which call a question belongs.
+
+        Where that could show it in another conversation, which others may read, the server gets a decline.
+        """
+        if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
+            return mcp.types.ElicitResult(action="decline")
+        return await self._sent[-1].ask(params)
+
+    def _sentence(self, error: BaseException) -> str:
+        """Return what an error means, for people, without secrets."""
+        match _first(error):
+            case SourceUnreachable() as unreachable:
+                text = unreachable.message
+            case ProgramProblem() as problem:
+                text = str(problem)
+            case mcp.MCPError() as answer:
+                text = self.problem or self._wire.refusal or f"it answers {answer.message!r}"
+            case EgressRefused() as refused:
+                text = f"it may not be reached: {refused}"
+            case httpx2.HTTPError() as failure:
+                text = self._wire.refusal or f"it cannot be reached: {str(failure) or type(failure).__name__}"
+            case pydantic.ValidationError():
+                text = "it answers with what is not MCP"
+            case OSError() as failed:
+                text = f"it cannot be reached: {failed.strerror or type(failed).__name__}"
+            case other:
+                _log.error("mcp.session_failed", source=self._name, error=type(other).__name__)
+                text = f"it does not answer as it should ({type(other).__name__})"
+        return hide(self._secrets, text)[:_MESSAGE_CHARACTERS_MAX]
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the error itself, or the first one in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _open_pages(error: mcp.MCPError, call: Call) -> None:
+    """Return if an error asks the user to open pages, and the user has done that; else raise it again."""
+    if error.code != mcp.types.URL_ELICITATION_REQUIRED:
+        raise error
+    try:
+        pages = mcp.UrlElicitationRequiredError.from_error(error.error).elicitations
+    except (ValueError, TypeError, AttributeError):
+        raise error from None
+    if not pages:
+        raise error
+    for page in pages:
+        if (await call.ask(page)).action != "accept":
+            raise error

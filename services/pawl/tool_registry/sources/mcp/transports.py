@@ -1,0 +1,272 @@
+"""The transports of MCP: a program's pipes or streamable HTTP, how fast a server may send, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import anyio
+import httpx2
+import mcp.types
+import msgspec
+from anyio.abc import ObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+
+from pawl.chassis.process.clock import Clock
+from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, Program, brackets_in, running
+from pawl.tool_registry.sources.mcp.sandbox import Order
+
+# Reading takes time, in which the process serves nothing else. A message costs as much as so many bytes of a text (so
+# that it reads 200 a second of them), and so does a bracket, and a line.
+_BYTES_BURST: Final = 64 * 1024 * 1024
+_BYTES_PER_SECOND: Final = 8 * 1024 * 1024
+_BYTES_OF_MESSAGE: Final = 40 * 1024
+_BYTES_OF_BRACKET: Final = 32
+_BYTES_OF_LINE: Final = 64
+# The package opens a stream again when its server ends it, as soon and as often as the server wants.
+_STREAMS_BURST: Final = 20
+_STREAMS_PER_SECOND: Final = 1
+_STALL_SECONDS: Final = 10.0
+_WRITES_MAX: Final = 64
+_GARBAGE_LINES_MAX: Final = 100
+_SESSION_ID: Final = "mcp-session-id"
+# In the words of the package that reads JSON.
+_TOO_DEEP: Final = "recursion limit"
+_NO_SUCH_METHOD: Final = b"-32601"
+_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END_BYTES: Final = 3
+# The deadline of a call limits how long a server may be silent. It stands still while the user is asked something.
+_TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
+
+
+class Wire:
+    """The state of a transport. Its problem is empty while it works, and after an end that was asked for."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self.is_too_large = False
+        """True if it ended because a message was too large."""
+        self.was_used = False
+        """True if calls went over it: the program's last words may hold what a user sent."""
+        self.is_forgotten = False
+        """True if the server answered that it does not know the session, without having read the message."""
+        self.refusal = ""
+        """Why the server refuses all requests over HTTP; empty if it does not."""
+        self.news = asyncio.Event()
+        """Set at the end, and by its owner for other reasons."""
+
+    def end(self, problem: str, *, is_too_large: bool = False) -> None:
+        """Note why it ended; the first reason stays."""
+        self.is_too_large = self.is_too_large or (is_too_large and not self.problem)
+        self.problem = self.problem or problem
+        self.news.set()
+
+
+class Pace:
+    """A rate that something keeps after a burst."""
+
+    def __init__(self, burst: int, per_second: int, clock: Clock) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._clock = clock
+        self._left = float(burst)
+        self._seen_at = clock.monotonic()
+
+    async def keep(self, amount: float = 1) -> None:
+        """Return when this amount fits the rate."""
+        now = self._clock.monotonic()
+        self._left = min(self._left + (now - self._seen_at) * self._per_second, self._burst) - amount
+        self._seen_at = now
+        if self._left < 0:
+            await self._clock.sleep(-self._left / self._per_second)
+
+
+def effort(data: bytes, messages: int) -> int:
+    """Return the cost of reading a part of what a server sends, in bytes of a text."""
+    lines = data.count(b"\n") + data.count(b"\r")
+    weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
+    return len(data) + weights
+
+
+Streams: TypeAlias = tuple[Any, Any]
+"""From the server and to it."""
+
+
+@asynccontextmanager
+async def stdio_transport(
+    order: Order, *, name: str, secrets: Collection[str], wire: Wire, clock: Clock
+) -> AsyncGenerator[Streams, None]:
+    """Run a program and give the streams to it, a message a line. `wire` gets the reason of their end.
+
+    The package's own transport buffers a line of any length, and does not confine what it starts.
+
+    Raises:
+        ProgramProblem: it cannot be started.
+    """
+    async with running(order, name=name, secrets=secrets) as program:
+        incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](_WRITES_MAX)
+        pace = Pace(_BYTES_BURST, _BYTES_PER_SECOND, clock)
+        tasks = [
+            asyncio.create_task(_read(program, wire, incoming, pace), name="mcp.read"),
+            asyncio.create_task(_write(program, wire, outgoing, incoming), name="mcp.write"),
+        ]
+        try:
+            yield read_stream, write_stream
+        finally:
+            for task in tasks:
+                task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*tasks, return_exceptions=True)
+            for stream in (incoming, read_stream, write_stream, outgoing):
+                stream.close()
+
+
+async def _read(
+    program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], pace: Pace
+) -> None:
+    """Pass messages on, line by line, until the program's output ends or breaks a limit."""
+    garbage = 0
+    async with incoming:
+        while garbage <= _GARBAGE_LINES_MAX:
+            try:
+                line = await program.stdout.readline()
+            except ValueError:
+                wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes", is_too_large=True)
+                return
+            if brackets_in(line) > BRACKETS_MAX:
+                wire.end(f"it sent a message of more than {BRACKETS_MAX} brackets", is_too_large=True)
+                return
+            await pace.keep(effort(line, 1))
+            if not line:
+                wire.end(await program.obituary(with_words=not wire.was_used))
+                return
+            try:
+                message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            except ValueError as error:
+                if _TOO_DEEP in str(error):  # It may be the answer to any call.
+                    wire.end("it sent a message that is nested too deeply", is_too_large=True)
+                    return
+                garbage += bool(line.strip())
+                # The loop reads a buffer full of such lines without waiting.
+                await asyncio.sleep(0)
+                continue
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await incoming.send(SessionMessage(message))
+        wire.end("it writes to its standard output what is no message of MCP")
+
+
+async def _write(
+    program: Program,
+    wire: Wire,
+    outgoing: MemoryObjectReceiveStream[SessionMessage],
+    incoming: ObjectSendStream[SessionMessage | Exception],
+) -> None:
+    """Send messages, each a line, until the program stops reading."""
+    async with outgoing:
+        async for message in outgoing:
+            text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            try:
+                async with asyncio.timeout(_STALL_SECONDS):
+                    program.stdin.write(text.encode() + b"\n")
+                    await program.stdin.drain()
+            except TimeoutError:
+                wire.end(f"it has not read what it was sent for {_STALL_SECONDS:g} s")
+                await incoming.aclose()
+                return
+            except (OSError, RuntimeError):
+                return  # It has ended; the reader reports that.
+
+
+@asynccontextmanager
+async def http_transport(
+    client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], wire: Wire, clock: Clock
+) -> AsyncGenerator[Streams, None]:
+    """Give the streams to a server; closes `client` at the end.
+
+    Headers go to the origin of `url` only: the transport follows no redirect that leaves it.
+    """
+    client.headers.update(headers)
+    # A compressed body could unpack to any size.
+    client.headers["Accept-Encoding"] = "identity"
+    client.timeout = _TIMEOUT
+    reading = Pace(_BYTES_BURST, _BYTES_PER_SECOND, clock)
+    streams = Pace(_STREAMS_BURST, _STREAMS_PER_SECOND, clock)
+    client.event_hooks = {
+        "request": [*client.event_hooks["request"], partial(limit_request, streams)],
+        "response": [*client.event_hooks["response"], partial(_limit_body, wire, reading), partial(_note_status, wire)],
+    }
+    async with (
+        client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MESSAGE_BYTES_MAX) as (read, write),
+    ):
+        yield read, write
+
+
+async def limit_request(streams: Pace, request: httpx2.Request) -> None:
+    """Keep the pace of streams, and limit the wait for a message without an answer, which delays all later ones."""
+    if request.method == "GET":
+        await streams.keep()
+    elif not {"id", "method"} <= msgspec.json.decode(request.content or b"{}").keys():
+        timeout = {**request.extensions.get("timeout", {}), "read": _STALL_SECONDS}
+        request.extensions = {**request.extensions, "timeout": timeout}
+
+
+async def _limit_body(wire: Wire, pace: Pace, response: httpx2.Response) -> None:
+    """Limit the bytes of a body that is read as a whole, and the brackets of events, whose bytes the package limits."""
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise httpx2.DecodingError("it sent a compressed body, which was not asked for", request=response.request)
+    # The bodies of errors and redirects are read as a whole, too, whatever type they claim.
+    is_stream = response.is_success and response.headers.get("content-type", "").lower().startswith("text/event-stream")
+    if isinstance(response.stream, httpx2.AsyncByteStream):
+        response.stream = _Limited(response.stream, response.request, wire, pace, is_stream=is_stream)
+
+
+async def _note_status(wire: Wire, response: httpx2.Response) -> None:
+    """Note that the server does not know the session, or refuses all requests: the package passes the body on only."""
+    status, request = response.status_code, response.request
+    if status == httpx2.codes.NOT_FOUND and request.method == "POST" and _SESSION_ID in request.headers:
+        if _NO_SUCH_METHOD not in await response.aread():
+            wire.is_forgotten = True
+            response.headers["Content-Type"] = "text/plain"
+    elif status in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
+        what = "a key is missing or wrong" if status == httpx2.codes.UNAUTHORIZED else "it does not permit this"
+        wire.refusal = f"it answers with status {status}: {what}; `pawl sources add-mcp` sends one by --secret-header"
+
+
+class _Limited(httpx2.AsyncByteStream):
+    """A body whose one message, or each of whose events, is not too large."""
+
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, request: httpx2.Request, wire: Wire, pace: Pace, *, is_stream: bool
+    ) -> None:
+        self._stream = stream
+        self._is_stream = is_stream
+        self._wire = wire
+        self._pace = pace
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = brackets = 0
+        end = b""  # Of the data before: the end of an event may be cut in two.
+        async for data in self._stream:
+            size += 0 if self._is_stream else len(data)
+            events = [brackets_in(part) for part in (_EVENT_END.split(end + data) if self._is_stream else [data])]
+            events[0] += brackets
+            brackets, end = events[-1], data[-_END_BYTES:]
+            if size > MESSAGE_BYTES_MAX or max(events) > BRACKETS_MAX:
+                problem = f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes or {BRACKETS_MAX} brackets"
+                self._wire.end(problem, is_too_large=True)
+                raise httpx2.ReadError(problem, request=self._request)
+            await self._pace.keep(effort(data, len(events) - 1))
+            yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

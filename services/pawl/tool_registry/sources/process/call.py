@@ -1,0 +1,173 @@
+"""The registry's end of a process that runs one call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from typing import Final, Self
+
+from pawl.chassis.strict_json import loads
+from pawl.errors import InvalidJson, TooLarge
+from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX
+from pawl.tool_registry.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolContext, ToolError
+from pawl.tool_registry.sources.process.messages import (
+    Answer,
+    Answered,
+    Call,
+    Cancel,
+    CheckpointSaid,
+    GarbledMessage,
+    Raised,
+    Returned,
+    Said,
+    SecretAsked,
+    frame,
+    read_message,
+)
+
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = sys.argv[1:-2]; from pawl.tool_registry.sources.process.child import main; main()"
+)
+_MESSAGE_ROOM_BYTES: Final = 1024 * 1024
+_PROGRESS_INTERVAL_SECONDS: Final = 0.01
+_UNWIND_SECONDS: Final = 0.5
+"""The time that a cancelled tool has to end by itself; half of the executor's, the rest is for killing it."""
+_KILL_SECONDS: Final = 5.0
+_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
+
+
+class CallProcess:
+    """A process that is ready for one call. `end` it in any case."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        control: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        channel: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        self._process = process
+        self._control_reader, self._control_writer = control
+        self._reader, self._writer = channel
+
+    @classmethod
+    async def start(cls, *, shows_output: bool) -> Self:
+        """Start a process, with this one's folders of modules and environment, but without its settings.
+
+        Raises:
+            OSError: the system has no room for another one.
+        """
+        control, its_control = socket.socketpair()
+        channel, its_channel = socket.socketpair()
+        numbers = (its_control.fileno(), its_channel.fileno())
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                _PROGRAM,
+                *sys.path,
+                *map(str, numbers),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=None if shows_output else asyncio.subprocess.DEVNULL,
+                pass_fds=numbers,
+                start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
+            )
+        except BaseException:
+            control.close()
+            channel.close()
+            raise
+        finally:
+            its_control.close()
+            its_channel.close()
+        ends = [await asyncio.open_unix_connection(sock=end) for end in (control, channel)]
+        return cls(process, *ends)
+
+    @property
+    def is_alive(self) -> bool:
+        """True if it can still run a call."""
+        return self._process.returncode is None
+
+    async def converse(self, call: Call, context: ToolContext) -> Answer | None:
+        """Have the call run and return its answer; None if the process ended without one.
+
+        When cancelled, the tool is told and has half a second to end.
+
+        Raises:
+            GarbledMessage: the tool has written into the channel.
+        """
+        self._writer.write(frame(call))
+        talk = asyncio.ensure_future(self._talk(call.content_bytes_max + _MESSAGE_ROOM_BYTES, context))
+        gone = asyncio.ensure_future(self._process.wait())
+        try:
+            await asyncio.wait({talk, gone}, return_when=asyncio.FIRST_COMPLETED)
+            # What was sent before the end may still be on its way.
+            await asyncio.wait({talk}, timeout=_UNWIND_SECONDS)
+            return talk.result() if talk.done() else None
+        except asyncio.CancelledError:
+            self._writer.write(frame(Cancel()))
+            await asyncio.wait({talk}, timeout=_UNWIND_SECONDS)
+            raise
+        finally:
+            for task in (talk, gone):
+                task.cancel()
+            await asyncio.gather(talk, gone, return_exceptions=True)
+
+    async def _talk(self, bytes_max: int, context: ToolContext) -> Answer | None:
+        loop = asyncio.get_running_loop()
+        said_at = 0.0
+        while True:
+            match await read_message(self._reader, bytes_max):
+                case SecretAsked() | CheckpointSaid() as question:
+                    self._writer.write(frame(await _answered(context, question)))
+                    await self._writer.drain()
+                case Said(fraction=fraction, message=message):
+                    context.progress(fraction, message)
+                    if loop.time() - said_at < _PROGRESS_INTERVAL_SECONDS:
+                        # The worker sends less; a tool that writes into the channel itself does not keep the loop busy.
+                        await asyncio.sleep(_PROGRESS_INTERVAL_SECONDS)
+                    said_at = loop.time()
+                case Returned() | Raised() | None as answer:
+                    return answer
+
+    async def end(self) -> int | None:
+        """Kill whatever still runs of it; returns how the worker ended, as `os.wait` says it, or None. Idempotent."""
+        status = b""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._control_writer.write_eof()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_KILL_SECONDS):
+                status = await self._control_reader.read()
+                await self._process.wait()
+        if self._process.returncode is None:
+            # The tool has stopped its guard; on Linux the worker dies with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        for writer in (self._control_writer, self._writer):
+            # Not closed: nobody may be there to read what is left.
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        return int(status) if status.isdigit() else None
+
+
+async def _answered(context: ToolContext, question: SecretAsked | CheckpointSaid) -> Answered:
+    try:
+        if isinstance(question, SecretAsked):
+            return Answered(value=context.secret(question.name))
+        await context.checkpoint(loads(question.content, bytes_max=CHECKPOINT_BYTES_MAX))
+    except SecretNotFound as error:
+        return Answered(error=str(error), kind="NO_SECRET")
+    except Superseded as error:
+        return Answered(error=str(error), kind="SUPERSEDED")
+    except ToolCancelled:
+        return Answered(error="the call was cancelled", kind="CANCELLED")
+    except ToolError as error:
+        return Answered(error=str(error))
+    except (InvalidJson, TooLarge):
+        raise GarbledMessage from None
+    return Answered()

@@ -1,0 +1,130 @@
+"""Modules of tools: those that PAWL_TOOLS names, and all that its packages and folders hold."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from pawl.chassis.process import logs
+from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.sources.python.tool_folders import folder_package
+
+_ERROR_CHARACTERS_MAX: Final = 500
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolModule:
+    """A module that was to be loaded: its tools by name, or why it could not be."""
+
+    name: str
+    """As people know it: `my_tools.money`, for a file of a folder and for a module of a package."""
+    tools: tuple[Tool[..., Any], ...] = ()
+    error: str = ""
+    """File, line, type and text of what stopped it; empty if nothing did."""
+
+
+def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
+    """Import what `entries` name and yield every module that has tools or is broken.
+
+    An entry is a module, a package (all its modules, at any depth), a folder (a
+    path with a slash, or a folder that is no package: every module and package in
+    it) or a file. Modules whose names begin with an underscore or a dot are left
+    to be imported by the others. What a folder holds is imported under a name of
+    its own: it never stands in the way of an installed module of the same name,
+    and its modules import each other as `from . import other`.
+
+    Any error of a module's own code is caught: one broken module does not stop
+    the others. A tool that several modules have is that of the first.
+    """
+    seen: set[int] = set()
+    for entry in entries:
+        has_tools = False
+        for module in _modules_of(entry):
+            tools = tuple(tool for tool in module.tools if id(tool) not in seen)
+            seen.update(id(tool) for tool in tools)
+            has_tools = has_tools or bool(module.tools or module.error)
+            if module.error:
+                _log.error("tool.module_broken", tool_module=module.name, error=module.error)
+            if tools or module.error:
+                apart = tuple(replace(tool, runs_apart=True) for tool in tools)
+                yield ToolModule(name=module.name, tools=apart, error=module.error)
+        if not has_tools:
+            _log.warning("tool.module_empty", tool_module=entry)
+
+
+def _modules_of(entry: str) -> Iterator[ToolModule]:
+    path = Path(entry)
+    if "/" not in entry and (not path.is_dir() or _is_package(entry)):
+        yield from _walk(entry, entry)
+    elif path.is_dir():
+        package, error = folder_package(path)
+        name = path.resolve().name
+        yield _broken(name, error) if error else _with_tools(name, package)
+        yield from _below(package, name)
+    elif path.is_file() and path.suffix == ".py":
+        package, _ = folder_package(path.parent)
+        yield from _walk(f"{package.__name__}.{path.stem}", path.stem)
+    else:
+        yield ToolModule(name=entry, error=f"there is no folder and no Python file {entry}")
+
+
+def _is_package(name: str) -> bool:
+    """Return whether a package with an `__init__` can be imported by that name."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
+
+
+def _walk(import_name: str, name: str) -> Iterator[ToolModule]:
+    """Yield a module and, if it is a package, those in it."""
+    try:
+        module = importlib.import_module(import_name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code
+        yield _broken(name, error)
+        return
+    yield _with_tools(name, module)
+    yield from _below(module, name)
+
+
+def _below(module: ModuleType, name: str) -> Iterator[ToolModule]:
+    for found in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda found: found.name):
+        if not found.name.startswith(("_", ".")):
+            yield from _walk(f"{module.__name__}.{found.name}", f"{name}.{found.name}")
+
+
+def _with_tools(name: str, module: ModuleType) -> ToolModule:
+    found = {id(value): value for value in vars(module).values() if isinstance(value, Tool)}
+    return ToolModule(name=name, tools=tuple(sorted(found.values(), key=lambda tool: tool.name)))
+
+
+def _broken(name: str, error: BaseException) -> ToolModule:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    said = f"{type(error).__name__}: {text}".removesuffix(": ")[:_ERROR_CHARACTERS_MAX]
+    place = _place(error)
+    return ToolModule(name=name, error=f"{place}: {said}" if place else said)
+
+
+def _place(error: BaseException) -> str:
+    """Return file and line of an error: where the module itself led to it."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith("<frozen importlib") and frame.filename not in _MACHINERY:
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+_MACHINERY: Final = frozenset({__file__, importlib.__file__, sys.modules[folder_package.__module__].__file__})

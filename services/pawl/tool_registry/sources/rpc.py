@@ -1,0 +1,113 @@
+"""pawl.tool.v1.SourceService: the sources of a store; the store comes from the credential."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from google.protobuf import json_format
+
+from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, require_decider, require_user
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import InvalidField, PermissionDenied
+from pawl.tool.v1 import source_pb2 as pb
+from pawl.tool.v1 import source_pb2_grpc
+from pawl.tool_registry import convert
+from pawl.tool_registry.sources.http.rules.binding import without_values
+from pawl.tool_registry.sources.rules import Source, ToolChange
+from pawl.tool_registry.sources.sources import ListedSource, Sources, may_change
+
+# Who understands the configuration.
+_KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "http_endpoint": "http"}
+
+_OWNERS_ONLY: Final = (
+    "any program may be started here, so only the local key adds them:"
+    " whoever runs this lists programs for others in PAWL_MCP_PROGRAMS_FILE"
+)
+
+
+class SourceServicer(source_pb2_grpc.SourceServiceServicer):
+    """Translates between the wire and the use cases. With `is_ones_own`, programs are added with the local key only."""
+
+    def __init__(self, sources: Sources, *, is_ones_own: bool = False) -> None:
+        self._sources = sources
+        self._is_ones_own = is_ones_own
+
+    async def AddSource(self, request: pb.AddSourceRequest, context: Context) -> pb.AddSourceResponse:
+        user = require_decider()
+        kind = request.config.WhichOneof("kind")
+        if kind is None:
+            raise InvalidField("config.kind: is required", field="config.kind")
+        if kind == "mcp_stdio" and self._is_ones_own and user.credential_id != LOCAL_CREDENTIAL:
+            raise PermissionDenied(_OWNERS_ONLY)
+        # Sorted, so that the same message is the same text.
+        config = json_format.MessageToJson(request.config, indent=None, sort_keys=True, ensure_ascii=False).encode()
+        source = Source(store_id=user.store_id, name=request.config.name, kind=_KINDS[kind], config=config)
+        listed = await self._sources.add(
+            source, runs_program=kind == "mcp_stdio", may_replace=request.replace, roles=user.roles
+        )
+        return pb.AddSourceResponse(source=_source_message(listed, user.roles), left_out=_left_out(listed))
+
+    async def RemoveSource(self, request: pb.RemoveSourceRequest, context: Context) -> pb.RemoveSourceResponse:
+        user = require_user()
+        await self._sources.remove(user.store_id, request.name, roles=user.roles)
+        return pb.RemoveSourceResponse()
+
+    async def ListSources(self, request: pb.ListSourcesRequest, context: Context) -> pb.ListSourcesResponse:
+        user = require_user()
+        listed = await self._sources.list(user.store_id)
+        return pb.ListSourcesResponse(sources=[_source_message(each, user.roles) for each in listed])
+
+    async def CheckSource(self, request: pb.CheckSourceRequest, context: Context) -> pb.CheckSourceResponse:
+        user = require_user()
+        checked = await self._sources.check(user.store_id, request.name)
+        return pb.CheckSourceResponse(
+            source=_source_message(checked.listed, user.roles),
+            changes=map(_change_message, checked.changes),
+            found_hash=checked.found_hash,
+            left_out=_left_out(checked.listed),
+        )
+
+    async def ApproveSource(self, request: pb.ApproveSourceRequest, context: Context) -> pb.ApproveSourceResponse:
+        user = require_decider()
+        listed = await self._sources.approve(user.store_id, request.name, request.definitions_hash, roles=user.roles)
+        return pb.ApproveSourceResponse(source=_source_message(listed, user.roles))
+
+
+def _left_out(listed: ListedSource) -> list[pb.LeftOutTool]:
+    return [pb.LeftOutTool(name=tool.name, reason=tool.reason) for tool in listed.left_out]
+
+
+def _source_message(listed: ListedSource, roles: Collection[str]) -> pb.Source:
+    record = listed.record
+    message = pb.Source(
+        config=json_format.Parse(record.source.config, pb.SourceConfig(), ignore_unknown_fields=True),
+        state=pb.SourceState.Value(f"SOURCE_STATE_{record.state.name}"),
+        problem=record.problem,
+        definitions_hash=listed.definitions_hash,
+        tools=map(convert.tool_message, listed.tools),
+    )
+    message.create_time.FromMicroseconds(int(record.create_time * 1_000_000))
+    if not may_change(roles, record):
+        hide_values(message.config)
+    return message
+
+
+def hide_values(config: pb.SourceConfig) -> None:
+    """Leave only the names of headers, of variables of the environment, and of what stands in the query of a URL."""
+    kind = getattr(config, config.WhichOneof("kind") or "", None)
+    for field in ("url", "document_url", "base_url"):
+        if url := getattr(kind, field, ""):
+            setattr(kind, field, without_values(url))
+    for field in ("headers", "environment"):
+        values = getattr(kind, field, {})
+        for name in values:
+            values[name] = ""
+
+
+def _change_message(change: ToolChange) -> pb.SourceChange:
+    return pb.SourceChange(
+        tool_name=change.tool_name,
+        approved=None if change.approved is None else convert.DEFINITION.fields(change.approved),
+        found=None if change.found is None else convert.DEFINITION.fields(change.found),
+    )

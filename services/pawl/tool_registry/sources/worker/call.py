@@ -1,0 +1,286 @@
+"""One call for a remote worker, from the side of the execution that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, UserId
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.retry import Retry
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.tool.v1 import worker_pb2 as pb
+from pawl.tool_registry.audit.rules import sha256_hex
+from pawl.tool_registry.rules.definition import ToolVersion, definition_hash
+from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
+from pawl.tool_registry.sources.worker.rules import (
+    AfterLoss,
+    Answer,
+    AnswerKind,
+    CallDetails,
+    CallState,
+    CallView,
+    Origin,
+    Purpose,
+    WorkerCall,
+    after_loss,
+    group_of,
+)
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository, invocation
+from pawl.values import EffectClass, Progress
+
+# Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
+_MARGIN_SECONDS_MAX: Final = 0.5
+_MARGIN_PART: Final = 0.1
+
+_log = logs.get_logger(__name__)
+T = TypeVar("T")
+
+
+class PendingCall:
+    """Waits for the answer to a call that was written down, through the loss of workers.
+
+    `news` is set by whoever learns that something came for the call, and again and again while its worker is lost:
+    that is believed when it has been so for `silence_seconds`.
+    """
+
+    def __init__(
+        self,
+        call: WorkerCall,
+        *,
+        effect: EffectClass,
+        repository: PostgresWorkerRepository,
+        clock: Clock,
+        report: Callable[[float | None, str], None],
+        continues: Callable[[], bool],
+        silence_seconds: float,
+        retry: Retry,
+    ) -> None:
+        self.call = call
+        self.key = CallKey(call.store_id, call.call_id)
+        self.news = asyncio.Event()
+        self.report = report
+        self._effect = effect
+        self._repository = repository
+        self._clock = clock
+        margin = min(_MARGIN_SECONDS_MAX, call.seconds * _MARGIN_PART)
+        self._give_up_at = clock.monotonic() + call.seconds - margin
+        self._silence_seconds = silence_seconds
+        self._retry = retry
+        self._continues = continues
+        self._lost_since = self._looked_at = -math.inf
+        self._may_have_begun = False
+        self._progress: Progress | None = None
+
+    async def answer(self, write_down: Callable[[], Awaitable[None]]) -> Answer:
+        """Write the call down, and return the worker's answer.
+
+        Safe to cancel: then the worker is told to stop, and this ends when it has. If the call `continues` in another
+        process, the worker keeps it.
+
+        Raises:
+            ToolError: no worker took it in time.
+            OutcomeUnknown: the worker was lost, or the record stayed broken, and nobody knows whether the
+                call had its effect.
+        """
+        try:
+            await write_down()
+            while True:
+                await self._wait_for_news()
+                view = await self._reached(lambda: self._repository.look(self.key, self.call.token))
+                answer = await self._next(view)
+                if answer is not None:
+                    return answer
+        except asyncio.CancelledError:
+            if not self._continues():
+                await self._stop()
+            raise
+        except (OutcomeUnknown, ToolError):
+            raise
+        except Exception as error:
+            if not self._effect.is_journaled:
+                raise
+            raise OutcomeUnknown from error  # The worker may go on with it.
+        finally:
+            if not self._continues():
+                await self._settle()
+
+    async def _wait_for_news(self) -> None:
+        left = self._give_up_at - self._clock.monotonic()
+        if left > 0:
+            timer = asyncio.ensure_future(self._clock.sleep(left))
+            news = asyncio.ensure_future(self.news.wait())
+            try:
+                await asyncio.wait({timer, news}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                timer.cancel()
+                news.cancel()
+        else:
+            await self.news.wait()
+        self.news.clear()
+
+    async def _next(self, view: CallView | None) -> Answer | None:
+        """Do what follows from how the call stands; returns the answer if there is one."""
+        if view is None:
+            raise self._gone()
+        self._show(view)
+        is_believed = self._is_believed(view)
+        if view.is_lost:
+            if not is_believed:
+                return None
+            self._may_have_begun = True
+            await self._go_on_without_worker(view.purpose)
+        elif view.state is CallState.DONE:
+            return await self._taken(view)
+        elif view.state is CallState.WAITING and self._clock.monotonic() >= self._give_up_at:
+            if await self._reached(lambda: self._repository.withdraw(self.key, self.call.token)):
+                raise await self._nobody(view.purpose)
+            self.news.set()  # Somebody has taken it in this moment.
+        return None
+
+    def _is_believed(self, view: CallView) -> bool:
+        """Return whether a worker is lost that the record calls lost.
+
+        After a jump of the record's clock it says so of all workers until their processes renew their leases, as they
+        do all the time; unless the record is away, as it may be between two looks.
+        """
+        now, looked_at = self._clock.monotonic(), self._looked_at
+        self._looked_at = now
+        if not view.is_lost:
+            self._lost_since = -math.inf
+        elif math.isinf(self._lost_since) or now - looked_at > self._silence_seconds / 2:
+            self._lost_since = now
+        return view.is_given_up or now - self._lost_since >= self._silence_seconds
+
+    async def _taken(self, view: CallView) -> Answer | None:
+        answer = view.answer
+        if answer is None:
+            raise self._gone()
+        if self.call.purpose is view.purpose:
+            return answer
+        # It was lost, and another worker was asked about it.
+        match answer.kind:
+            case AnswerKind.RETURNED:
+                return answer
+            case AnswerKind.DID_NOT_HAPPEN:
+                self._may_have_begun = False
+                await self._hand_out_again(Purpose.RUN)
+                return None
+            case AnswerKind.FAILED | AnswerKind.OUTCOME_UNKNOWN:
+                raise OutcomeUnknown
+
+    async def _go_on_without_worker(self, purpose: Purpose) -> None:
+        then = after_loss(self._effect, purpose)
+        _log.warning("worker.lost", tool=self.call.tool_name, call=self.call.call_id, then=then)
+        match then:
+            case AfterLoss.RUN_ELSEWHERE:
+                await self._hand_out_again(Purpose.RUN)
+            case AfterLoss.ASK:
+                await self._hand_out_again(Purpose.RECONCILE)
+            case AfterLoss.UNKNOWN:
+                if await self._reached(lambda: self._repository.conclude_lost(self.key, self.call.token)):
+                    raise OutcomeUnknown
+                self.news.set()  # It is back, or has answered.
+
+    async def _hand_out_again(self, purpose: Purpose) -> None:
+        if not await self._reached(lambda: self._repository.hand_out_again(self.key, self.call.token, purpose)):
+            self.news.set()
+
+    async def _nobody(self, purpose: Purpose) -> Exception:
+        """Return why the call ends before anybody has taken it."""
+        if purpose is Purpose.RECONCILE:
+            return OutcomeUnknown()
+        call = self.call
+        attached = await self._reached(
+            lambda: self._repository.is_attached(call.store_id, call.group_name, call.tool_name, call.definition_hash)
+        )
+        which = f"of the group {call.group_name!r} that has this tool"
+        reason = f"every worker {which} was busy" if attached else f"no worker {which} is attached"
+        doubt = "; an earlier attempt may have had its effect" if self._is_in_doubt else ""
+        return ToolError(f"{call.tool_name} did not run: {reason}{doubt}")
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        return self._may_have_begun and self._effect is not EffectClass.READ_ONLY
+
+    def _gone(self) -> Exception:
+        if self._effect.is_journaled or self.call.purpose is Purpose.RECONCILE:
+            return OutcomeUnknown()
+        return ToolError(f"{self.call.tool_name} was started again by another execution of the same call")
+
+    def _show(self, view: CallView) -> None:
+        if view.progress is not None and view.progress != self._progress:
+            self._progress = view.progress
+            self.report(view.progress.fraction, view.progress.message)
+
+    async def _stop(self) -> None:
+        """Have the worker stop, and wait until it has, or is lost."""
+        is_held = await self._reached(lambda: self._repository.cancel(self.key, self.call.token))
+        while is_held:
+            view = await self._reached(lambda: self._repository.look(self.key, self.call.token))
+            if view is None or view.is_lost or view.state is CallState.DONE:
+                return
+            await self.news.wait()
+            self.news.clear()
+
+    async def _settle(self) -> None:
+        try:
+            await self._repository.settle(self.key, self.call.token)
+        except Exception as error:  # noqa: BLE001  # it is deleted some time after its deadline
+            _log.warning("worker.call_not_settled", call=self.call.call_id, error=type(error).__name__)
+
+    async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the record; raises as `until_answered` does. The deadline of the call ends this by a cancel."""
+        return await self._retry.until_answered(ask, call=self.call.call_id)
+
+
+def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext, *, now: float) -> WorkerCall:
+    """Return a call as it is written down; `now` is in seconds since 1970."""
+    details = CallDetails(
+        user_id=UserId(context.user_id),
+        conversation_id=ConversationId(context.conversation_id),
+        run_id=RunId(context.run_id),
+        arguments=arguments,
+    )
+    return WorkerCall(
+        store_id=entry.store_id,
+        call_id=CallId(context.call_id),
+        group_name=group_of(entry.source),
+        tool_name=entry.definition.name,
+        definition_hash=definition_hash(entry.definition),
+        purpose=purpose,
+        details=details,
+        attempt=context.attempt,
+        seconds=max(0.0, context.deadline.timestamp() - now),
+        token=secrets.token_hex(16),
+        origin=_origin(entry, details) if purpose is Purpose.RUN else None,
+    )
+
+
+def _origin(entry: ToolVersion, details: CallDetails) -> Origin:
+    return Origin(
+        user_id=details.user_id,
+        run_id=details.run_id,
+        tool_version=entry.version,
+        arguments_sha256=sha256_hex(details.arguments),
+        conversation_id=details.conversation_id,
+    )
+
+
+def invocation_of(call: WorkerCall, lease_epoch: int, context: ToolContext) -> pb.Invocation:
+    """Return a call as its worker gets it."""
+    return invocation(
+        call.details,
+        purpose=call.purpose,
+        store_id=call.store_id,
+        call_id=call.call_id,
+        lease_epoch=lease_epoch,
+        tool_name=call.tool_name,
+        deadline_time=context.deadline,
+        attempt=call.attempt,
+        last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
+    )

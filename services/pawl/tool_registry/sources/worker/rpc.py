@@ -1,0 +1,37 @@
+"""pawl.tool.v1.WorkerService: programs that run tools of a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from pawl.chassis.identity.auth import require_user
+from pawl.chassis.rpc.kinds import Context
+from pawl.errors import DeadlineExceeded
+from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
+from pawl.tool_registry.sources.worker import convert as convert_worker
+from pawl.tool_registry.sources.worker.tools import WorkerTools
+from pawl.tool_registry.sources.worker.workers import WorkerHub
+
+_HELLO_SECONDS_MAX: Final = 15.0
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Translates between the wire and the hub."""
+
+    def __init__(self, hub: WorkerHub, tools: WorkerTools) -> None:
+        self._hub = hub
+        self._tools = tools
+
+    async def AttachWorker(  # type: ignore[override]  # a coroutine that writes for itself, as gRPC allows
+        self, requests: AsyncIterator[worker_pb2.AttachWorkerRequest], context: Context
+    ) -> None:
+        caller = require_user()
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS_MAX):
+                hello = await convert_worker.hello_of(aiter(requests))
+        except TimeoutError:
+            raise DeadlineExceeded("no hello came") from None
+
+        await self._hub.serve(caller, hello, self._tools, requests, context.write)

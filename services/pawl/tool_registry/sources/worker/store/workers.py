@@ -1,0 +1,301 @@
+"""Remote workers and their calls in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.db.database import Database
+from pawl.chassis.db.rows import read_each
+from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
+from pawl.tool.v1 import worker_pb2 as pb
+from pawl.tool_registry.sources.worker.rules import (
+    Answer,
+    Attached,
+    CallDetails,
+    CallState,
+    CallView,
+    Finished,
+    LateCall,
+    Listener,
+    NewsKind,
+    Origin,
+    Purpose,
+    WorkerCall,
+    WorkerKey,
+    source_of,
+)
+from pawl.tool_registry.sources.worker.store import statements as sql
+from pawl.values import Progress
+
+_PING_SECONDS: Final = 15.0
+_NEWS_PARTS: Final = 3
+_NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
+
+
+class PostgresWorkerRepository:
+    """Workers and their calls, durable, in database time. All methods raise DependencyUnavailable.
+
+    Where a call's `token` is an argument, nothing happens to a call that another
+    execution has taken over.
+
+    `instance_id` is that of the journal: the lease of one is that of the other.
+    """
+
+    def __init__(self, database: Database, *, instance_id: str) -> None:
+        self._database = database
+        self._instance_id = instance_id
+
+    async def owner(self, store_id: StoreId, group_name: str, user_id: UserId) -> UserId:
+        """Return the owner of a group: `user_id` if the group is new or has no tools. Atomic."""
+        owner_id: UserId = await self._database.fetchval(
+            sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name)
+        )
+        return owner_id
+
+    async def unserved(self, attachments: Collection[str]) -> Collection[str]:
+        """Return which of these workers have another definition of a tool that no live worker of its group has."""
+        return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
+
+    async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
+        """Return whether this group registered a definition before, and a live worker has the current one."""
+        hashes = (definition_hash, current_hash)
+        return bool(
+            await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
+        )
+
+    async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
+        """Note a worker's stream, in place of an earlier one; returns the calls that it holds, with their epochs.
+
+        Calls that it should hold and that are not in `held` are lost. Atomic.
+        """
+        tools = worker.tools
+        async with self._database.transaction() as connection:
+            await connection.execute(
+                sql.ATTACH,
+                *worker.key,
+                self._instance_id,
+                worker.attachment,
+                lease_seconds,
+                list(tools.keys()),
+                list(tools.values()),
+            )
+            await connection.execute(sql.LOSE, *worker.key, list(held.keys()), list(held.values()))
+            rows = await connection.fetch(sql.HELD, *worker.key)
+        return {row["call_id"]: row["lease_epoch"] for row in rows}
+
+    async def renew(self, seconds: Mapping[str, float]) -> Collection[str]:
+        """Renew leases for so many seconds, by attachment; returns the attachments that are still there."""
+        rows = await self._database.fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
+        return {row["attachment"] for row in rows}
+
+    async def detach(self, worker: Attached) -> None:
+        """End a worker's lease now. Idempotent."""
+        await self._database.fetch(sql.DETACH, *worker.key, worker.attachment)
+
+    async def is_attached(self, store_id: StoreId, group_name: str, tool_name: str, definition_hash: str) -> bool:
+        """Return whether a live worker of the group has this definition, in whatever process."""
+        return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
+
+    async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
+        """Write a call down, held by `worker` if one is given and still attached; returns its epoch then.
+
+        Otherwise the call waits, and there is none. Takes the call over from an
+        earlier execution. The same token again changes nothing. Of a run that was
+        erased nothing is written.
+        """
+        worker_id = "" if worker is None else worker.key.worker_id
+        rows = await self._database.fetch(
+            sql.ADD,
+            call.store_id,
+            call.call_id,
+            call.group_name,
+            call.tool_name,
+            call.definition_hash,
+            call.purpose.value,
+            msgspec.msgpack.encode(call.details),
+            call.attempt,
+            call.seconds,
+            call.token,
+            self._instance_id,
+            worker_id,
+            "" if worker is None else worker.attachment,
+            None if call.origin is None else msgspec.msgpack.encode(call.origin),
+            call.details.run_id,
+        ) or await self._database.fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
+        if not rows or rows[0]["state"] != CallState.HELD:
+            return None
+        epoch: int = rows[0]["lease_epoch"]
+        return epoch
+
+    async def adopt(self, call: WorkerCall) -> bool:
+        """Take over a call that an execution of a dead process asked for, as it stands; False if there is none."""
+        rows = await self._database.fetch(
+            sql.ADOPT,
+            call.store_id,
+            call.call_id,
+            call.token,
+            call.group_name,
+            call.tool_name,
+            call.seconds,
+            self._instance_id,
+        )
+        return bool(rows)
+
+    async def claim(self, worker: Attached, *, most: int) -> Sequence[pb.Invocation]:
+        """Take waiting calls for a worker, those with the earliest deadlines; of several processes one gets each."""
+        tools = worker.tools
+        rows = await self._database.fetch(
+            sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
+        )
+        return read_each("call", rows, _invocation, itemgetter("call_id"))
+
+    async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
+        """Return the calls that attached workers hold, each behind the attachment and before its lease epoch."""
+        rows = await self._database.fetch(sql.HELD_BY, list(attachments))
+        return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
+
+    async def put_back(self, call: CallKey, lease_epoch: int) -> None:
+        """Have a call wait again that was claimed and not sent to its worker."""
+        await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
+
+    async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
+        """Note progress of a call that the worker holds."""
+        await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
+
+    async def keep_checkpoint(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, content: bytes) -> bool:
+        """Keep how far a call is; False if the worker does not hold it, or it is cancelled. Atomic."""
+        return bool(await self._database.fetch(sql.KEEP_CHECKPOINT, *worker, call_id, lease_epoch, content))
+
+    async def finish(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, answer: Answer) -> Finished:
+        """Note a worker's answer, and return what becomes of it. The same answer again gets the same status."""
+        stored = msgspec.msgpack.encode(answer)
+        rows = await self._database.fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
+        rows = rows or await self._database.fetch(sql.KNOWN, *worker, call_id, lease_epoch)
+        return _finished(rows[0]) if rows else Finished(status=pb.RESULT_STATUS_UNKNOWN)
+
+    async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
+        """Note that the audit has the late result of this hand-out. Idempotent."""
+        await self._database.fetch(sql.MARK_TOLD, call.store_id, call.call_id, lease_epoch)
+
+    async def look(self, call: CallKey, token: str) -> CallView | None:
+        """Return how a call stands; None if another execution has taken it over, or it is gone."""
+        rows = await self._database.fetch(sql.LOOK, call.store_id, call.call_id, token)
+        return _view(rows[0]) if rows else None
+
+    async def hand_out_again(self, call: CallKey, token: str, purpose: Purpose) -> bool:
+        """Have a call wait again that is lost or answered; False if it is neither."""
+        return bool(await self._database.fetch(sql.HAND_OUT_AGAIN, call.store_id, call.call_id, token, purpose.value))
+
+    async def conclude_lost(self, call: CallKey, token: str) -> bool:
+        """Settle a lost call: what its worker says later is late. False if it is not lost."""
+        return bool(await self._database.fetch(sql.CONCLUDE_LOST, call.store_id, call.call_id, token))
+
+    async def withdraw(self, call: CallKey, token: str) -> bool:
+        """Settle a call that still waits, so that nobody gets it; False if somebody has it."""
+        return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
+
+    async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
+        """Settle a call that was perhaps written down as held by a worker, and was not sent to it."""
+        await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
+
+    async def cancel(self, call: CallKey, token: str) -> bool:
+        """Ask for the end of a call; returns whether a worker has it, whose answer is then to be waited for."""
+        rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
+        return any(row["state"] == CallState.HELD for row in rows)
+
+    async def settle(self, call: CallKey, token: str) -> None:
+        """Drop arguments and answer of a call that is over. Idempotent."""
+        await self._database.fetch(sql.SETTLE, call.store_id, call.call_id, token)
+
+    async def news(self) -> Collection[CallKey]:
+        """Return the calls of this process's executions that are answered or lost."""
+        rows = await self._database.fetch(sql.NEWS, self._instance_id)
+        return [CallKey(row["store_id"], row["call_id"]) for row in rows]
+
+    async def waiting_groups(self) -> Collection[tuple[StoreId, str]]:
+        """Return store and name of the groups that calls wait for."""
+        return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
+
+    async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
+        """Return which of these calls, of workers with their epochs, are cancelled or not theirs any more."""
+        columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
+        rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
+        return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
+
+    async def forget(self) -> None:
+        """Delete workers and calls that were over ten minutes ago."""
+        await self._database.fetch(sql.FORGET_CALLS)
+        await self._database.fetch(sql.FORGET_WORKERS)
+
+    async def listen(self, listener: Listener) -> None:
+        """Tell the listener what other processes say, until the connection breaks or this is cancelled."""
+
+        def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            parts = str(payload).split(" ")
+            if len(parts) == _NEWS_PARTS and parts[0] in _NEWS_KINDS:
+                listener(_NEWS_KINDS[parts[0]], StoreId(parts[1]), parts[2])
+
+        async with self._database.acquire() as connection:
+            await connection.add_listener(sql.CHANNEL, on_notification)
+            try:
+                while True:
+                    # Notifications come by themselves; a connection that broke says so only when it is used.
+                    await asyncio.sleep(_PING_SECONDS)
+                    await connection.execute("SELECT 1")
+            finally:
+                if not connection.is_closed():
+                    await connection.remove_listener(sql.CHANNEL, on_notification)
+
+
+def invocation(details: CallDetails, *, purpose: Purpose, **fields: Any) -> pb.Invocation:
+    """Return a call as its worker gets it, of its details and the other fields."""
+    return pb.Invocation(
+        purpose=pb.InvocationPurpose.Value(f"INVOCATION_PURPOSE_{purpose.name}"),
+        user_id=details.user_id,
+        conversation_id=details.conversation_id,
+        run_id=details.run_id,
+        arguments_json=details.arguments,
+        **fields,
+    )
+
+
+def _invocation(row: asyncpg.Record) -> pb.Invocation:
+    details = msgspec.msgpack.decode(row["details"], type=CallDetails)
+    return invocation(
+        details,
+        purpose=Purpose(row["purpose"]),
+        store_id=row["store_id"],
+        call_id=row["call_id"],
+        lease_epoch=row["lease_epoch"],
+        tool_name=row["tool_name"],
+        deadline_time=row["deadline"],
+        attempt=row["attempt"],
+        last_checkpoint_json=row["last_checkpoint"] or b"",
+    )
+
+
+def _finished(row: asyncpg.Record) -> Finished:
+    status = pb.RESULT_STATUS_ACCEPTED if row["is_accepted"] else pb.RESULT_STATUS_LATE
+    origin = row["late_origin"]
+    if origin is None:
+        return Finished(status=status)
+    late = LateCall(tool_name=row["tool_name"], origin=msgspec.msgpack.decode(origin, type=Origin))
+    return Finished(status=status, late=late)
+
+
+def _view(row: asyncpg.Record) -> CallView:
+    progress, answer = row["progress"], row["answer"]
+    return CallView(
+        state=CallState(row["state"]),
+        purpose=Purpose(row["purpose"]),
+        is_lost=row["is_lost"],
+        is_given_up=row["is_given_up"],
+        progress=None if progress is None else msgspec.msgpack.decode(progress, type=Progress),
+        answer=None if answer is None else msgspec.msgpack.decode(answer, type=Answer),
+    )

@@ -1,0 +1,95 @@
+"""The tools that a worker brings: checked, and registered in its store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import StoreId
+from pawl.errors import InvalidField, PermissionDenied, ToolExists
+from pawl.tool_registry.catalog.catalog import Catalog
+from pawl.tool_registry.catalog.store import PostgresToolRepository
+from pawl.tool_registry.rules.definition import (
+    ToolDefinition,
+    ToolVersion,
+    check_definition,
+    check_own_name,
+    definition_hash,
+)
+from pawl.tool_registry.rules.registering import check_source
+from pawl.tool_registry.sources.worker.rules import TOOLS_MAX, Hello, WorkerKey, source_of
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
+from pawl.values import ExecutionContext
+
+
+class WorkerTools:
+    """Registers the tools of workers, but none with the name of a tool that the process has loaded."""
+
+    def __init__(self, repository: PostgresToolRepository, workers: PostgresWorkerRepository, catalog: Catalog) -> None:
+        self._repository = repository
+        self._workers = workers
+        self._catalog = catalog
+
+    async def register(self, caller: Principal, hello: Hello) -> Mapping[str, str]:
+        """Register what is new; returns the hash of each definition of the worker by name.
+
+        A definition that was replaced by another one of the same group is left as it
+        is while a worker has its successor.
+
+        Raises:
+            InvalidField, InvalidSchema: a definition cannot be used, or there are too many; nothing is registered.
+            PermissionDenied: the group is another user's, or a definition is laxer than
+                the one before, and the caller no admin.
+            ToolExists: a name is that of another source; nothing is registered, unless
+                that source registers it at the same time.
+        """
+        await self._check(caller.store_id, hello.definitions)
+        worker = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
+        registrant = await self._registrant(caller, hello.group_name)
+        store_id, source = caller.store_id, source_of(hello.group_name)
+        hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
+        current = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(hashes))}
+        for entry in current.values():
+            check_source(entry, source, registrant)
+        own = {name: entry for name, entry in current.items() if entry.source == source}
+        for definition in hello.definitions:
+            if await self._is_due(worker, own.get(definition.name), hashes[definition.name]):
+                await self._repository.register(
+                    store_id, definition, replace=True, source=source, registrant=registrant
+                )
+        return hashes
+
+    async def _registrant(self, caller: Principal, group_name: str) -> Principal:
+        """Return the owner of the group, with the permissions of the caller."""
+        owner_id = await self._workers.owner(caller.store_id, group_name, caller.user_id)
+        if owner_id != caller.user_id and Role.ADMIN not in caller.roles:
+            raise PermissionDenied(
+                f"the group {group_name!r} is another user's: take another name for yours, or attach as an admin"
+            )
+        return replace(caller, user_id=owner_id)
+
+    async def _is_due(self, worker: WorkerKey, current: ToolVersion | None, given: str) -> bool:
+        if current is None:
+            return True
+        known = definition_hash(current.definition)
+        if known == given:
+            return False
+        return not await self._workers.has_successor(worker, current.definition.name, given, known)
+
+    async def _check(self, store_id: StoreId, definitions: Collection[ToolDefinition]) -> None:
+        if not 1 <= len(definitions) <= TOOLS_MAX:
+            raise InvalidField(f"hello.tools: must be 1 to {TOOLS_MAX}", field="hello.tools")
+        loaded = self._catalog.loaded_names
+        names = [definition.name for definition in definitions]
+        if len(set(names)) != len(names):
+            raise InvalidField("hello.tools: a name is there twice", field="hello.tools")
+        for definition in definitions:
+            if definition.context is not ExecutionContext.BACKEND:
+                raise InvalidField(f"{definition.name}: context: must be BACKEND", field="context")
+            check_own_name(definition.name)
+            check_definition(definition)
+            await self._catalog.check_schema(store_id, definition.arguments_schema)
+            if definition.name in loaded:
+                raise ToolExists(f"{definition.name!r} is a tool of the deployment")

@@ -1,0 +1,458 @@
+"""The workers that are attached to this process, and the calls of its executions for workers anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Self, TypeVar, cast
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import CallId, CallKey, StoreId
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.tasks import end, hold, shield
+from pawl.chassis.rpc.retry import ANY, INTERNAL_SECONDS_MAX, Retry
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, HelloRequired, PawlError, ShuttingDown
+from pawl.tool.v1 import worker_pb2 as pb
+from pawl.tool.v1.worker_pb2 import AttachWorkerRequest, AttachWorkerResponse
+from pawl.tool_registry.audit.recorder import AuditTrail
+from pawl.tool_registry.execution.execution import wait_any
+from pawl.tool_registry.rules.definition import ToolVersion
+from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
+from pawl.tool_registry.sdk.tool import Tool, forwarded
+from pawl.tool_registry.sources.worker.answers import answer_of, bounded, check_frame, finding_of, progress_of, value_of
+from pawl.tool_registry.sources.worker.call import PendingCall, call_of, invocation_of
+from pawl.tool_registry.sources.worker.late_results import LateResults
+from pawl.tool_registry.sources.worker.link import WorkerLink, cancel, keep_checkpoint, put_back_unsent
+from pawl.tool_registry.sources.worker.rules import Answer, Attached, Hello, NewsKind, Purpose, WorkerCall, WorkerKey
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
+from pawl.tool_registry.sources.worker.tools import WorkerTools
+from pawl.values import EffectClass
+
+_SILENT_LEASES: Final = 3
+_HEARTBEATS_PER_LEASE: Final = 3
+_LOOKS_PER_SILENCE: Final = 4
+_RETRY_SECONDS: Final = 0.3
+# For the last frames of a stream that ends.
+_FLUSH_SECONDS: Final = 1.0
+
+_log = logs.get_logger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """The time for which workers may be silent, and how often the record is looked at when nobody says anything."""
+
+    lease_seconds: float = 15.0
+    poll_seconds: float = 1.0
+    progress_seconds: float = 0.2
+    forget_seconds: float = 60.0
+    internal_seconds_max: float = INTERNAL_SECONDS_MAX
+
+    @property
+    def silence_seconds(self) -> float:
+        """The time for which a worker is lost before that is believed: its process renews what lives at every look."""
+        return max(self.lease_seconds / _HEARTBEATS_PER_LEASE, self.poll_seconds * _LOOKS_PER_SILENCE)
+
+
+class WorkerHub:
+    """Runs the tools of workers; an async context manager. The ToolSource of the kind `worker`.
+
+    All calls are in the record that the replicas share. One for which a worker of
+    this process is free is written down as its own; any other waits, and is claimed
+    by the process that has a free worker.
+    """
+
+    def __init__(
+        self,
+        repository: PostgresWorkerRepository,
+        audit: AuditTrail,
+        *,
+        clock: Clock,
+        stopping: Callable[[], Awaitable[object]],
+        options: WorkerOptions,
+    ) -> None:
+        self._repository = repository
+        self._clock = clock
+        self._stopping = stopping
+        self._options = options
+        retry = partial(Retry, clock, transient=ANY, event="worker.record_delayed")
+        self._retry = retry(internal_seconds_max=options.internal_seconds_max)
+        self._retry_result = retry(internal_seconds_max=options.lease_seconds / _HEARTBEATS_PER_LEASE)
+        self._late = LateResults(repository, audit, self._retry)
+        self._links: dict[WorkerKey, WorkerLink] = {}
+        self._pending: dict[CallKey, PendingCall] = {}
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._progress: dict[CallKey, tuple[WorkerLink, pb.WorkerProgress]] = {}
+        self._loops: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+
+    async def __aenter__(self) -> Self:
+        loops = (
+            self._watch_stop(),
+            self._repeat(self._look_after, self._options.poll_seconds),
+            self._repeat(self._tell_progress, self._options.progress_seconds),
+            self._repeat(self._succeed, self._options.lease_seconds / _HEARTBEATS_PER_LEASE),
+            self._repeat(self._repository.forget, self._options.forget_seconds),
+            self._repeat(partial(self._repository.listen, self._hear), _RETRY_SECONDS),
+        )
+        self._loops = [asyncio.create_task(loop) for loop in loops]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await end([*self._loops, *self._asking])
+        await self._late.end()
+
+    def tool(self, entry: ToolVersion) -> Tool[..., Any]:
+        return forwarded(entry.definition, partial(self._run, entry), reconcile=partial(self._reconcile, entry))
+
+    async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
+        call = call_of(entry, Purpose.RUN, dumps_canonical(arguments), context, now=self._clock.now())
+        return value_of(entry, await self._answer(entry, call, context))
+
+    async def _reconcile(self, entry: ToolVersion, context: ToolContext) -> ReconcileResult:
+        """Continue a call that a worker may still have, or ask another worker about it."""
+        run = call_of(entry, Purpose.RUN, b"", context, now=self._clock.now())
+        if await self._retry.until_answered(lambda: self._repository.adopt(run), call=run.call_id):
+            try:
+                return happened(value_of(entry, await self._answer(entry, run, context, is_written=True)))
+            except ToolError as error:
+                return failed(error)
+        if entry.definition.effect is EffectClass.AT_MOST_ONCE:
+            return cannot_say()
+        question = call_of(entry, Purpose.RECONCILE, b"", context, now=self._clock.now())
+        return finding_of(entry, await self._answer(entry, question, context))
+
+    async def _answer(
+        self, entry: ToolVersion, call: WorkerCall, context: ToolContext, *, is_written: bool = False
+    ) -> Answer:
+        """Write a call down, unless it is, and return the answer of a worker."""
+        pending = PendingCall(
+            call,
+            effect=entry.definition.effect,
+            repository=self._repository,
+            clock=self._clock,
+            report=context.progress,
+            continues=lambda: context.begins_again,
+            silence_seconds=self._options.silence_seconds,
+            retry=self._retry,
+        )
+        earlier = self._pending.get(pending.key)
+        self._pending[pending.key] = pending
+        task = asyncio.current_task()
+        if task is not None:
+            hold(self._asking, task)
+        try:
+            return await pending.answer(lambda: self._write_down(call, context, is_written=is_written))
+        finally:
+            if earlier is not None:
+                earlier.news.set()
+            if self._pending.get(pending.key) is pending:
+                del self._pending[pending.key]
+
+    async def _write_down(self, call: WorkerCall, context: ToolContext, *, is_written: bool) -> None:
+        """Write a call down and, if a worker of this process is free, hand it over."""
+        if is_written:
+            self._wake_group(call.store_id, call.group_name)
+            return
+        link = self._free_link(call)
+        if link is None:
+            await self._retry.until_answered(lambda: self._repository.add(call, None), call=call.call_id)
+            self._wake_group(call.store_id, call.group_name)
+            return
+        with link.reserved(1):
+            epoch = await self._add_held(call, link)
+            if epoch is not None:
+                await self._hand(link, invocation_of(call, epoch, context))
+        if epoch is None:
+            self._wake_group(call.store_id, call.group_name)
+
+    async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
+        try:
+            return await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
+        except asyncio.CancelledError:
+            if call.call_id not in link.in_hand:
+                key = CallKey(call.store_id, call.call_id)
+                abandon = partial(self._repository.abandon, key, call.token, link.worker.key)
+                await self._retry.until_answered(abandon, call=call.call_id)
+            raise
+
+    def _free_link(self, call: WorkerCall) -> WorkerLink | None:
+        links = [
+            link
+            for key, link in self._links.items()
+            if key[:2] == (call.store_id, call.group_name)
+            and link.worker.tools.get(call.tool_name) == call.definition_hash
+            and link.free
+            and self._is_heard(link)
+        ]
+        return max(links, key=lambda link: link.free, default=None)
+
+    def _is_heard(self, link: WorkerLink) -> bool:
+        return self._clock.monotonic() - link.heard_at < self._options.lease_seconds
+
+    async def _hand(self, link: WorkerLink, call: pb.Invocation) -> None:
+        if not link.hand(call):
+            # Nothing was sent: it is safe for anybody to get it.
+            key = CallKey(StoreId(call.store_id), CallId(call.call_id))
+            await self._retry.until_answered(
+                lambda: self._repository.put_back(key, call.lease_epoch), call=call.call_id
+            )
+
+    async def serve(
+        self,
+        caller: Principal,
+        hello: Hello,
+        tools: WorkerTools,
+        incoming: AsyncIterator[AttachWorkerRequest],
+        send: Callable[[AttachWorkerResponse], Awaitable[None]],
+    ) -> None:
+        """Attach a worker until its stream ends; returns when it has drained or hung up.
+
+        Raises:
+            InvalidField, InvalidSchema, PermissionDenied, ToolExists: its tools cannot be registered.
+            Cancelled: it attached again.
+            DeadlineExceeded: it was silent for three leases.
+            Overloaded: it does not read what it is sent.
+            ShuttingDown: this process is ending; attach again.
+        """
+        if self._is_stopping:
+            raise ShuttingDown
+        hashes = await tools.register(caller, hello)
+        key = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
+        worker = Attached(key=key, attachment=secrets.token_hex(16), tools=hashes)
+        link = WorkerLink(
+            worker,
+            calls_max=hello.calls_max,
+            heard_at=self._clock.monotonic(),
+            register=lambda: tools.register(caller, hello),
+        )
+        earlier = self._links.get(key)
+        if earlier is not None:
+            earlier.end(Cancelled("the worker attached again"))
+        lease_seconds = self._options.lease_seconds
+        link.in_hand.update(await self._repository.attach(worker, held=hello.held, lease_seconds=lease_seconds))
+        welcome = pb.WorkerWelcome(
+            lease_seconds=lease_seconds,
+            heartbeat_seconds=lease_seconds / _HEARTBEATS_PER_LEASE,
+            checkpoint_bytes_max=CHECKPOINT_BYTES_MAX,
+        )
+        link.send(AttachWorkerResponse(welcome=welcome))
+        for call_id, epoch in hello.held.items():
+            if link.in_hand.get(call_id) != epoch:
+                link.send(cancel(call_id, epoch))
+        self._links[key] = link
+        _log.info("worker.attached", group=key.group_name, worker=key.worker_id, tools=sorted(hashes))
+        link.due.set()
+        writer = asyncio.create_task(self._write(link, send))
+        tasks = [asyncio.create_task(self._read(link, incoming)), asyncio.create_task(self._feed(link)), writer]
+        try:
+            await wait_any(*tasks, link.ended)
+            if link.ended.done():
+                await wait_any(writer, timeout_seconds=_FLUSH_SECONDS)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            error = link.ended.result() if link.ended.done() else None
+            if error is not None:
+                raise error
+        finally:
+            await self._detach(link, tasks)
+
+    async def _detach(self, link: WorkerLink, tasks: list[asyncio.Task[None]]) -> None:
+        has_drained = link.is_draining and not link.in_hand
+        link.end(Cancelled("the stream has ended"))
+        await end(tasks)
+        if self._links.get(link.worker.key) is link:
+            del self._links[link.worker.key]
+        _log.info("worker.detached", group=link.worker.key.group_name, worker=link.worker.key.worker_id)
+        if has_drained:
+            try:
+                await self._repository.detach(link.worker)
+                await self._succeed()
+            except Exception as error:  # noqa: BLE001  # it runs out
+                _log.warning("worker.lease_not_ended", error=type(error).__name__)
+
+    async def _read(self, link: WorkerLink, incoming: AsyncIterator[AttachWorkerRequest]) -> None:
+        silence_max = _SILENT_LEASES * self._options.lease_seconds
+        while True:
+            try:
+                async with asyncio.timeout(silence_max):
+                    frame = await anext(incoming, None)
+            except TimeoutError:
+                raise DeadlineExceeded(f"no frame came for {silence_max:g} s") from None
+            if frame is None:
+                return
+            link.heard_at = self._clock.monotonic()
+            check_frame(frame)
+            match frame.WhichOneof("frame"):
+                case "heartbeat":
+                    link.send(AttachWorkerResponse(heartbeat=pb.WorkerHeartbeatAnswer()))
+                case "drain":
+                    link.drain(None)
+                case "progress":
+                    self._take_progress(link, frame.progress)
+                case "checkpoint":
+                    await keep_checkpoint(self._repository, self._retry_result, link, frame.checkpoint)
+                case "result":
+                    await self._take_result(link, frame.result)
+                case _:
+                    raise HelloRequired
+
+    async def _write(self, link: WorkerLink, send: Callable[[AttachWorkerResponse], Awaitable[None]]) -> None:
+        while (frame := await link.next()) is not None:
+            await send(frame)
+
+    async def _feed(self, link: WorkerLink) -> None:
+        """Claim waiting calls for a worker whenever it may get some."""
+        while True:
+            await link.due.wait()
+            link.due.clear()
+            while (most := link.free) and self._is_heard(link):
+                with link.reserved(most):
+                    try:
+                        calls = await self._claim(link, most)
+                    except Exception as error:  # noqa: BLE001  # it is looked at again soon
+                        _log.warning("worker.claim_failed", error=type(error).__name__)
+                        link.doubt(self._clock.monotonic())
+                        break
+                    for call in calls:
+                        await self._hand(link, call)
+                if len(calls) < most:
+                    break
+
+    async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
+        """Claim calls; if the stream ends in the middle, they are put back, as nothing was sent."""
+        claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
+        try:
+            return await shield(claim)
+        except asyncio.CancelledError:
+            for call in await claim:
+                await self._hand(link, call)
+            raise
+
+    def _take_progress(self, link: WorkerLink, report: pb.WorkerProgress) -> None:
+        if link.in_hand.get(report.call_id) != report.lease_epoch:
+            return
+        key = CallKey(link.worker.key.store_id, CallId(report.call_id))
+        pending = self._pending.get(key)
+        if pending is not None:
+            said = progress_of(report)
+            pending.report(said.fraction, said.message)
+        else:
+            self._progress[key] = (link, report)
+
+    async def _take_result(self, link: WorkerLink, result: pb.WorkerResult) -> None:
+        key, call = link.worker.key, CallKey(link.worker.key.store_id, CallId(result.call_id))
+        answer = bounded(answer_of(result))
+        link.mark_answered(result.call_id, result.lease_epoch)
+        # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
+        finished = await self._retry_result.until_answered(
+            lambda: self._repository.finish(key, call.call_id, result.lease_epoch, answer),
+            call=result.call_id,
+        )
+        status = cast("pb.ResultStatus.ValueType", finished.status)
+        receipt = pb.ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=status)
+        link.send(AttachWorkerResponse(receipt=receipt))
+        if status != pb.RESULT_STATUS_ACCEPTED:
+            _log.info("worker.result_refused", call=result.call_id, status=pb.ResultStatus.Name(status))
+        if finished.late is not None:
+            self._late.tell(call, result.lease_epoch, finished.late, answer)
+        self._wake_call(call)
+        link.drop(result.call_id, result.lease_epoch)
+
+    def _hear(self, kind: NewsKind, store_id: StoreId, name: str) -> None:
+        """Act on what another process says. What gets lost is found by looking."""
+        match kind:
+            case NewsKind.WAITING:
+                self._wake_group(store_id, name)
+            case NewsKind.CALL:
+                self._wake_call(CallKey(store_id, CallId(name)))
+            case NewsKind.CANCEL:
+                for key, link in self._links.items():
+                    if key.store_id == store_id:
+                        link.cancel(CallId(name))
+
+    def _wake_group(self, store_id: StoreId, group_name: str) -> None:
+        for key, link in self._links.items():
+            if key[:2] == (store_id, group_name):
+                link.due.set()
+
+    def _wake_call(self, key: CallKey) -> None:
+        pending = self._pending.get(key)
+        if pending is not None:
+            pending.news.set()
+
+    async def _look_after(self) -> None:
+        """Renew the leases of workers that were heard of, and find what nobody told."""
+        await self._renew()
+        await put_back_unsent(self._repository, list(self._links.values()), self._clock.monotonic())
+        if self._pending:
+            for key in await self._repository.news():
+                self._wake_call(key)
+        if self._links:
+            for store_id, group_name in await self._repository.waiting_groups():
+                self._wake_group(store_id, group_name)
+        calls = [
+            (key, CallId(call_id), epoch)
+            for key, link in self._links.items()
+            for call_id, epoch in link.in_hand.items()
+        ]
+        if calls:
+            for worker, call_id in await self._repository.unwanted(calls):
+                if worker in self._links:
+                    self._links[worker].cancel(call_id)
+
+    async def _renew(self) -> None:
+        now = self._clock.monotonic()
+        links = {link.worker.attachment: link for link in self._links.values() if self._is_heard(link)}
+        if not links:
+            return
+        seconds = {
+            attachment: self._options.lease_seconds - (now - link.heard_at) for attachment, link in links.items()
+        }
+        there = await self._repository.renew(seconds)
+        for attachment, link in links.items():
+            if attachment not in there:
+                link.end(Cancelled("the worker attached again, elsewhere"))
+
+    async def _succeed(self) -> None:
+        """Have the tools of workers take the place of definitions that no worker is left for."""
+        links = [link for link in self._links.values() if not link.is_draining]
+        unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
+        for link in reversed(links):  # The one that attached last is taken for the newest.
+            if link.worker.attachment in unserved:
+                try:
+                    await link.register()
+                except PawlError as error:
+                    key = link.worker.key
+                    _log.warning("worker.not_current", group=key.group_name, worker=key.worker_id, why=error.message)
+
+    async def _tell_progress(self) -> None:
+        reports, self._progress = self._progress, {}
+        for link, report in reports.values():
+            worker, call_id = link.worker.key, CallId(report.call_id)
+            await self._repository.report(worker, call_id, report.lease_epoch, progress_of(report))
+
+    async def _watch_stop(self) -> None:
+        await self._stopping()
+        self._is_stopping = True
+        for link in self._links.values():
+            link.drain(ShuttingDown())
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
+        while True:
+            try:
+                await step()
+            except DependencyUnavailable:
+                _log.debug("worker.record_unreachable")
+            except Exception:  # noqa: BLE001  # the next round may succeed
+                _log.exception("worker.loop_failed")
+            await self._clock.sleep(seconds)
