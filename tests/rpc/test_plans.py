@@ -8,15 +8,11 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import pytest
-from pawl.tool_registry.adapters import postgres as tool_registry
 
 from pawl.chassis.db.database import Database
-from pawl.job_store import adapters as job_store
-from pawl.notifier import adapters as notifier
 from tests.databases import ServiceDatabase, planned
 
 
@@ -25,7 +21,6 @@ class Service:
     """The statements of a service, its tables that may have many rows of a store, and rows in some of them."""
 
     schema: str
-    adapters: ModuleType
     tables: tuple[str, ...]
     rows: tuple[str, ...]
     few: frozenset[str]
@@ -36,7 +31,6 @@ class Service:
 
 JOB_STORE = Service(
     schema="job_store",
-    adapters=job_store,
     tables=("runs", "calls", "commands", "events", "conversations", "messages"),
     rows=(
         """
@@ -59,17 +53,16 @@ FROM generate_series(1, $1) AS n
         | {"calls_pending", "calls_to_approve", "conversations_shared"}
     ),
     of_all=(
-        "run_lists.LISTS.running_jobs_of_store.",
-        "erasures._LOG_AGAIN",
-        "leases._BRING_FORWARD",
-        "search_index._DUE",
-        "upkeep._NOTICES",
-        "upkeep._OPEN_RUNS",
+        "ledger.store.run_lists.LISTS.running_jobs_of_store.",
+        "erasure.store.erasures._LOG_AGAIN",
+        "ledger.store.leases._BRING_FORWARD",
+        "conversations.store.search_index._DUE",
+        "ledger.store.upkeep._NOTICES",
+        "ledger.store.upkeep._OPEN_RUNS",
     ),
 )
 TOOL_REGISTRY = Service(
     schema="tool_registry",
-    adapters=tool_registry,
     tables=("executions", "worker_calls", "checkpoints", "audit", "plan_changes", "rule_uses", "grant_uses"),
     rows=(
         """
@@ -88,11 +81,16 @@ FROM generate_series(1, $1) AS n
     ),
     # What is to be told now.
     few=frozenset({"executions_untold"}),
-    of_all=("audit._BEYOND", "audit._FIGURES", "audit._LIST", "completions._ROW", "worker_statements.WAITING_GROUPS"),
+    of_all=(
+        "audit.store.audit._BEYOND",
+        "audit.store.audit._FIGURES",
+        "audit.store.audit._LIST",
+        "execution.store.completions._ROW",
+        "sources.worker.store.statements.WAITING_GROUPS",
+    ),
 )
 NOTIFIER = Service(
     schema="notifier",
-    adapters=notifier,
     tables=("notifications", "webhook_deliveries", "codes_sent", "viewers"),
     rows=(
         """
@@ -109,7 +107,7 @@ SELECT 'dlv' || n, 'webhook' || n / 50, 'acme', 'ann', n, '', '' FROM generate_s
     ),
     # What is to be published now, what is not read by a user, in order, and tests of channels.
     few=frozenset({"notifications_unpublished", "notifications_unread", "webhook_deliveries_tests_of_webhook"}),
-    of_all=("deliveries.DUE", "deliveries._COUNT_WAITING"),
+    of_all=("deliveries.store.DUE", "deliveries.store._COUNT_WAITING"),
 )
 # Of a store, by no column that tells its rows apart.
 _WHOLE = {"store_id", "user_id", "state"}
@@ -163,14 +161,17 @@ def _is_of_all(service: Service, indexes: Mapping[str, Mapping[str, Any]], node:
 
 
 def _statements(service: Service) -> Iterator[tuple[str, str]]:
-    """Return the constants of the adapters that are whole statements, and their names."""
+    """Return the constants of the stores that are whole statements, and their names."""
     statement = re.compile(
         rf"\s*(WITH|SELECT|UPDATE|DELETE)\b.*\b{service.schema}\.({'|'.join(service.tables)})\b", re.DOTALL
     )
-    for module in pkgutil.iter_modules(service.adapters.__path__):
-        constants = vars(importlib.import_module(f"{service.adapters.__name__}.{module.name}"))
+    package = importlib.import_module(f"pawl.{service.schema}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if "store" not in module.name.split("."):
+            continue
+        constants = vars(importlib.import_module(module.name))
         for name, value in constants.items():
-            for path, each in _within(f"{module.name}.{name}", value):
+            for path, each in _within(f"{module.name.removeprefix(f'{package.__name__}.')}.{name}", value):
                 if statement.match(each) and not each.endswith(("= ", "AS ")) and "{" not in each:
                     yield path, each
 

@@ -1,4 +1,4 @@
-"""The place of SQL: in the modules of adapters, and in schema.sql (docs/decisions)."""
+"""The place of SQL: in `store` of a feature, and in schema.sql (docs/decisions)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.tidy import tree
 
 STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
 # What opens databases, creates schemas and checks them; and the embedded PostgreSQL.
-BESIDE_ADAPTERS = ("chassis/database", "chassis/db/durability.py", "chassis/db/schema.py", "launcher/postgres.py")
+BESIDE_STORES = ("chassis/db/", "launcher/postgres.py")
 
 
-def test_statements_are_written_in_adapters() -> None:
+def test_statements_are_written_in_stores() -> None:
     modules = (path for path in tree.python("services") if not _may_hold_statements(path))
     assert [f"{tree.name(path)}:{line}" for path in modules for line in _statements(path)] == []
 
 
 def _may_hold_statements(path: Path) -> bool:
     inside = path.relative_to(tree.PAWL)
-    return "adapters" in inside.parts or inside.as_posix().startswith(BESIDE_ADAPTERS)
+    return "store" in inside.with_suffix("").parts or inside.as_posix().startswith(BESIDE_STORES)
 
 
 def _statements(path: Path) -> Iterator[int]:
