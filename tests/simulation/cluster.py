@@ -10,10 +10,10 @@ from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.loop.metrics import BusWakeups
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
-from pawl.agent_loop.loop.wakeups import BusWakeups
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.schedules.ledger import ScheduleLedger
 from pawl.agent_loop.schedules.schedules import Schedules as AgentLoopSchedules

@@ -16,10 +16,9 @@ from pawl.agent_loop.agents.ledger import AgentLedger
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.loop.metrics import PrometheusMeter
+from pawl.agent_loop.loop.metrics import BusWakeups, PrometheusMeter
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
-from pawl.agent_loop.loop.wakeups import BusWakeups
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
@@ -28,8 +27,7 @@ from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.schedules import Schedules
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.agent_loop.titles.ledger import TitleLedgerClient
-from pawl.agent_loop.titles.titles import TitleMaker
+from pawl.agent_loop.titles.titles import TitleLedgerClient, TitleMaker
 from pawl.agent_loop.triggers.ledger import TriggerLedger
 from pawl.agent_loop.triggers.rpc import TriggerServicer
 from pawl.agent_loop.triggers.triggers import Triggers

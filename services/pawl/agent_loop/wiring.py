@@ -28,8 +28,7 @@ from pawl.agent_loop.api.session import Sessions
 from pawl.agent_loop.api.session_stream import Parts, SessionTimes
 from pawl.agent_loop.api.watch import Watches
 from pawl.agent_loop.api.whoami import Introductions
-from pawl.agent_loop.conversations.conversations import Conversations
-from pawl.agent_loop.conversations.rpc import ConversationServicer
+from pawl.agent_loop.conversations.rpc import Conversations, ConversationServicer
 from pawl.agent_loop.jobs.jobs import Jobs
 from pawl.agent_loop.jobs.rpc import JobServicer
 from pawl.agent_loop.loop.rules.options import RunDefaults

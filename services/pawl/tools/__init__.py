@@ -17,10 +17,10 @@ from pawl.tool_registry.sdk.context import (
     ToolContext,
     ToolError,
 )
-from pawl.tool_registry.sdk.hints import ToolDefinitionError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.process import ProcessLimits
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.tool_registry.sdk.signature import ToolDefinitionError
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass, ExecutionContext
 

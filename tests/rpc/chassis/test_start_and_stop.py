@@ -134,10 +134,10 @@ async def test_a_call_without_a_deadline_gets_one(serve: Serve, servicer: EchoSe
 
 
 PROGRAM = """
-from pawl.chassis.lifecycle import run_service
-from pawl.chassis.service import Service
-from pawl.chassis.roles import ANYBODY
-from pawl.chassis.settings import ServiceSettings, load
+from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import Service
+from pawl.chassis.identity.roles import ANYBODY
+from pawl.chassis.process.settings import ServiceSettings, load
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, add_echo_to_server
 
 async def main(stop):

@@ -20,8 +20,8 @@ from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.mcp.connections import Connections
 from pawl.tool_registry.sources.mcp.connector import McpConnector
 from pawl.tool_registry.sources.mcp.permission import Programs
-from pawl.tool_registry.sources.ports import Connector
 from pawl.tool_registry.sources.process.helpers import Helpers
+from pawl.tool_registry.sources.sources import Connector
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 from tests.fakes.mcp_program import stdio_config
 from tests.files import put

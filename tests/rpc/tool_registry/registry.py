@@ -41,10 +41,10 @@ from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.mcp.connector import McpConnector
-from pawl.tool_registry.sources.ports import Connector
 from pawl.tool_registry.sources.process.helpers import Helpers
 from pawl.tool_registry.sources.process.runner import ProcessRunner
 from pawl.tool_registry.sources.python.runner import PythonRunner
+from pawl.tool_registry.sources.sources import Connector
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, ToolRegistry, wire

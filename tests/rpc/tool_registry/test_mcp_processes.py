@@ -33,8 +33,8 @@ KEYRING_CALLS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}
 # A registry as far as this is about: it has started a program, says so, and is killed.
 KEEPER = """
 import asyncio, sys
-from pawl.tool_registry.adapters.mcp.program import running
-from pawl.tool_registry.adapters.mcp.sandbox import Order
+from pawl.tool_registry.sources.mcp.program import running
+from pawl.tool_registry.sources.mcp.sandbox import Order
 
 async def main():
     order = Order(command=sys.argv[1:], environment={})

@@ -51,7 +51,7 @@ def apart() -> str:
 # It blocks until the watchdog has seen it.
 ASYNC = '''
 import threading
-from pawl.tool_registry.adapters.python import tool_loop
+from pawl.tool_registry.sources.python import tool_loop
 from pawl.tools import ToolContext, tool
 
 seen = threading.Event()

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.run import Undo
-from pawl.agent_loop.titles.rules import SECONDS_MAX
-from pawl.agent_loop.titles.titles import TitleMaker
+from pawl.agent_loop.titles.titles import SECONDS_MAX, TitleMaker
 from pawl.chassis.ids import ConversationId, RunId, StoreId
 from pawl.errors import DependencyUnavailable
 from pawl.values import TitleTask, Usage

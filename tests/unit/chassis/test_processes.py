@@ -26,9 +26,9 @@ from tests.keys import ENVIRONMENT
 
 PROGRAM = """
 import asyncio
-from pawl.chassis import logs
-from pawl.chassis.lifecycle import run_service
-from pawl.chassis.start import StartError
+from pawl.chassis.process import logs
+from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.start import StartError
 
 async def main(stop):
     logs.configure(service="test", instance_id="i-1", level="info", log_format="json")
@@ -195,7 +195,7 @@ def test_a_service_loads_no_libraries_that_only_others_need() -> None:
 
 PROGRAM_OF_LOGS = """
 import asyncio, logging, warnings
-from pawl.chassis import logs
+from pawl.chassis.process import logs
 log = logs.get_logger("early")
 logs.configure(service="test", instance_id="i-1", level="info", log_format="{log_format}")
 {body}

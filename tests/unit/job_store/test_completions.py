@@ -6,7 +6,7 @@ import pytest
 
 from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import RunNotFound
-from pawl.job_store.ledger.rules.completion import NoteCompletion
+from pawl.job_store.ledger.rules.inbox import NoteCompletion
 from pawl.values import CallState, LeaseAction, RunState, WaitKind
 from tests.unit.job_store.world import STORE, World, change
 

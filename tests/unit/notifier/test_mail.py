@@ -30,7 +30,7 @@ from pawl.notifier.channels.rules import (
     kind_of,
     unsubscribe_token,
 )
-from pawl.notifier.deliveries.mail import written
+from pawl.notifier.deliveries.email_sender import written
 from pawl.notifier.deliveries.rules import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
 from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationId, NotificationKind
 from tests.tables import not_refused

@@ -16,10 +16,9 @@ from pawl.tool_registry.catalog.catalog import ArgumentsSchema
 from pawl.tool_registry.rules.check import Accepted, Refused, check_arguments
 from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.rules.fitting import fit
-from pawl.tool_registry.rules.names import did_you_mean, near_matches
 from pawl.tool_registry.rules.output import check_output, output_schema_problem
 from pawl.tool_registry.rules.schema import compile_schema, weigh
-from pawl.tool_registry.rules.violations import VIOLATIONS_MAX
+from pawl.tool_registry.rules.violations import VIOLATIONS_MAX, did_you_mean, near_matches
 from tests.tables import for_each
 
 SCHEMA: dict[str, Any] = {

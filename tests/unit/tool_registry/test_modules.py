@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pawl.tool_registry.sources.python.modules import ToolModule, load_modules
-from pawl.tool_registry.sources.python.tool_folders import folder_of
+from pawl.tool_registry.sources.python.modules import ToolModule, folder_of, load_modules
 
 TOOL = '''
 from pawl.tools import tool

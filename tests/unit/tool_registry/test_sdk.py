@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from pawl.tool_registry.rules.definition import decode_definition, encode_definition
-from pawl.tool_registry.sdk.docstring import read_docstring
+from pawl.tool_registry.sdk.signature import read_docstring
 from pawl.tool_registry.sdk.values import plain, without
 from pawl.tools import (
     Category,

@@ -17,7 +17,7 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import RunOptions
-from pawl.agent_loop.undo import reads as undo_reads
+from pawl.agent_loop.undo import planning as undo_reads
 from pawl.agent_loop.undo.rules import UndoSource
 from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId

@@ -13,7 +13,7 @@ from pawl.agent_loop.loop.rules import jobs, loop_state
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.run import Delegation, Notice
 from pawl.agent_loop.loop.rules.step import Committed, Step
-from pawl.agent_loop.undo import reads as undo_reads
+from pawl.agent_loop.undo import planning as undo_reads
 from pawl.agent_loop.undo.rules import UndoSource
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId, WorkerId
 from pawl.chassis.rpc.client import translated, translating

@@ -1,15 +1,81 @@
-"""The beginning of an undo: which calls there are to take back, and the tools for that."""
+"""Reading from the ledger what an undo is about."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from typing import Final
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.ports import WorkerLedger
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import Fact, RunRefused, ToolsPinned
 from pawl.agent_loop.loop.rules.run import FailureClass, PinnedTool, Run, RunFailure
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.undo import rules as undo
-from pawl.chassis.ids import RunId
+from pawl.agent_loop.undo.rules import UndoSource
+from pawl.chassis.ids import CallId, RunId, StoreId, UserId
+from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.retry import Retry
-from pawl.errors import RunNotFound, ToolNotFound
+from pawl.errors import CallNotFound, RunNotFound, ToolNotFound
+from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
+
+_CALLS_PER_PAGE: Final = 200
+_READS_AT_ONCE_MAX: Final = 16
+
+
+async def sources(
+    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: StoreId, user_id: UserId, run_id: RunId
+) -> tuple[UndoSource, ...]:
+    """Return the calls of a run, each with the calls that have tried to undo it, without the contents of results.
+
+    What is not kept of a job has one source, which says so.
+
+    Raises:
+        RunNotFound: the user has no such run.
+    """
+    calls: list[Call] = []
+    of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
+    trimmed = (await translated(stub.GetRun(of_run))).run.trimmed_rounds
+    request = ledger_pb2.ListCallsRequest(store_id=store_id, user_id=user_id, run_id=run_id, page_size=_CALLS_PER_PAGE)
+    while True:
+        page = await translated(stub.ListCalls(request))
+        calls += (undo.slim(wire.CALL.read(call)) for call in page.calls)
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            break
+    places = asyncio.Semaphore(_READS_AT_ONCE_MAX)
+
+    async def source(call: Call) -> UndoSource:
+        if undo.inverse_of(call) is None:
+            return UndoSource(call=call)
+        async with places:
+            return UndoSource(call=call, tries=await _tries(stub, store_id, user_id, call.call_id))
+
+    found = tuple(await asyncio.gather(*map(source, calls)))
+    if not (trimmed and calls):
+        return found
+    # Before all others, so that an undo comes to it last.
+    like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
+    return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
+
+
+async def _tries(
+    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: StoreId, user_id: UserId, call_id: CallId
+) -> tuple[Call, ...]:
+    tries: list[Call] = []
+    for attempt in itertools.count(1):
+        request = ledger_pb2.GetCallRequest(
+            store_id=store_id, user_id=user_id, call_id=undo.undo_call_id(CallId(call_id), attempt)
+        )
+        try:
+            response = await translated(stub.GetCall(request))
+        except CallNotFound:
+            break
+        tries.append(undo.slim(wire.CALL.read(response.call)))
+    return tuple(tries)
 
 
 async def plan(run: Run, *, ledger: WorkerLedger, tool_calls: ToolCalls, retry: Retry) -> Fact:

@@ -23,8 +23,7 @@ from nats.aio.client import DEFAULT_MAX_PAYLOAD_SIZE, Client
 from nats.js import JetStreamContext
 
 from pawl.chassis.bus import outbox as bus_outbox
-from pawl.chassis.bus.outbox import Outbox
-from pawl.chassis.bus.subscription import Callback, Subscription
+from pawl.chassis.bus.outbox import Callback, Outbox, Subscription
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.metrics import Metrics
 from pawl.errors import DependencyUnavailable

@@ -16,10 +16,16 @@ import httpx2
 import msgspec
 
 from pawl.chassis.egress.addresses import Address
-from pawl.chassis.egress.coding import CodingError, Unpacker
 from pawl.chassis.egress.lookups import Lookups
 from pawl.chassis.egress.policy import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
-from pawl.chassis.egress.request import REDIRECTS_MAX, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress.request import (
+    REDIRECTS_MAX,
+    CodingError,
+    OutboundRequest,
+    OutboundResponse,
+    RequestFailed,
+    Unpacker,
+)
 from pawl.chassis.egress.transport import GuardedTransport
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs

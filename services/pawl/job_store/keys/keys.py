@@ -19,8 +19,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.errors import InvalidField, KeyNotFound
 from pawl.job_store.keys import rules as keys
-from pawl.job_store.keys.events import EventFilter, KeyEvent, KeyEventKind, NewKey, event_of, visible_store
-from pawl.job_store.keys.rules import Key
+from pawl.job_store.keys.rules import EventFilter, Key, KeyEvent, KeyEventKind, NewKey, event_of, visible_store
 from pawl.job_store.keys.store import PostgresKeyRepository
 
 CHANGES_MAX: Final = 1000

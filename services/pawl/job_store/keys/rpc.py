@@ -14,9 +14,8 @@ from pawl.chassis.rpc.translate import Translator
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
-from pawl.job_store.keys.events import EventFilter, KeyEvent, KeyEventKind
 from pawl.job_store.keys.keys import Keys
-from pawl.job_store.keys.rules import Key
+from pawl.job_store.keys.rules import EventFilter, Key, KeyEvent, KeyEventKind
 from pawl.job_store.ledger.pages import Id, Large, make_token, page_size, read_token
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

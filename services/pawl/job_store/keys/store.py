@@ -13,8 +13,7 @@ from pawl.chassis.db.database import Database, affected
 from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant
 from pawl.chassis.ids import KeyId, StoreId
 from pawl.errors import RequestIdReused
-from pawl.job_store.keys.events import EventFilter, KeyEvent, KeyEventKind, NewKey
-from pawl.job_store.keys.rules import Key
+from pawl.job_store.keys.rules import EventFilter, Key, KeyEvent, KeyEventKind, NewKey
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import RunId, StoreId
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import DependencyUnavailable
-from pawl.tool_registry.audit.rules import UNKNOWN_TOOL, AuditDraft, AuditKind, clean_name, sha256_hex
+from pawl.tool.v1 import audit_pb2
+from pawl.tool_registry.audit.rules import (
+    UNKNOWN_TOOL,
+    AuditDraft,
+    AuditKind,
+    Head,
+    Problem,
+    Verifier,
+    clean_name,
+    sha256_hex,
+)
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
 from pawl.tool_registry.policy.call import Job
 from pawl.tool_registry.policy.rules.rules import Rule, said_by
@@ -180,3 +190,45 @@ def _reason(verdict: Verdict) -> str:
     if not verdict.rule_id or verdict.rule_id in reason:
         return reason
     return f"{reason}, rule {verdict.rule_id}".lstrip(", ")
+
+
+_PAGE: Final = 2000
+_PAGES_PER_REPORT: Final = 5
+
+
+async def verify(
+    log: PostgresAuditLog, store_id: StoreId, known: Head | None
+) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
+    """Yield how far the chain is good every 10,000 entries, then the end, with `done`.
+
+    Entries that are written meanwhile are not looked at. `known` is a head that
+    was kept elsewhere.
+
+    Raises:
+        DependencyUnavailable: the chain cannot be read.
+    """
+    head = await log.head(store_id)
+    verifier = Verifier(head, known)
+    after: int | None = None
+    pages = 0
+    while entries := await log.page(store_id, after_seq=after, up_to_seq=head.seq, rows_max=_PAGE):
+        for entry in entries:
+            problem = verifier.take(entry)
+            if problem is not None:
+                yield _report(verifier.verified, problem, done=True)
+                return
+        after = entries[-1].seq
+        pages += 1
+        if pages % _PAGES_PER_REPORT == 0:
+            yield _report(verifier.verified)
+    problem = verifier.end(await log.beyond_head(store_id))
+    yield _report(verifier.verified, problem, done=True)
+
+
+def _report(verified: Head, problem: Problem | None = None, *, done: bool = False) -> audit_pb2.VerifyAuditResponse:
+    message = audit_pb2.VerifyAuditResponse(verified_seq=verified.seq, verified_hash=verified.hash, done=done)
+    if problem is not None:
+        message.problem.seq = max(0, problem.seq)
+        message.problem.kind = problem.kind
+        message.problem.explanation = problem.explanation
+    return message

@@ -13,9 +13,9 @@ from pawl.chassis.rpc.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import audit_pb2 as pb
 from pawl.tool.v1 import audit_pb2_grpc
+from pawl.tool_registry.audit.recorder import verify
 from pawl.tool_registry.audit.rules import AuditEntry, AuditFilter, AuditKind, Head
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
-from pawl.tool_registry.audit.verifying import verify
 from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.pages import cut, page_size, page_token, place_of
 

@@ -37,10 +37,10 @@ from pawl.tool_registry.rules.definition import (
     definition_hash,
     is_restricted,
 )
-from pawl.tool_registry.rules.names import did_you_mean
 from pawl.tool_registry.rules.output import check_output, output_schema_problem
 from pawl.tool_registry.rules.registering import FRONT_END, check_not_shadowing, check_own, check_owner, own_version
 from pawl.tool_registry.rules.schema import compile_schema, weigh
+from pawl.tool_registry.rules.violations import did_you_mean
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.sources.worker.rules import SOURCE_KIND as WORKER
 from pawl.values import ExecutionContext, OfferFallback

@@ -26,9 +26,9 @@ from pawl.tool_registry.policy.store.rates import PostgresRateLimits
 from pawl.tool_registry.rules.check import Accepted, Refused
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.journal import Begun, HeldElsewhere
-from pawl.tool_registry.rules.names import did_you_mean
 from pawl.tool_registry.rules.resources import resource_keys
 from pawl.tool_registry.rules.verdict import CallContext, Verdict, question_of
+from pawl.tool_registry.rules.violations import did_you_mean
 from pawl.tool_registry.sources.python.runner import TakesTooLong
 from pawl.values import Disposition, EffectClass, ExecutionContext, ReadTimeouts, Series
 

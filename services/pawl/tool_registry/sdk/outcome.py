@@ -11,8 +11,14 @@ from pawl.chassis.process import logs
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidJson
 from pawl.tool_registry.rules.definition import RESULT_BYTES_MAX, ToolDefinition
-from pawl.tool_registry.rules.execution import NOT_STOPPED, ExecutionResult, ended_badly, succeeded
-from pawl.tool_registry.rules.inverse import InverseCall, inverse_call
+from pawl.tool_registry.rules.execution import (
+    NOT_STOPPED,
+    ExecutionResult,
+    InverseCall,
+    ended_badly,
+    inverse_call,
+    succeeded,
+)
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.values import hide, plain, without

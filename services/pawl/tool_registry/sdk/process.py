@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pawl.tool_registry.sdk.hints import ToolDefinitionError
+from pawl.tool_registry.sdk.signature import ToolDefinitionError
 from pawl.values import ExecutionContext
 
 MEMORY_BYTES_MIN: Final = 1024 * 1024

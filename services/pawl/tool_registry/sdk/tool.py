@@ -20,10 +20,9 @@ from pawl.tool_registry.rules.definition import (
 )
 from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
-from pawl.tool_registry.sdk.hints import ToolDefinitionError
 from pawl.tool_registry.sdk.process import ProcessLimits, check_process
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
-from pawl.tool_registry.sdk.signature import Signature, read_signature
+from pawl.tool_registry.sdk.signature import Signature, ToolDefinitionError, read_signature
 from pawl.values import Category, EffectClass, ExecutionContext
 
 P = ParamSpec("P")

@@ -1,9 +1,10 @@
-"""Sources of stores: connected, asked for their tools, and their tools approved."""
+"""The port of sources: what connects them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import StoreId
@@ -21,9 +22,9 @@ from pawl.errors import (
     ToolNotFound,
 )
 from pawl.tool_registry.catalog.catalog import Catalog
+from pawl.tool_registry.catalog.ports import ToolSource
 from pawl.tool_registry.catalog.store import PostgresToolRepository
 from pawl.tool_registry.rules.definition import ToolVersion, check_definition
-from pawl.tool_registry.sources.ports import Connector
 from pawl.tool_registry.sources.rules import (
     TOOLS_MAX,
     DiscoveredTool,
@@ -42,6 +43,29 @@ from pawl.tool_registry.sources.rules import (
     under_policies,
 )
 from pawl.tool_registry.sources.store import PostgresSourceRepository
+
+
+class Connector(ToolSource, Protocol):
+    """One kind of source that stores can add: connects, and runs its tools."""
+
+    async def prepared(self, source: Source) -> Source:
+        """Return a source as it is kept: without what it has no use for.
+
+        Raises:
+            InvalidField: the configuration cannot be used.
+        """
+
+    async def discover(self, source: Source) -> Discovery:
+        """Return the tools that a source has now, by name.
+
+        Raises:
+            InvalidField, InvalidSchema: the configuration cannot be used.
+            SourceUnreachable: it does not answer, or not as it should.
+        """
+
+    async def forget(self, store_id: StoreId, name: str) -> None:
+        """Close what is open for a source that was removed or changed. Idempotent."""
+
 
 _log = logs.get_logger(__name__)
 

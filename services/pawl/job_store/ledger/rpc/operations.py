@@ -42,11 +42,11 @@ from pawl.job_store.ledger.rules.command import (
     TopUp,
 )
 from pawl.job_store.ledger.rules.commit import BUDGET_EXHAUSTED, Commit, NewMessage
-from pawl.job_store.ledger.rules.completion import NoteCompletion
 from pawl.job_store.ledger.rules.conversations import key_hash, made_title
 from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.events import OwnerEvent
+from pawl.job_store.ledger.rules.inbox import NoteCompletion
 from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.offers import LeaseOffer
 from pawl.job_store.ledger.rules.submit import Submit

@@ -14,11 +14,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
-from pawl.errors import QueueFull
+from pawl.chassis.ids import CallId, CommandId, CredentialId, RunKey, UserId
+from pawl.errors import QueueFull, RunNotFound
+from pawl.job_store.ledger.rules import turn
 from pawl.job_store.ledger.rules.calls import people_of
 from pawl.job_store.ledger.rules.rows import CommandRow, RunRow
-from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 STEER: Final = "steer"
 CANCEL: Final = "cancel"
@@ -131,3 +132,29 @@ def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Li
     if run.idle_receipts >= limits.idle_receipts_max:
         return run
     return accept(unit, replace(run, idle_receipts=run.idle_receipts + 1), incoming, consumed=True)
+
+
+class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell a run that one of its calls was completed; `payload` is opaque: what its owner will read."""
+
+    run: RunKey
+    payload: bytes
+
+    @property
+    def row_keys(self) -> RowKeys:
+        """The rows it needs."""
+        return RowKeys(runs=(self.run,), commands_of=(self.run,))
+
+    def apply(self, unit: UnitOfWork) -> None:
+        """Put the news into the inbox, once while it is unread; a run that has ended wants none.
+
+        Raises:
+            RunNotFound: no such run.
+        """
+        run = unit.runs.get(self.run)
+        if run is None:
+            raise RunNotFound
+        if run.state.is_terminal or any(command.payload == self.payload for command in unit.inbox(run)):
+            return
+        incoming = arrived(unit, run, name=COMPLETED, payload=self.payload)
+        turn.wake(unit, accept(unit, run, incoming))

@@ -33,7 +33,7 @@ from pawl.tool_registry.builtin.files.rules import (
     Remove,
     path_problem,
 )
-from pawl.tool_registry.rules.names import did_you_mean
+from pawl.tool_registry.rules.violations import did_you_mean
 from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
 
 RECORD_SECONDS: Final = 30 * 86400.0

@@ -7,7 +7,7 @@ from typing import Final
 from pawl.chassis.ids import RunId
 from pawl.tool_registry.builtin.planning.rules import Owner, Project, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
-from pawl.tool_registry.rules.names import did_you_mean, near_matches
+from pawl.tool_registry.rules.violations import did_you_mean, near_matches
 from pawl.tool_registry.sdk.context import ToolError
 
 PROJECTS_MAX: Final = 1000

@@ -18,7 +18,7 @@ from pawl.tool_registry.builtin.planning.changes import (
 from pawl.tool_registry.builtin.planning.repository import PROJECTS_MAX, find_project, find_task
 from pawl.tool_registry.builtin.planning.rules import Owner, ParentGone, Project, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
-from pawl.tool_registry.rules.names import near_matches
+from pawl.tool_registry.rules.violations import near_matches
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
 import msgspec
 
-from pawl.tool_registry.rules.inverse import InverseCall
+from pawl.tool_registry.rules.execution import InverseCall
 
 _LENGTH_BYTES: Final = 4
 

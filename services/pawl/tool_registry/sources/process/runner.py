@@ -22,8 +22,8 @@ from pawl.tool_registry.sdk.process import ProcessLimits
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.sources.process.call import CallProcess
 from pawl.tool_registry.sources.process.messages import Answer, Call, GarbledMessage, Raised, Returned
+from pawl.tool_registry.sources.python.modules import folder_of
 from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork, uncancelled
-from pawl.tool_registry.sources.python.tool_folders import folder_of
 
 _SPARES: Final = 1
 _CONTENT_BYTES_MAX: Final = 2 * RESULT_BYTES_MAX

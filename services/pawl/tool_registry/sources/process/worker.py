@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final, Literal
 
 from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.errors import InvalidJson
-from pawl.tool_registry.rules.inverse import inverse_call
+from pawl.tool_registry.rules.execution import inverse_call
 from pawl.tool_registry.sdk.context import (
     OutcomeUnknown,
     SecretNotFound,
@@ -47,7 +47,7 @@ from pawl.tool_registry.sources.process.messages import (
     frame,
     receive,
 )
-from pawl.tool_registry.sources.python.tool_folders import folder_package
+from pawl.tool_registry.sources.python.modules import folder_package
 
 _PROGRESS_INTERVAL_SECONDS: Final = 0.05
 _MESSAGE_CHARACTERS_MAX: Final = 4000

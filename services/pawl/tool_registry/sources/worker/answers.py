@@ -10,8 +10,7 @@ from pawl.errors import InvalidField, InvalidJson, PawlError, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolVersion, can_exist
-from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX, progress
-from pawl.tool_registry.rules.inverse import InverseCall, inverse_call
+from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX, InverseCall, inverse_call, progress
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened

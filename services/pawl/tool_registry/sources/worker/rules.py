@@ -11,7 +11,7 @@ import msgspec
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, WorkerId
 from pawl.tool_registry.rules.definition import ToolDefinition
-from pawl.tool_registry.rules.inverse import InverseCall
+from pawl.tool_registry.rules.execution import InverseCall
 from pawl.values import EffectClass, Progress
 
 TOOLS_MAX: Final = 200
