@@ -60,7 +60,8 @@ class Option:
     """A parameter that fills the field at `path` of a request.
 
     `help` replaces the comment of the field. `put` fills the message that has the field in another way than its type
-    says. An option with a `constant` takes no value and sets the field to that one.
+    says. An option with a `constant` takes no value and sets the field to that one. `excludes` is an option before this
+    one in the table that cannot be given with it.
     """
 
     path: str
@@ -68,6 +69,7 @@ class Option:
     is_optional: bool = False
     constant: Any = None
     put: Callable[[Any, Any], None] | None = None
+    excludes: str = ""
 
 
 Options: TypeAlias = Mapping[str, Option | str]
@@ -227,12 +229,16 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
             given, which would mean all.
     """
     chosen: dict[str, tuple[str, str]] = {}
+    seen: set[str] = set()
     for name, typed, option, field in _named(message.DESCRIPTOR, options):
         value = given[name]
         if value is None or value == [] or (option.constant is not None and not value):
             continue
         if narrows and value == "":
             raise CommandError("it is empty. Leave it out for all.", parameter=name)
+        if option.excludes in seen:
+            raise CommandError(f"{typed} does not go with {option.excludes}.")
+        seen |= {typed} if value != "" else set()
         *parents, _ = option.path.split(".")
         inside = message
         for part in parents:
@@ -358,5 +364,5 @@ def _items_of(page: Any) -> list[Any]:
 
 def _sentence(text: str, request: Any) -> str:
     """Return a sentence with fields of a request in it: `Deleted {name}.`."""
-    fields = {field.name: value for field, value in request.ListFields()}
+    fields = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
     return text.format_map({name: wording.one_line(str(value), 200) for name, value in fields.items()})

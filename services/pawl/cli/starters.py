@@ -37,7 +37,12 @@ _SCHEDULE: Final[Options] = {
     "--text": "definition.text",
     "--cron": Option(path="definition.cron", put=_cron),
     "--zone": "definition.time_zone",
-    "--every": Option(path="definition.interval_seconds", help="When it is due: each 30s, 15m, 2h or 7d.", put=_every),
+    "--every": Option(
+        path="definition.interval_seconds",
+        help="When it is due: each 30s, 15m, 2h or 7d.",
+        put=_every,
+        excludes="--cron",
+    ),
     "--offset": "definition.offset_seconds",
     "--jitter": "definition.jitter_seconds",
     "--start": "definition.start_time",

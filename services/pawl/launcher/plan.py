@@ -119,6 +119,7 @@ def _environment(
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
         "PAWL_DATA": str(around.folder.path),
+        "PAWL_PRIVATE_FILES": _secret_files(options.environment),
         "PAWL_DATABASE_URL_FILE": str(around.secrets.path(database_url_file(spec.role))),
         "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.role))),
         "PAWL_SERVICE_KEY_FILE": str(around.secrets.path(service_key_file(spec.name))),
@@ -145,6 +146,11 @@ def _environment(
         **options.service_environment.get(spec.name, {}),
         **options.service_environment.get(process_name(spec.name, replica), {}),
     }
+
+
+def _secret_files(environment: Mapping[str, str]) -> str:
+    """Return the files that variables of any service name, to be hidden from the programs of sources."""
+    return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 
 def _internal_listen(spec: ServiceSpec, replica: int, around: Surroundings) -> str:

@@ -46,6 +46,7 @@ class ToolRegistrySettings(ServiceSettings):
     egress_file: Path | None = None
     mcp_programs_file: Path | None = None
     mcp_unconfined: bool = False
+    private_files: str = ""
     store_calls_per_minute: int = Field(default=0, ge=0, le=RATE_PER_MINUTE_MAX)
 
     smtp_url: SmtpUrl = None
@@ -64,4 +65,5 @@ class ToolRegistrySettings(ServiceSettings):
     def private_places(self, environment: Mapping[str, str]) -> list[str]:
         """Return what no program of a source may reach: the data folder, and files with keys and secrets."""
         files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]
+        files += [Path(path) for path in self.private_files.split(",") if path]
         return [str(path.absolute()) for path in (self.data, *files)]

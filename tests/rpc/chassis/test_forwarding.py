@@ -46,6 +46,9 @@ class Front:
         return pb.ImportConversationResponse(conversation=conversation_pb2.Conversation(title="imported"))
 
 
+UNREADABLE = (b'{"store_id":"\xff","user_id":"ann"}', b'{"store_id":' + b"[" * 5000)
+
+
 def new_server(address: str, ids: IdSource) -> RpcServer:
     keys = parse_keys(msgspec.json.encode([ApiKey(key=USER_KEY, store_id="acme", user_id="ann", roles=["member"])]))
     services = {
@@ -115,6 +118,7 @@ async def test_only_agent_loop_names_a_user_and_has_to(behind: grpc.aio.Channel,
             (NOTIFIER_KEY, named),
             (USER_KEY, ()),
             (USER_KEY, named),
+            *((key, ((named[0][0], bad),)) for key in (AGENT_LOOP_KEY, USER_KEY) for bad in UNREADABLE),
         ):
             with pytest.raises(PermissionDenied):
                 await translated(stub.GetConversation(request, metadata=(*bearer(key), *also)))

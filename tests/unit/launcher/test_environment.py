@@ -74,6 +74,14 @@ def test_only_the_registry_may_write_where_tools_keep_things(tmp_path: Path) -> 
         assert ("PAWL_DATA" in found) is (spec.name == "tool-registry")
 
 
+def test_only_the_registry_knows_the_secret_files_of_all_to_hide_them_from_programs(tmp_path: Path) -> None:
+    files = {"PAWL_MAILBOX_PASSWORDS_FILE": "/etc/mail.json", "OPENAI_API_KEY_FILE": "/etc/model"}
+    for spec in SPECS:
+        found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path, environment=files))
+        named = found.get("PAWL_PRIVATE_FILES", "").split(",")
+        assert ({*named} >= {*files.values()}) is (spec.name == "tool-registry")
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder whose path leaves room for the names of sockets, as that of a test does not."""

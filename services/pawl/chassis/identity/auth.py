@@ -186,7 +186,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
         return None
     try:
         user = msgspec.json.decode(values[0], type=Principal)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
     if len(values) > 1 or user.is_service or not user.store_id or not user.user_id:
         raise PermissionDenied(f"this method needs one user of a store in the metadata `{FOR_USER}`")
@@ -199,13 +199,14 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     Raises:
         PermissionDenied: a user is named to another method or by another caller than agent-loop, or none is named.
     """
-    user = named_user(metadata)
-    if user is None and not forwarded:
+    named = [item for item in metadata if item[0] == FOR_USER]
+    if not named and not forwarded:
         return caller
     if not forwarded or AGENT_LOOP not in caller.rights:
         raise PermissionDenied(
             f"this method takes no `{FOR_USER}` from you: only agent-loop sends it, to forward calls"
         )
+    user = named_user(named)
     if user is None:
         raise PermissionDenied(
             f"this method needs the metadata `{FOR_USER}`: it answers calls that agent-loop forwards"
