@@ -24,7 +24,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import end
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.shares import Places
-from pawl.errors import DependencyUnavailable, InvalidField, PawlError, TooLarge, TriggerPaused
+from pawl.errors import InvalidField, PawlError, TooLarge, TriggerPaused
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
 from pawl.mailbox.look import Unreadable
@@ -39,6 +39,8 @@ _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _POLL_SECONDS: Final = 60
 _BACKOFF_SECONDS_MAX: Final = 3600
 _SETTINGS: Final = ("PAWL_", "OPENAI_")
+_STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+"""Signals that stop a process from outside: no mail is to blame."""
 
 _log = logs.get_logger(__name__)
 
@@ -176,10 +178,9 @@ class Mailboxes:
         }
 
     async def _lines(self, store_id: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what a process that looks has said, once there is room for it.
+        """Return the lines of a process that reads the mailbox.
 
-        Raises:
-            DependencyUnavailable: the process ended as it should not.
+        The process is started once there is room for it.
         """
         await self._places.enter(store_id)
         work = asyncio.create_task(looked(asked), name="look")
@@ -238,8 +239,7 @@ class Mailboxes:
 async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Run `look` in a process of its own; return its lines.
 
-    Raises:
-        DependencyUnavailable: the process ended as it should not.
+    If the process fails while it parses a mail, the last line refuses that mail. After another failure it has `error`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     program = (sys.executable, "-m", "pawl.mailbox.look")
@@ -254,7 +254,8 @@ async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
             process.stdin.write(json.dumps(asked).encode())
             process.stdin.close()
             async for line in process.stdout:
-                lines.append(json.loads(line))  # noqa: PERF401  # those before a timeout count
+                if line.endswith(b"\n"):  # A process that is killed may leave half a line.
+                    lines.append(json.loads(line))  # noqa: PERF401  # those before a timeout count
             status = await process.wait()
     except TimeoutError:
         return [*lines, {"error": "did not answer in time"}]
@@ -262,13 +263,14 @@ async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if status == -signal.SIGXCPU:
-        is_mail = bool(lines) and "uid" in lines[-1] and "data" not in lines[-1]
-        refusal = {"refusal": "it is written so that reading it takes too long"}
-        return [*lines, {**lines[-1], "data": refusal} if is_mail else {"error": "takes too long to read"}]
-    if status:
-        raise DependencyUnavailable(f"the process that reads mails ended with {status}")
-    return lines
+    if not status:
+        return lines
+    is_slow = status == -signal.SIGXCPU
+    if lines and "uid" in lines[-1] and "data" not in lines[-1] and -status not in _STOPS:
+        refusal = f"it is written so that {'reading it takes too long' if is_slow else 'it cannot be read'}"
+        return [*lines, {**lines[-1], "data": {"refusal": refusal}}]
+    ended = f"cannot be read: the process that reads it ended with {status}"
+    return [*lines, {"error": "takes too long to read" if is_slow else ended}]
 
 
 def _folder_id(source: MailboxSource) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import trustme
 from pawl.mailbox import mailboxes
 from pawl.mailbox.look import MAIL_BYTES_MAX
 from tests.fakes.imap_server import ImapServer
+from tests.tables import for_each
 
 MAIL = "From: Ann <ann@example.com>\nSubject: hi {}\n\nhello"
+BLAMED = {"uid": 2, "data": {"refusal": "it is written so that it cannot be read"}}
 
 
 def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
@@ -138,3 +142,32 @@ async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) 
     server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<script>" * 100_000)
     lines = await mailboxes.looked(asked_of(server))
     assert lines[-1] == {"uid": 1, "data": {"refusal": "it is written so that reading it takes too long"}}
+
+
+async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) -> None:
+    deep = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(2000))
+    for mail in (MAIL, f"From: eve@evil.example\n{deep}", "Content-Type: name;charset*0*\n\nx", MAIL):
+        server.add(mail)
+    assert await look(server) == ([1, 2, 3, 4], "", False)
+
+
+@for_each(
+    ("end", "last"),
+    [
+        ("kill -SEGV $$", BLAMED),
+        ("exit 1", BLAMED),
+        ('printf \'{"uid": 2, "da\'; kill -KILL $$', BLAMED),
+        ("kill -TERM $$", {"error": "cannot be read: the process that reads it ended with -15"}),
+    ],
+)
+async def test_a_process_that_fails_loses_no_mail_before_the_one_to_blame(
+    end: str, last: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mail is not to blame if the process was stopped from outside."""
+    lines: list[dict[str, Any]] = [{"uid": 1}, {"uid": 1, "data": {"text": "hello"}}, {"uid": 2}]
+    program = tmp_path / "look"
+    shown = "".join(f"echo '{json.dumps(line)}'\n" for line in lines)
+    program.write_text(f"#!/bin/sh\ncat > {tmp_path}/asked\n{shown}{end}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert await mailboxes.looked({}) == [*lines, last]
