@@ -16,13 +16,20 @@ from prometheus_client import CollectorRegistry, Counter
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest, DeliverMailResponse
 from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.egress.policy import read_rules
+from pawl.chassis.identity.auth import acting_for, service_principal, set_principal
 from pawl.chassis.process.tasks import end
-from pawl.errors import DependencyUnavailable, TooLarge
+from pawl.errors import DependencyUnavailable, PermissionDenied, TooLarge
 from pawl.event.v1.schedule_pb2 import ScheduleFire
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2
 from pawl.mailbox import mailboxes
-from pawl.tool.v1.document_pb2 import PutDocumentRequest, PutDocumentResponse
+from pawl.tool.v1.document_pb2 import (
+    DOCUMENT_OWNER_USER,
+    DeleteDocumentRequest,
+    PutDocumentRequest,
+    PutDocumentResponse,
+)
+from pawl.tool_registry.documents.rpc import DocumentServicer
 from tests.fakes.imap_server import ImapServer
 from tests.poll import until
 
@@ -232,3 +239,14 @@ async def test_a_server_that_hangs_delays_no_other_mailbox(server: ImapServer) -
             await until(lambda: hanging.sessions)
             await until(lambda: peers.mails)
         hanging.answers.set()
+
+
+async def test_the_mailbox_service_writes_no_document_without_a_user() -> None:
+    """Without one it would be a document of the store, which every user's runs read."""
+    set_principal(acting_for(service_principal("mailbox"), {"pawl-store": "acme"}))
+    servicer = DocumentServicer(cast("Any", None))
+    context = cast("Any", None)
+    with pytest.raises(PermissionDenied, match="pawl-user"):
+        await servicer.PutDocument(PutDocumentRequest(owner=DOCUMENT_OWNER_USER, name="x", text="x"), context)
+    with pytest.raises(PermissionDenied, match="pawl-user"):
+        await servicer.DeleteDocument(DeleteDocumentRequest(owner=DOCUMENT_OWNER_USER, name="x"), context)
