@@ -189,6 +189,20 @@ async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself
     assert (resumed.HasField("unreachable_time"), resumed.unreachable_reason) == (False, "")
 
 
+async def test_the_12_hours_start_again_after_a_time_without_reports(box: Box) -> None:
+    """Two failures far apart do not pause a trigger: between them no process read its mailbox."""
+    mailbox = await box.made()
+    elapse = """
+    UPDATE job_store.triggers SET unreachable_time = unreachable_time - $1::interval,
+    unreachable_report_time = unreachable_report_time - $1::interval
+    """
+    for hours, is_paused in ((13, False), (3, False), *[(1, False)] * 11, (1, True)):
+        await box.report(mailbox, "no answer")
+        await box.replica.database.execute(elapse, timedelta(hours=hours))
+        await box.report(mailbox, "no answer")
+        assert (await box.get()).self_paused is is_paused, hours
+
+
 async def test_another_folder_starts_anew_and_the_same_one_keeps_its_position(box: Box) -> None:
     old = await box.made()
     await box.deliver_mail(old, 11)
