@@ -10,7 +10,7 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 from prometheus_client import Counter
@@ -38,9 +38,15 @@ LOOK_SECONDS: Final = 60.0
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _POLL_SECONDS: Final = 60
 _BACKOFF_SECONDS_MAX: Final = 3600
+_INTERRUPTED_SECONDS_MAX: Final = 300
+"""The longest pause after a problem of another service."""
+_DOUBLINGS_MAX: Final = 10
 _SETTINGS: Final = ("PAWL_", "OPENAI_")
 _STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 """Signals that stop a process from outside: no mail is to blame."""
+
+_Key: TypeAlias = tuple[str, str, int]
+"""The store, id and generation of a trigger."""
 
 _log = logs.get_logger(__name__)
 
@@ -69,7 +75,9 @@ class Mailboxes:
         self._reader_id = reader_id
         self._failures = failures
         self._places = Places(LOOKS_MAX)
-        self._readers: dict[tuple[str, str, int], asyncio.Task[None]] = {}
+        self._readers: dict[_Key, asyncio.Task[None]] = {}
+        self._interrupted: dict[_Key, int] = {}
+        """Readers of a mailbox that failed one after the other, since the last progress."""
 
     async def run(self) -> None:
         """Lease mailboxes and read them until cancelled.
@@ -88,20 +96,26 @@ class Mailboxes:
     async def _lease(self) -> None:
         request = triggers_pb2.LeaseMailboxesRequest(reader_id=self._reader_id)
         response = await translated(self._ledger.LeaseMailboxes(request))
-        leased = {(each.store_id, each.trigger_id, each.generation): each for each in response.mailboxes}
+        leased = {_key(each): each for each in response.mailboxes}
         await end(self._readers.pop(key) for key in self._readers.keys() - leased.keys())
+        self._interrupted = {key: count for key, count in self._interrupted.items() if key in leased}
         for key, mailbox in leased.items():
             if key not in self._readers or self._readers[key].done():
                 self._readers[key] = asyncio.create_task(self._read(mailbox), name="mailbox")
 
     async def _read(self, mailbox: LeasedMailbox) -> None:
-        """Read one mailbox until its trigger changes. After any other problem the next lease starts again."""
+        """Read one mailbox until its trigger changes or another service fails. Wait then; a lease starts again."""
         try:
             await self._read_forever(mailbox)
         except PawlError as error:
-            _log.info("mailbox.interrupted", store=mailbox.store_id, reason=error.reason)
+            _log.warning("mailbox.interrupted", store=mailbox.store_id, reason=error.reason)
         except Exception:  # noqa: BLE001  # one mailbox stops no other
             _log.exception("mailbox.interrupted", store=mailbox.store_id)
+        self._failures.inc()
+        key = _key(mailbox)
+        self._interrupted[key] = self._interrupted.get(key, 0) + 1
+        seconds = LEASE_SECONDS * 2 ** min(self._interrupted[key], _DOUBLINGS_MAX)
+        await asyncio.sleep(min(seconds, _INTERRUPTED_SECONDS_MAX))
 
     async def _read_forever(self, mailbox: LeasedMailbox) -> None:
         failures, is_reported = 0, False
@@ -111,14 +125,15 @@ class Mailboxes:
                 has_more = await self._look(mailbox)
             except Unreadable as error:
                 _log.warning("mailbox.unreadable", store=mailbox.store_id, reason=str(error))
+                await self._report(mailbox, reason=str(error))
                 self._failures.inc()
                 failures += 1
-                await self._report(mailbox, reason=str(error))
             else:
                 if failures or not is_reported:
                     await self._report(mailbox)
+                self._interrupted.pop(_key(mailbox), None)
                 failures, is_reported = 0, True
-            seconds = (mailbox.mailbox.poll_seconds or _POLL_SECONDS) * 2 ** min(failures, 10)
+            seconds = (mailbox.mailbox.poll_seconds or _POLL_SECONDS) * 2 ** min(failures, _DOUBLINGS_MAX)
             await asyncio.sleep(0 if has_more else min(seconds, _BACKOFF_SECONDS_MAX))
 
     async def _look(self, mailbox: LeasedMailbox) -> bool:
@@ -211,6 +226,7 @@ class Mailboxes:
         if not (answer.duplicate or answer.HasField("fire")):
             raise TriggerPaused
         mailbox.position.CopyFrom(position)
+        self._interrupted.pop(_key(mailbox), None)
 
     async def _keep(self, mailbox: LeasedMailbox, name: str, text: str) -> dict[str, str]:
         """Make a document of an attachment; return what to say about it."""
@@ -271,6 +287,10 @@ async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
         return [*lines, {**lines[-1], "data": {"refusal": refusal}}]
     ended = f"cannot be read: the process that reads it ended with {status}"
     return [*lines, {"error": "takes too long to read" if is_slow else ended}]
+
+
+def _key(mailbox: LeasedMailbox) -> _Key:
+    return mailbox.store_id, mailbox.trigger_id, mailbox.generation
 
 
 def _folder_id(source: MailboxSource) -> str:

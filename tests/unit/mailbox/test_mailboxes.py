@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, cast
 
 import grpc
@@ -39,7 +41,7 @@ MAIL = "From: ann@example.com\n\nhello"
 class Peers:
     """The other services, as channels: a ledger that keeps positions, and documents, of which two have room.
 
-    `lost` answers to deliveries do not arrive.
+    `refused` deliveries fail, and `lost` answers to deliveries do not arrive.
     """
 
     def __init__(self, *leased: LeasedMailbox) -> None:
@@ -49,6 +51,8 @@ class Peers:
         self.reasons: list[str] = []
         self.lost = 0
         self.deliveries = 0
+        self.refusals: list[float] = []
+        self.refused = 0
 
     def unary_unary(self, method: str, *_: Any, **__: Any) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, *, metadata: tuple[tuple[str, str], ...] = ()) -> Any:
@@ -73,6 +77,10 @@ class Peers:
 
     def DeliverMail(self, request: DeliverMailRequest) -> DeliverMailResponse:
         self.deliveries += 1
+        if self.refused:
+            self.refused -= 1
+            self.refusals.append(time.monotonic())
+            raise DependencyUnavailable
         kept = self.leased[request.trigger_id]
         if request.generation != kept.generation:
             return DeliverMailResponse()
@@ -163,6 +171,16 @@ async def test_a_mail_whose_delivery_was_not_acknowledged_is_delivered_again_and
         await until(lambda: len(peers.mails) == 14)
     assert [mail.position.uid for mail in peers.mails] == list(range(1, 15))
     assert {mail.event_id.rpartition(".")[0] for mail in peers.mails} == {peers.mails[0].event_id.rpartition(".")[0]}
+
+
+async def test_a_mail_that_cannot_be_delivered_is_tried_less_and_less_often(server: ImapServer) -> None:
+    server.add(MAIL)
+    peers = Peers(mailbox_of(server))
+    peers.refused = 5
+    async with reading(peers, server):
+        await until(lambda: peers.mails)
+    pauses = [after - before for before, after in pairwise(peers.refusals)]
+    assert all(pause >= 0.05 * 2**number for number, pause in enumerate(pauses, 1)), pauses
 
 
 async def test_a_new_mailbox_is_read_from_its_end(server: ImapServer) -> None:
