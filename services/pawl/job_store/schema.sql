@@ -573,12 +573,13 @@ CREATE TABLE triggers (
     secret bytea NOT NULL,
     former_secrets bytea NOT NULL,  -- packed, with the time until which each is valid
     -- Mailboxes: the process that reads it and the end of its lease (null for webhooks and while paused), the last mail
-    -- that was delivered, and since when and why the mailbox is unreachable.
+    -- that was delivered, and since when and why the mailbox is unreachable, with the last report of that.
     reader_id text NOT NULL DEFAULT '',
     claim_at timestamptz,
     uid_validity bigint NOT NULL DEFAULT 0,
     last_uid bigint NOT NULL DEFAULT 0,
     unreachable_time timestamptz,
+    unreachable_report_time timestamptz,
     unreachable_reason text NOT NULL DEFAULT '',
     told_time timestamptz,
     -- Refused webhooks (bad or old signature): their number and the last one. Written once a minute at most.

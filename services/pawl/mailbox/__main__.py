@@ -41,7 +41,7 @@ async def main(stop: asyncio.Event) -> None:
             ),
             egress=GuardedEgress(read_egress_file(settings.egress_file)),
             reader_id=service.ids.new("mbx"),
-            failures=service.metrics.counter("failures_total", "Looks at a mailbox that could not read it."),
+            failures=service.metrics.counter("failures_total", "Polls of a mailbox that failed."),
         )
         service.background.start("mailboxes", mailboxes.run)
         await service.serve(service.rpc_server(), stop)

@@ -21,6 +21,14 @@ from pawl.mailbox.mail import read_mail
 
 MAIL_BYTES_MAX: Final = 1024 * 1024
 MAILS_MAX: Final = 10
+MAILS_BYTES_MAX: Final = 4 * MAIL_BYTES_MAX
+"""Mails of a look; the last one may exceed it."""
+SESSION_BYTES_MAX: Final = 8 * MAIL_BYTES_MAX
+LINE_BYTES_MAX: Final = 64 * 1024
+RANGE_UIDS: Final = 5000
+"""UIDs of a search: its answer, one line, is shorter than LINE_BYTES_MAX."""
+_RANGES_MAX: Final = 100
+"""Ranges of a look, as its time is limited. The last search is for all UIDs that follow."""
 CPU_SECONDS: Final = 5
 """Processor time for a mail, and for all that comes before the first one."""
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -37,11 +45,12 @@ class Unreadable(Exception):
 
 
 class _Session(imaplib.IMAP4):
-    """A connection to the first of some addresses that takes one."""
+    """A connection to the first of some addresses that takes one. It ends when the server sends too much."""
 
     def __init__(self, host: str, port: int, addresses: list[str], *, plaintext: bool) -> None:
         self._addresses = addresses
         self._plaintext = plaintext
+        self._bytes_left = SESSION_BYTES_MAX
         super().__init__(host, port, _SILENT_SECONDS)
 
     def _create_socket(self, timeout: float | None) -> socket.socket:
@@ -58,6 +67,24 @@ class _Session(imaplib.IMAP4):
                 else ssl.create_default_context().wrap_socket(connection, server_hostname=self.host)
             )
         raise error
+
+    def read(self, size: int) -> bytes:
+        """Read a literal, once its announced size is known to be allowed."""
+        self._take(size)
+        return super().read(size)
+
+    def readline(self) -> bytes:
+        """Read a line."""
+        line = super().readline()
+        if len(line) > LINE_BYTES_MAX:
+            raise self.abort("a line is too long")
+        self._take(len(line))
+        return line
+
+    def _take(self, size: int) -> None:
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            raise self.abort("too much was sent")
 
 
 def look(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -78,16 +105,16 @@ def look(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not (0 < validity < _UIDS_END and 0 < next_uid < _UIDS_END):
             raise ValueError
         yield {"uid_validity": validity, "last_uid": next_uid - 1}
-        uids = _uids(session, asked["uid"]) if validity == asked["uid_validity"] else []
-        left = MAILS_MAX
-        while uids and left:
-            uid = uids.pop(0)
+        uids = _uids(session, asked["uid"], next_uid) if validity == asked["uid_validity"] else iter(())
+        uid, mails, taken = next(uids, None), 0, 0
+        while uid is not None and mails < MAILS_MAX and taken <= MAILS_BYTES_MAX:
             if (fetched := _fetch(session, uid)) is not None:
                 yield {"uid": uid}
                 _limit_cpu()
                 yield {"uid": uid, "data": read_mail(*fetched, **asked["counts"])}
-                left -= 1
-        yield {"has_more": bool(uids)}
+                mails, taken = mails + 1, taken + len(fetched[0])
+            uid = next(uids, None)
+        yield {"has_more": uid is not None}
     finally:
         session.shutdown()
 
@@ -104,13 +131,23 @@ def _log_in(session: _Session, username: str, password: str) -> None:
         raise Unreadable("does not let the user in with this password") from None
 
 
-def _uids(session: _Session, after: int) -> list[int]:
-    status, lines = session.uid("SEARCH", f"UID {after + 1}:*")
+def _uids(session: _Session, after: int, next_uid: int) -> Iterator[int]:
+    """Yield the UIDs of the mails after one, in order."""
+    for _ in range(_RANGES_MAX):
+        if next_uid - after <= RANGE_UIDS:
+            break
+        yield from _found(session, after, after + RANGE_UIDS)
+        after += RANGE_UIDS
+    yield from _found(session, after, None)
+
+
+def _found(session: _Session, after: int, last: int | None) -> list[int]:
+    status, lines = session.uid("SEARCH", f"UID {after + 1}:{last or '*'}")
     if status != "OK":
         raise Unreadable("cannot be searched")
     listed = {int(uid) for line in lines if isinstance(line, bytes) for uid in re.findall(rb"[0-9]{1,10}", line)}
     # The last mail belongs to every range that ends with `*`.
-    return sorted(uid for uid in listed if after < uid < _UIDS_END)
+    return sorted(uid for uid in listed if after < uid < (last + 1 if last else _UIDS_END))
 
 
 def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:

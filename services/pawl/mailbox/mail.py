@@ -38,11 +38,11 @@ def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: 
 
     `own` is the address of the mailbox. With `is_cut`, `raw` is only the beginning of the mail.
     """
-    message = message_from_bytes(raw, policy=policy.default)
-    found = _raw(message, "From")
-    match = _FROM.fullmatch(re.sub(r"[\r\n]", "", found[0])) if len(found) == 1 else None
-    sender = (match["angle"] or match["bare"]).lower() if match else ""
     try:
+        message = message_from_bytes(raw, policy=policy.default)
+        found = _raw(message, "From")
+        match = _FROM.fullmatch(re.sub(r"[\r\n]", "", found[0])) if len(found) == 1 else None
+        sender = (match["angle"] or match["bare"]).lower() if match else ""
         refusal = "" if _HEADERS.match(raw) else "its headers can be read in two ways"
         refusal = refusal or _automatic(message) or _unwanted(message, sender, own, authserv_id, senders)
         return {"refusal": refusal} if refusal else {"from": sender, **_headers(message), **_contents(message, is_cut)}

@@ -10,7 +10,7 @@ import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 from prometheus_client import Counter
@@ -24,7 +24,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import end
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.shares import Places
-from pawl.errors import DependencyUnavailable, InvalidField, PawlError, TooLarge, TriggerPaused
+from pawl.errors import InvalidField, PawlError, TooLarge, TriggerPaused
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
 from pawl.mailbox.look import Unreadable
@@ -38,7 +38,15 @@ LOOK_SECONDS: Final = 60.0
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _POLL_SECONDS: Final = 60
 _BACKOFF_SECONDS_MAX: Final = 3600
+_INTERRUPTED_SECONDS_MAX: Final = 300
+"""The longest pause after a problem of another service."""
+_DOUBLINGS_MAX: Final = 10
 _SETTINGS: Final = ("PAWL_", "OPENAI_")
+_STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+"""Signals that stop a process from outside: no mail is to blame."""
+
+_Key: TypeAlias = tuple[str, str, int]
+"""The store, id and generation of a trigger."""
 
 _log = logs.get_logger(__name__)
 
@@ -67,7 +75,9 @@ class Mailboxes:
         self._reader_id = reader_id
         self._failures = failures
         self._places = Places(LOOKS_MAX)
-        self._readers: dict[tuple[str, str, int], asyncio.Task[None]] = {}
+        self._readers: dict[_Key, asyncio.Task[None]] = {}
+        self._interrupted: dict[_Key, int] = {}
+        """Readers of a mailbox that failed one after the other, since the last progress."""
 
     async def run(self) -> None:
         """Lease mailboxes and read them until cancelled.
@@ -86,20 +96,26 @@ class Mailboxes:
     async def _lease(self) -> None:
         request = triggers_pb2.LeaseMailboxesRequest(reader_id=self._reader_id)
         response = await translated(self._ledger.LeaseMailboxes(request))
-        leased = {(each.store_id, each.trigger_id, each.generation): each for each in response.mailboxes}
+        leased = {_key(each): each for each in response.mailboxes}
         await end(self._readers.pop(key) for key in self._readers.keys() - leased.keys())
+        self._interrupted = {key: count for key, count in self._interrupted.items() if key in leased}
         for key, mailbox in leased.items():
             if key not in self._readers or self._readers[key].done():
                 self._readers[key] = asyncio.create_task(self._read(mailbox), name="mailbox")
 
     async def _read(self, mailbox: LeasedMailbox) -> None:
-        """Read one mailbox until its trigger changes. After any other problem the next lease starts again."""
+        """Read one mailbox until its trigger changes or another service fails. Wait then; a lease starts again."""
         try:
             await self._read_forever(mailbox)
         except PawlError as error:
-            _log.info("mailbox.interrupted", store=mailbox.store_id, reason=error.reason)
+            _log.warning("mailbox.interrupted", store=mailbox.store_id, reason=error.reason)
         except Exception:  # noqa: BLE001  # one mailbox stops no other
             _log.exception("mailbox.interrupted", store=mailbox.store_id)
+        self._failures.inc()
+        key = _key(mailbox)
+        self._interrupted[key] = self._interrupted.get(key, 0) + 1
+        seconds = LEASE_SECONDS * 2 ** min(self._interrupted[key], _DOUBLINGS_MAX)
+        await asyncio.sleep(min(seconds, _INTERRUPTED_SECONDS_MAX))
 
     async def _read_forever(self, mailbox: LeasedMailbox) -> None:
         failures, is_reported = 0, False
@@ -109,14 +125,15 @@ class Mailboxes:
                 has_more = await self._look(mailbox)
             except Unreadable as error:
                 _log.warning("mailbox.unreadable", store=mailbox.store_id, reason=str(error))
+                await self._report(mailbox, reason=str(error))
                 self._failures.inc()
                 failures += 1
-                await self._report(mailbox, reason=str(error))
             else:
                 if failures or not is_reported:
                     await self._report(mailbox)
+                self._interrupted.pop(_key(mailbox), None)
                 failures, is_reported = 0, True
-            seconds = (mailbox.mailbox.poll_seconds or _POLL_SECONDS) * 2 ** min(failures, 10)
+            seconds = (mailbox.mailbox.poll_seconds or _POLL_SECONDS) * 2 ** min(failures, _DOUBLINGS_MAX)
             await asyncio.sleep(0 if has_more else min(seconds, _BACKOFF_SECONDS_MAX))
 
     async def _look(self, mailbox: LeasedMailbox) -> bool:
@@ -176,10 +193,9 @@ class Mailboxes:
         }
 
     async def _lines(self, store_id: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return what a process that looks has said, once there is room for it.
+        """Return the lines of a process that reads the mailbox.
 
-        Raises:
-            DependencyUnavailable: the process ended as it should not.
+        The process is started once there is room for it.
         """
         await self._places.enter(store_id)
         work = asyncio.create_task(looked(asked), name="look")
@@ -210,6 +226,7 @@ class Mailboxes:
         if not (answer.duplicate or answer.HasField("fire")):
             raise TriggerPaused
         mailbox.position.CopyFrom(position)
+        self._interrupted.pop(_key(mailbox), None)
 
     async def _keep(self, mailbox: LeasedMailbox, name: str, text: str) -> dict[str, str]:
         """Make a document of an attachment; return what to say about it."""
@@ -238,8 +255,7 @@ class Mailboxes:
 async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Run `look` in a process of its own; return its lines.
 
-    Raises:
-        DependencyUnavailable: the process ended as it should not.
+    If the process fails while it parses a mail, the last line refuses that mail. After another failure it has `error`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     program = (sys.executable, "-m", "pawl.mailbox.look")
@@ -254,7 +270,8 @@ async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
             process.stdin.write(json.dumps(asked).encode())
             process.stdin.close()
             async for line in process.stdout:
-                lines.append(json.loads(line))  # noqa: PERF401  # those before a timeout count
+                if line.endswith(b"\n"):  # A process that is killed may leave half a line.
+                    lines.append(json.loads(line))  # noqa: PERF401  # those before a timeout count
             status = await process.wait()
     except TimeoutError:
         return [*lines, {"error": "did not answer in time"}]
@@ -262,13 +279,18 @@ async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if status == -signal.SIGXCPU:
-        is_mail = bool(lines) and "uid" in lines[-1] and "data" not in lines[-1]
-        refusal = {"refusal": "it is written so that reading it takes too long"}
-        return [*lines, {**lines[-1], "data": refusal} if is_mail else {"error": "takes too long to read"}]
-    if status:
-        raise DependencyUnavailable(f"the process that reads mails ended with {status}")
-    return lines
+    if not status:
+        return lines
+    is_slow = status == -signal.SIGXCPU
+    if lines and "uid" in lines[-1] and "data" not in lines[-1] and -status not in _STOPS:
+        refusal = f"it is written so that {'reading it takes too long' if is_slow else 'it cannot be read'}"
+        return [*lines, {**lines[-1], "data": {"refusal": refusal}}]
+    ended = f"cannot be read: the process that reads it ended with {status}"
+    return [*lines, {"error": "takes too long to read" if is_slow else ended}]
+
+
+def _key(mailbox: LeasedMailbox) -> _Key:
+    return mailbox.store_id, mailbox.trigger_id, mailbox.generation
 
 
 def _folder_id(source: MailboxSource) -> str:

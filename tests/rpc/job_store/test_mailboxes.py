@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pawl.event.v1 import run_pb2
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition, TriggerDefinition
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
+from pawl.job_store.triggers import store
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.test_schedules import SKIPPED, STARTED, end
 from tests.rpc.job_store.test_triggers import Hook
@@ -111,6 +113,26 @@ async def test_one_process_reads_a_mailbox_until_its_lease_ends(box: Box) -> Non
     assert await box.leased("other") == []
 
 
+async def test_each_process_keeps_its_share_of_many_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process holds its limit at most: all mailboxes are read by enough processes, and none changes hands."""
+    monkeypatch.setattr(store, "LEASED_MAX", 2)
+    for number in range(5):
+        box.act_as("admin", f"store-{number}")
+        await box.make()
+    readers = ("one", "two", "three")
+    for reader in ("one", "one", "two", "two"):
+        await box.leased(reader)
+    first = [{each.store_id for each in await box.leased(reader)} for reader in readers]
+    assert [len(stores) for stores in first] == [2, 2, 1]
+    assert len(set().union(*first)) == 5
+    for seconds in (5, 15):
+        past = timedelta(seconds=seconds)
+        await box.replica.database.execute("UPDATE job_store.triggers SET claim_at = claim_at - $1::interval", past)
+        for _ in range(2):
+            again = [{each.store_id for each in await box.leased(reader)} for reader in readers]
+            assert again == first, "whether leases are renewed or not"
+
+
 async def test_each_mail_fires_once_however_often_it_is_delivered(box: Box) -> None:
     """The fire and the position are one transaction: whoever lost the answer delivers the mail again."""
     mailbox = await box.made()
@@ -165,6 +187,20 @@ async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself
     assert await box.leased() == []
     resumed = await box.pause(paused=False)
     assert (resumed.HasField("unreachable_time"), resumed.unreachable_reason) == (False, "")
+
+
+async def test_the_12_hours_start_again_after_a_time_without_reports(box: Box) -> None:
+    """Two failures far apart do not pause a trigger: between them no process read its mailbox."""
+    mailbox = await box.made()
+    elapse = """
+    UPDATE job_store.triggers SET unreachable_time = unreachable_time - $1::interval,
+    unreachable_report_time = unreachable_report_time - $1::interval
+    """
+    for hours, is_paused in ((13, False), (3, False), *[(1, False)] * 11, (1, True)):
+        await box.report(mailbox, "no answer")
+        await box.replica.database.execute(elapse, timedelta(hours=hours))
+        await box.report(mailbox, "no answer")
+        assert (await box.get()).self_paused is is_paused, hours
 
 
 async def test_another_folder_starts_anew_and_the_same_one_keeps_its_position(box: Box) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import pytest_asyncio
 import trustme
 
 from pawl.mailbox import mailboxes
-from pawl.mailbox.look import MAIL_BYTES_MAX
+from pawl.mailbox.look import LINE_BYTES_MAX, MAIL_BYTES_MAX
 from tests.fakes.imap_server import ImapServer
+from tests.tables import for_each
 
 MAIL = "From: Ann <ann@example.com>\nSubject: hi {}\n\nhello"
+BLAMED = {"uid": 2, "data": {"refusal": "it is written so that it cannot be read"}}
 
 
 def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
@@ -107,11 +111,33 @@ async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServe
         ("UID SEARCH", b"* SEARCH " + b"1 " * 1_000_000 + b"\r\nTAG OK done\r\n"),
         ("UID SEARCH", b"* SEARCH 1\r\n" * 3_000_000),
         ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {4000000000}\r\n" + b"a" * 9_000_000),
+        ("CAPABILITY", b"* CAPABILITY AUTH=PLAIN IMAP4rev1 " + b"x" * LINE_BYTES_MAX + b"\r\nTAG OK done\r\n"),
+        ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {9000000}\r\n" + b"a" * 9_000_000 + b")\r\nTAG OK done\r\n"),
+        (
+            "UID FETCH",
+            (b"* 1 FETCH (UID 1 BODY[]<0> {3000000}\r\n" + b"a" * 3_000_000 + b")\r\n") * 3 + b"TAG OK done\r\n",
+        ),
         ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {" + b"9" * 50_000 + b"}\r\n"),
         ("UID FETCH", b"\xff\xfe\x00{-1}\r\n"),
     ):
         server.says = {words: said}
         assert (await look(server))[1], said[:40]
+
+
+async def test_the_mails_of_a_look_are_bounded(server: ImapServer) -> None:
+    for _ in range(10):
+        server.add(MAIL + "a" * MAIL_BYTES_MAX)
+    assert await look(server) == ([1, 2, 3, 4, 5], "", True)
+    assert await look(server, 5) == ([6, 7, 8, 9, 10], "", False)
+
+
+async def test_any_number_of_mails_after_a_long_pause_is_read(server: ImapServer) -> None:
+    server.mails = dict.fromkeys(range(1, 200_001), MAIL.encode())
+    assert await look(server, 7) == (list(range(8, 18)), "", True)
+    assert await look(server, 199_999) == ([200_000], "", False)
+    server.mails = dict.fromkeys((1, 4_999, 5_000, 5_001, 9_999, 10_001, 600_001), MAIL.encode())
+    assert await look(server) == (sorted(server.mails), "", False)
+    assert await look(server, 1) == ([4_999, 5_000, 5_001, 9_999, 10_001, 600_001], "", False)
 
 
 async def test_a_mail_that_is_gone_is_passed_over_and_one_that_is_not_given_now_is_not(server: ImapServer) -> None:
@@ -138,3 +164,32 @@ async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) 
     server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<script>" * 100_000)
     lines = await mailboxes.looked(asked_of(server))
     assert lines[-1] == {"uid": 1, "data": {"refusal": "it is written so that reading it takes too long"}}
+
+
+async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) -> None:
+    deep = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(2000))
+    for mail in (MAIL, f"From: eve@evil.example\n{deep}", "Content-Type: name;charset*0*\n\nx", MAIL):
+        server.add(mail)
+    assert await look(server) == ([1, 2, 3, 4], "", False)
+
+
+@for_each(
+    ("end", "last"),
+    [
+        ("kill -SEGV $$", BLAMED),
+        ("exit 1", BLAMED),
+        ('printf \'{"uid": 2, "da\'; kill -KILL $$', BLAMED),
+        ("kill -TERM $$", {"error": "cannot be read: the process that reads it ended with -15"}),
+    ],
+)
+async def test_a_process_that_fails_loses_no_mail_before_the_one_to_blame(
+    end: str, last: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mail is not to blame if the process was stopped from outside."""
+    lines: list[dict[str, Any]] = [{"uid": 1}, {"uid": 1, "data": {"text": "hello"}}, {"uid": 2}]
+    program = tmp_path / "look"
+    shown = "".join(f"echo '{json.dumps(line)}'\n" for line in lines)
+    program.write_text(f"#!/bin/sh\ncat > {tmp_path}/asked\n{shown}{end}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert await mailboxes.looked({}) == [*lines, last]

@@ -213,6 +213,17 @@ def test_plain_text_goes_before_pages_and_files_are_told_of() -> None:
     assert (cut["cut"], cut["attachments"][0]["left_out"]) == (True, "the mail is too large")
 
 
+@for_each(
+    "headers",
+    [
+        "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(2000)),
+        "Content-Type: name;charset*0*\n\n",
+    ],
+)
+def test_a_mail_that_breaks_the_parser_is_skipped(headers: str) -> None:
+    assert read("From: ann@example.com\n" + headers)["refusal"] == "it is written so that it cannot be read"
+
+
 def test_hostile_mails_stay_within_bounds() -> None:
     deep = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(60))
     hostile = [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any, cast
 
 import grpc
@@ -16,13 +18,20 @@ from prometheus_client import CollectorRegistry, Counter
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest, DeliverMailResponse
 from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.egress.policy import read_rules
+from pawl.chassis.identity.auth import acting_for, service_principal, set_principal
 from pawl.chassis.process.tasks import end
-from pawl.errors import DependencyUnavailable, TooLarge
+from pawl.errors import DependencyUnavailable, PermissionDenied, TooLarge
 from pawl.event.v1.schedule_pb2 import ScheduleFire
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2
 from pawl.mailbox import mailboxes
-from pawl.tool.v1.document_pb2 import PutDocumentRequest, PutDocumentResponse
+from pawl.tool.v1.document_pb2 import (
+    DOCUMENT_OWNER_USER,
+    DeleteDocumentRequest,
+    PutDocumentRequest,
+    PutDocumentResponse,
+)
+from pawl.tool_registry.documents.rpc import DocumentServicer
 from tests.fakes.imap_server import ImapServer
 from tests.poll import until
 
@@ -32,7 +41,7 @@ MAIL = "From: ann@example.com\n\nhello"
 class Peers:
     """The other services, as channels: a ledger that keeps positions, and documents, of which two have room.
 
-    `lost` answers to deliveries do not arrive.
+    `refused` deliveries fail, and `lost` answers to deliveries do not arrive.
     """
 
     def __init__(self, *leased: LeasedMailbox) -> None:
@@ -42,6 +51,8 @@ class Peers:
         self.reasons: list[str] = []
         self.lost = 0
         self.deliveries = 0
+        self.refusals: list[float] = []
+        self.refused = 0
 
     def unary_unary(self, method: str, *_: Any, **__: Any) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, *, metadata: tuple[tuple[str, str], ...] = ()) -> Any:
@@ -66,6 +77,10 @@ class Peers:
 
     def DeliverMail(self, request: DeliverMailRequest) -> DeliverMailResponse:
         self.deliveries += 1
+        if self.refused:
+            self.refused -= 1
+            self.refusals.append(time.monotonic())
+            raise DependencyUnavailable
         kept = self.leased[request.trigger_id]
         if request.generation != kept.generation:
             return DeliverMailResponse()
@@ -158,6 +173,16 @@ async def test_a_mail_whose_delivery_was_not_acknowledged_is_delivered_again_and
     assert {mail.event_id.rpartition(".")[0] for mail in peers.mails} == {peers.mails[0].event_id.rpartition(".")[0]}
 
 
+async def test_a_mail_that_cannot_be_delivered_is_tried_less_and_less_often(server: ImapServer) -> None:
+    server.add(MAIL)
+    peers = Peers(mailbox_of(server))
+    peers.refused = 5
+    async with reading(peers, server):
+        await until(lambda: peers.mails)
+    pauses = [after - before for before, after in pairwise(peers.refusals)]
+    assert all(pause >= 0.05 * 2**number for number, pause in enumerate(pauses, 1)), pauses
+
+
 async def test_a_new_mailbox_is_read_from_its_end(server: ImapServer) -> None:
     server.add(MAIL)
     peers = Peers(mailbox_of(server))
@@ -232,3 +257,14 @@ async def test_a_server_that_hangs_delays_no_other_mailbox(server: ImapServer) -
             await until(lambda: hanging.sessions)
             await until(lambda: peers.mails)
         hanging.answers.set()
+
+
+async def test_the_mailbox_service_writes_no_document_without_a_user() -> None:
+    """Without one it would be a document of the store, which every user's runs read."""
+    set_principal(acting_for(service_principal("mailbox"), {"pawl-store": "acme"}))
+    servicer = DocumentServicer(cast("Any", None))
+    context = cast("Any", None)
+    with pytest.raises(PermissionDenied, match="pawl-user"):
+        await servicer.PutDocument(PutDocumentRequest(owner=DOCUMENT_OWNER_USER, name="x", text="x"), context)
+    with pytest.raises(PermissionDenied, match="pawl-user"):
+        await servicer.DeleteDocument(DeleteDocumentRequest(owner=DOCUMENT_OWNER_USER, name="x"), context)

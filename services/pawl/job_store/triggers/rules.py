@@ -37,6 +37,8 @@ LEASED_MAX: Final = 200
 """Most mailboxes of one process."""
 UNREACHABLE_TIME: Final = timedelta(hours=12)
 """A trigger whose mailbox could not be read for so long pauses itself."""
+UNREACHABLE_GAP_TIME: Final = timedelta(hours=2)
+"""After a longer time without a report that time starts again. Polls that fail are up to an hour apart."""
 REFUSALS_TIME: Final = timedelta(minutes=1)
 """The time between two writes of deliveries that were refused."""
 REASON_CHARACTERS_MAX: Final = 300
@@ -150,6 +152,8 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
     last_uid: int = 0
     """The last mail that was delivered."""
     unreachable_time: datetime | None = None
+    unreachable_report_time: datetime | None = None
+    """The last report that its mailbox cannot be read."""
     unreachable_reason: str = ""
     refused_count: int = 0
     """Webhooks without a good signature or key."""
@@ -351,7 +355,11 @@ def _readable(row: TriggerRow, now: datetime) -> TriggerRow:
     if row.definition.mailbox is None:
         return row
     claim_at = None if row.pause_time is not None else now
-    return replace(row, claim_at=claim_at, unreachable_time=None, unreachable_reason="")
+    return replace(_reachable(row), claim_at=claim_at)
+
+
+def _reachable(row: TriggerRow) -> TriggerRow:
+    return replace(row, unreachable_time=None, unreachable_report_time=None, unreachable_reason="")
 
 
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
@@ -361,9 +369,11 @@ def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: d
     if not reason:
         if position is not None and position.uid_validity != row.uid_validity:
             row = replace(row, uid_validity=position.uid_validity, last_uid=position.uid)
-        return replace(row, unreachable_time=None, unreachable_reason="")
-    reason, since = reason[:REASON_CHARACTERS_MAX], row.unreachable_time or now
-    row = replace(row, unreachable_time=since, unreachable_reason=reason)
+        return _reachable(row)
+    reason, since, last = reason[:REASON_CHARACTERS_MAX], row.unreachable_time, row.unreachable_report_time
+    if since is None or last is None or now - last > UNREACHABLE_GAP_TIME:
+        since = now
+    row = replace(row, unreachable_time=since, unreachable_report_time=now, unreachable_reason=reason)
     if now - since < UNREACHABLE_TIME:
         return row
     note = f"its mailbox could not be read for 12 hours: {reason}"[:REASON_CHARACTERS_MAX]

@@ -55,12 +55,21 @@ USING (store_id, trigger_id)
 _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.trigger_lanes"
 
 
-# A lease is renewed once half of it has passed. Locked in key order first, so that nobody deadlocks.
+# A lease is renewed once half of it has passed. A process takes new ones up to its limit, those that ended first before
+# others. Rows are locked in key order against deadlocks, and checked again once they are locked.
 _LEASE_MAILBOXES: Final = f"""
-WITH due AS MATERIALIZED (
-    SELECT store_id, trigger_id FROM job_store.triggers
-    WHERE claim_at <= now() OR (reader_id = $1 AND claim_at <= now() + $2::interval / 2)
-    ORDER BY store_id, trigger_id LIMIT $3 FOR UPDATE
+WITH held AS MATERIALIZED (
+    SELECT store_id, trigger_id, claim_at <= now() + $2::interval / 2 AS is_due FROM job_store.triggers
+    WHERE reader_id = $1 AND claim_at > now()
+), wanted AS MATERIALIZED (
+    SELECT store_id, trigger_id FROM held WHERE is_due
+    UNION ALL
+    (SELECT store_id, trigger_id FROM job_store.triggers WHERE claim_at <= now()
+    ORDER BY claim_at LIMIT greatest($3 - (SELECT count(*) FROM held), 0))
+), due AS MATERIALIZED (
+    SELECT t.store_id, t.trigger_id FROM job_store.triggers AS t JOIN wanted USING (store_id, trigger_id)
+    WHERE t.claim_at <= now() OR (t.reader_id = $1 AND t.claim_at <= now() + $2::interval / 2)
+    ORDER BY t.store_id, t.trigger_id FOR UPDATE OF t
 ), leased AS (
     UPDATE job_store.triggers AS t SET reader_id = $1, claim_at = now() + $2::interval
     FROM due WHERE t.store_id = due.store_id AND t.trigger_id = due.trigger_id
@@ -68,8 +77,7 @@ WITH due AS MATERIALIZED (
 )
 SELECT {tables.TRIGGERS.names} FROM leased
 UNION ALL
-(SELECT {tables.TRIGGERS.names} FROM job_store.triggers
-WHERE reader_id = $1 AND claim_at > now() + $2::interval / 2 LIMIT $3)
+SELECT {tables.TRIGGERS.names} FROM job_store.triggers JOIN held USING (store_id, trigger_id) WHERE NOT held.is_due
 """
 
 

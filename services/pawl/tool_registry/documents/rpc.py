@@ -72,10 +72,12 @@ def _changed_owner(owner: int) -> UserId:
     """Return the owner of a document that the caller changes.
 
     Raises:
-        PermissionDenied: it is the store's, and the caller is no admin.
+        PermissionDenied: it is the store's, and the caller is no admin; or a service names no user.
     """
     caller = require_user()
     if not _is_shared(owner):
+        if not caller.user_id:  # It would be the store's.
+            raise PermissionDenied("a user's document needs the user in the metadata `pawl-user`")
         return caller.user_id
     if Role.ADMIN not in caller.roles:
         raise PermissionDenied(f"changing documents of the store needs the role {Role.ADMIN}")

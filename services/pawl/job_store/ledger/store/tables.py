@@ -344,7 +344,7 @@ TRIGGERS: Final[Columns[TriggerRow]] = Columns(
     [
         *_starter("trigger_id"),
         *_same("bytea", "secret"),
-        *_same("timestamptz", "claim_at", "unreachable_time", "refused_time"),
+        *_same("timestamptz", "claim_at", "unreachable_time", "unreachable_report_time", "refused_time"),
         *_same("bigint", "uid_validity", "last_uid", "refused_count"),
         *_same("text", "unreachable_reason", "refused_reason"),
         Column("former_secrets", "bytea", lambda row: _pack(row.former_secrets)),
