@@ -174,7 +174,7 @@ class Mailboxes:
         try:
             target, addresses = await self._egress.locate(store_id, f"{scheme}://{host}:{source.port}/")
         except EgressRefused as refused:
-            raise Unreadable(f"the deployment does not allow it (PAWL_EGRESS_FILE): {refused}") from None
+            raise Unreadable(f"the deployment does not allow the host: {refused}") from None
         return {
             "host": target.host,
             "port": target.port,

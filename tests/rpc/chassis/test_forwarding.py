@@ -46,7 +46,11 @@ class Front:
         return pb.ImportConversationResponse(conversation=conversation_pb2.Conversation(title="imported"))
 
 
-UNREADABLE = (b'{"store_id":"\xff","user_id":"ann"}', b'{"store_id":' + b"[" * 5000)
+UNREADABLE = (
+    b'{"store_id":"../a","user_id":"a b"}',
+    b'{"store_id":"\xff","user_id":"ann"}',
+    b'{"store_id":' + b"[" * 5000,
+)
 
 
 def new_server(address: str, ids: IdSource) -> RpcServer:

@@ -9,7 +9,7 @@ below without the prefix ERROR_REASON_ (for example "RUN_NOT_FOUND").
 Programs branch on the reason; people read the message, which says what to do
 next. The gRPC code of each reason is fixed and stated with the value. The
 code UNKNOWN is never returned. What gRPC refuses by itself carries no reason:
-a message of more than twice the limit (RESOURCE_EXHAUSTED), and calls to a
+a message an eighth over the limit or more (RESOURCE_EXHAUSTED), and calls to a
 process that is not there (UNAVAILABLE).
 
 Every method may give UNAUTHENTICATED, MALFORMED_REQUEST, INVALID_FIELD,

@@ -76,9 +76,10 @@ class GuardedEgress:
         """Return the target of a URL and its addresses, for what speaks no HTTP and sends a password there.
 
         Raises:
-            EgressRefused: it must not be reached, or no secret sent to it.
+            EgressRefused: the deployment does not name it, it must not be reached, or no secret sent to it.
         """
         target = read_target(url)
+        rules_of(self._rules, store_id).check_named(target)
         return target, await self.transport(store_id, with_secrets=True).addresses(target)
 
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:

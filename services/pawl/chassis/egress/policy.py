@@ -234,6 +234,15 @@ class EgressRules:
         if target.scheme != "https" and not self._opens(target):
             raise EgressRefused(f"secrets are not sent to {target.authority} over http, where others can read them")
 
+    def check_named(self, target: Target) -> None:
+        """Return if the deployment names the target, by its host and port.
+
+        Raises:
+            EgressRefused: it does not; the public internet as a whole does not count.
+        """
+        if not any(pattern.matches(target) for pattern in self.hosts or ()) and not self._opens(target):
+            raise EgressRefused(f"{target.authority} is not named in the file of PAWL_EGRESS_FILE")
+
     def _opens(self, target: Target) -> bool:
         """Return whether an opening names the target, which a name inside an opened network does not."""
         if any(opening.host == target.host and opening.port == target.port for opening in self.openings):

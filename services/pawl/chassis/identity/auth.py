@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from pawl.chassis.identity.roles import AGENT_LOOP, OWN_ROLES_GO_BESIDE, ROLES_OF_A_STORE, Role, rights
-from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id
+from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id, is_id
 from pawl.errors import PermissionDenied, Unauthenticated
 
 WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
@@ -188,7 +188,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
         user = msgspec.json.decode(values[0], type=Principal)
     except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
-    if len(values) > 1 or user.is_service or not user.store_id or not user.user_id:
+    if len(values) > 1 or user.is_service or not is_id(user.store_id) or not is_id(user.user_id):
         raise PermissionDenied(f"this method needs one user of a store in the metadata `{FOR_USER}`")
     return user
 

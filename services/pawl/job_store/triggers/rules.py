@@ -42,10 +42,10 @@ UNREACHABLE_GAP_TIME: Final = timedelta(hours=2)
 REFUSALS_TIME: Final = timedelta(minutes=1)
 """The time between two writes of deliveries that were refused."""
 REASON_CHARACTERS_MAX: Final = 300
-HOST_CHARACTERS_MAX: Final = 253
 SECRET_CHARACTERS_MAX: Final = 64
 SENDERS_MAX: Final = 100
 _PORT_MAX: Final = 65535
+_HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})|[0-9A-Fa-f:.]{2,45}")
 _NAME: Final = re.compile(r"[ -~]{1,256}")
 _FOLDER: Final = re.compile(r"[ !#-\[\]-~]{1,256}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
@@ -269,7 +269,7 @@ def check(asked: TriggerDefinition) -> None:
 def _check_mailbox(asked: MailboxSource) -> None:
     polled = POLL_SECONDS_RANGE
     problems = {
-        "host": "" if 1 <= len(asked.host) <= HOST_CHARACTERS_MAX else "is missing, or too long",
+        "host": "" if _HOST.fullmatch(asked.host) else "must be the name or address of a server",
         "port": "" if asked.port <= _PORT_MAX else f"is at most {_PORT_MAX}",
         "username": "" if _NAME.fullmatch(asked.username) else "must be 1 to 256 characters of ASCII, none a control",
         "password_secret": "" if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX else "must name a secret",
