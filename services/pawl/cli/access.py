@@ -114,7 +114,7 @@ def _where(rule: rule_pb2.Rule) -> str:
 
 def _until(rule: rule_pb2.Rule) -> str:
     ended = "revoked" if rule.HasField("revoke_time") else "suspended: the tool has changed" if rule.suspended else ""
-    return ended or wording.text_at(rule, "expire_time") or "it is revoked"
+    return ended or wording.text_at(rule, "expire_time") or "until revoked"
 
 
 def _made(answer: Any, _: Any) -> list[str]:
@@ -163,7 +163,7 @@ rules.command("list")(
 
 
 def _key_end(key: key_pb2.Key) -> str:
-    until = wording.text_at(key, "expire_time") or "it is revoked"
+    until = wording.text_at(key, "expire_time") or "until revoked"
     if key.HasField("revoke_time"):
         return f"revoked {wording.time_text(key.revoke_time)} by {wording.clean(key.revoke_user_id)}"
     is_over = key.HasField("expire_time") and key.expire_time.ToDatetime(tzinfo=UTC) <= datetime.now(UTC)

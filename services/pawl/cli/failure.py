@@ -192,8 +192,9 @@ def _sentence(error: PawlError, typed: Mapping[str, str]) -> str:
     elif error.reason == "UNAUTHENTICATED" and message.lower().startswith(_NO_KEY) and not Path(_FOLDER).exists():
         message = f"There is no {_FOLDER} in {Path.cwd()}, so no key was found."
     first = message.partition(" ")[0]
-    # The name of a field, or of metadata, stays what it is.
-    begin = message if "_" in first or first.startswith("pawl-") else f"{message[:1].upper()}{message[1:]}"
+    # The name of a field, of metadata or of a file stays what it is.
+    is_name = first.startswith("pawl-") or not {"_", ".", "/"}.isdisjoint(first.rstrip(".,:"))
+    begin = message if is_name else f"{message[:1].upper()}{message[1:]}"
     return f"{begin} {following}".rstrip()
 
 
