@@ -80,7 +80,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     kind: QuestionKind = QuestionKind.CLARIFICATION
     options: tuple[str, ...] = ()
     default_answer: str = ""
-    """Taken when nobody answers in time."""
+    """The answer after the deadline."""
     timeout_seconds: float = 0.0
     """The time for which it waits; 0 means as long as the run says."""
     answer_schema_json: bytes = b""

@@ -17,7 +17,7 @@ class TooCostly(Exception):
 
 
 class Helper(Protocol):
-    """Works out what strangers wrote where it holds up nobody else."""
+    """Evaluates untrusted input where it delays no other call."""
 
     async def run(self, store_id: StoreId, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
         """Return what a function of a module returns, or raise what it raises; all of it can be pickled.

@@ -35,7 +35,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 """The least and the most that a deployment may set, _SECONDS if absent. Only whole numbers if the least is an int."""
 _BACKGROUND: Final = ("on", "tool", "off")
 NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
-"""Limits of which 0 means that there is none."""
+"""Limits for which 0 means unlimited."""
 OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
 """The most that tools may set for themselves; the deployment's value is the ceiling of what runs may."""
 

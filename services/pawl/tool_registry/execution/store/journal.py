@@ -155,7 +155,7 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unacted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        """Return what `begin` would return now, without beginning; None if it would begin.
+        """Return what `begin` would return now, without starting the call; None if it would start it.
 
         Raises:
             InvalidArguments: as `begin`.

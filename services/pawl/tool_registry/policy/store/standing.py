@@ -148,7 +148,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         """Revoke a rule; one that was revoked before stays as it is.
 
         Raises:
-            RuleNotFound: there is none.
+            RuleNotFound: the rule does not exist.
         """
         row = await self._database.fetchrow(_REVOKE, store_id, rule_id, user_id)
         if row is None:

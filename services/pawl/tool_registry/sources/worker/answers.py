@@ -46,7 +46,7 @@ def check_epoch(epoch: int) -> int:
 
 
 def progress_of(report: pb.WorkerProgress) -> Progress:
-    """Return progress as it is kept."""
+    """Return progress as the journal stores it."""
     return progress(report.fraction if report.HasField("fraction") else None, report.message)
 
 
