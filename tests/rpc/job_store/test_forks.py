@@ -149,7 +149,7 @@ async def test_an_original_is_kept_as_long_as_a_fork_shows_it(user: User, databa
 
 async def test_what_was_erased_is_gone_from_the_forks(replica: Replica, user: User) -> None:
     """I22: also from forks of forks; what was written in them stays, and the next model reads that alone."""
-    await told(user, "c1", "q0", "a0")
+    await told(user, "c1", "zanzibar", "a0")
     one = (await fork(user, "c1")).conversation_id
     await told(user, one, "q1", "a1")
     two = (await fork(user, one)).conversation_id
@@ -158,7 +158,7 @@ async def test_what_was_erased_is_gone_from_the_forks(replica: Replica, user: Us
     three = (await fork(user, two)).conversation_id
     for of in (one, two, three):
         assert await texts(user, of) == [(3, "q1"), (4, "a1")]
-    assert "q0" not in await everything(replica.database)
+    assert "zanzibar" not in await everything(replica.database)
     with pytest.raises((ConversationErased, ConversationNotFound)):
         await fork(user, "c1")
     assert [m.text for m in (await loaded(user, three)).messages] == ["q1", "a1"]
