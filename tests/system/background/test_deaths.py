@@ -42,8 +42,6 @@ WAYS: Final = {"kill": World.kill, "deploy": World.deploy, "roll": World.roll}
 SOME: Final = (
     ("job", "tool-registry", "kill"),
     ("job", "tool-registry", "deploy"),
-    ("task", "tool-registry", "kill"),
-    ("task", "tool-registry", "deploy"),
     ("series", "agent-loop", "kill"),
     ("series", "job-store", "roll"),
     ("monitor", "job-store", "kill"),
