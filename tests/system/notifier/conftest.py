@@ -82,8 +82,8 @@ class Suite:
         self._replicas: list[Replica] = []
         self._client: Client | None = None
 
-    async def replica(self, **environment: str) -> Replica:
-        """Start one more, with more variables if need be."""
+    async def replica(self) -> Replica:
+        """Start one more."""
         folder = self._folder / f"replica-{len(self._replicas)}"
         folder.mkdir()
         replica = Replica(
@@ -92,8 +92,7 @@ class Suite:
             | {"PAWL_DATABASE_URL": self._database_url, "PAWL_NATS_URL": self.nats.url}
             # There is none: callers have the local key.
             | {"PAWL_JOB_STORE_ADDRESS": "127.0.0.1:1"}
-            | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0", "PAWL_DATABASE_UNSAFE": "true"}
-            | environment,
+            | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0", "PAWL_DATABASE_UNSAFE": "true"},
             folder,
         )
         self._replicas.append(replica)
