@@ -26,17 +26,16 @@ from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
 from pawl.job_store import sweeps
-from pawl.job_store.agents.agents import Agents
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, daily_tokens_max
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, quota
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.conversations.rpc import ConversationServicer
 from pawl.job_store.conversations.store.conversations import PostgresConversations
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.conversations.store.titles import PostgresTitles
-from pawl.job_store.conversations.title_rpc import TitleServicer, said
+from pawl.job_store.conversations.title_rpc import TitleServicer
 from pawl.job_store.erasure.erasing import Erasing
 from pawl.job_store.erasure.log import JetStreamErasures
-from pawl.job_store.erasure.rpc import ErasureServicer, call_kind
+from pawl.job_store.erasure.rpc import ErasureServicer
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.keys.keys import Keys
@@ -47,9 +46,6 @@ from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, Ports
-from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.messages import LOST, head_of, text_of, usage_of
-from pawl.job_store.ledger.rpc.operations import CANCEL
 from pawl.job_store.ledger.rpc.servicer import LedgerServicer
 from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
 from pawl.job_store.ledger.store.journal import PostgresJournal
@@ -101,7 +97,7 @@ def wire(ports: Ports, limits: Limits, *, lifecycle_written: Callable[[], None] 
         monotonic=ports.clock.monotonic,
         lifecycle_written=lifecycle_written,
     )
-    ledger = Ledger(ports, group_commit, limits, head_of, lost=LOST)
+    ledger = Ledger(ports, group_commit, limits)
     loops: Loops = {
         "offers": partial(sweeps.offer_again, ledger, ports.clock),
         "clock": partial(sweeps.watch_clock, ports.leases, ports.clock),
@@ -123,7 +119,7 @@ def on_postgres(
 ) -> JobStore:
     """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
     ports = Ports(
-        journal=PostgresJournal(database, ids, encode_event, usage_of, keeps_lifecycle=keeps_lifecycle),
+        journal=PostgresJournal(database, ids, keeps_lifecycle=keeps_lifecycle),
         leases=PostgresLeases(database, limits.places, crashes_max=limits.crashes_max),
         reads=PostgresReads(database),
         conversations=PostgresConversations(database),
@@ -138,17 +134,16 @@ def on_postgres(
     parts = wire(ports, limits, lifecycle_written=relay.wake)
     group_commit, ledger = parts.group_commit, parts.ledger
     erasing = Erasing(
-        PostgresErasures(database, call_kind),
+        PostgresErasures(database),
         JetStreamErasures(bus) if bus.is_configured else None,
         group_commit,
         ports.conversations,
         ids,
         monotonic=clock.monotonic,
-        cancel=CANCEL,
     )
     keys = Keys(PostgresKeyRepository(database), clock, ids)
-    agents = Agents(PostgresAgents(database), PostgresUsage(database), daily_tokens_max)
-    titles = PostgresTitles(database, said, agents.quota)
+    agents, usage = PostgresAgents(database), PostgresUsage(database)
+    titles = PostgresTitles(database, partial(quota, agents, usage))
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
     triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
     loops: Loops = {
@@ -156,7 +151,7 @@ def on_postgres(
         "erasing": erasing.run,
         "relay": relay.run,
         "retention": partial(sweeps.remove_what_is_old, PostgresRetention(database), clock, periods),
-        "search": partial(sweeps.take_in_texts, PostgresSearchIndex(database, text_of), clock),
+        "search": partial(sweeps.take_in_texts, PostgresSearchIndex(database), clock),
         "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, limits.places), meter, clock),
     }
 
@@ -165,8 +160,8 @@ def on_postgres(
         server.add_forwarded(add_ConversationServiceServicer_to_server, ConversationServicer(ledger, erasing))
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
         server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys), service_only=True)
-        server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents), service_only=True)
-        server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents))
+        server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage), service_only=True)
+        server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
         server.add(add_TitleServiceServicer_to_server, TitleServicer(titles), service_only=True)
         server.add(add_ErasureServiceServicer_to_server, ErasureServicer(erasing), service_only=True)
         server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))

@@ -16,7 +16,6 @@ from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rpc.messages import text_of
 from pawl.job_store.ledger.store.segments import OTHERS_BYTES_MAX
 from pawl.job_store.sweeps import sweep_retention
 from pawl.tool_registry.ledger import LedgerReads
@@ -46,7 +45,7 @@ async def two(start: StartReplica) -> list[User]:
 
 async def take_in(database: Database) -> int:
     """Do all that the loop does; returns how many rounds that took."""
-    index, rounds = PostgresSearchIndex(database, text_of), 0
+    index, rounds = PostgresSearchIndex(database), 0
     while await index.take_in(conversations_max=20):
         rounds += 1
     return rounds

@@ -11,8 +11,6 @@ from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailabl
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.messages import usage_of
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
@@ -145,7 +143,7 @@ async def test_a_large_conversation_goes_in_several_transactions(user: User, dat
 
 
 async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> None:
-    journal = PostgresJournal(database, IdSource(SystemClock()), encode_event, usage_of, keeps_lifecycle=False)
+    journal = PostgresJournal(database, IdSource(SystemClock()), keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
 
