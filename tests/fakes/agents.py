@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.ledger import AgentLedger
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.job_store.agents.agents import Agents
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, daily_tokens_max
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
 from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.reading import Page
@@ -116,9 +115,8 @@ class MemoryAgents(AgentLedger):
     def __init__(self) -> None:
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()
-        agents = Agents(self.repository, self.usage, daily_tokens_max)
-        self.forwarded = AgentServicer(agents)
+        self.forwarded = AgentServicer(self.repository, self.usage)
         """What answers the calls that are forwarded."""
-        servicer = AgentLedgerServicer(agents)
+        servicer = AgentLedgerServicer(self.repository, self.usage)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,8 +20,6 @@ from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ports import AttentionRepository, Journal, OfferRepository
 from pawl.job_store.ledger.reading import Leases, Reads
-from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.messages import usage_of
 from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.store import tables as columns
@@ -163,7 +161,7 @@ class PostgresStore(Store):
     def __init__(self, database: postgres.Database, limits: Mapping[str, int]) -> None:
         super().__init__(limits)
         self.database = database
-        self.journal = PostgresJournal(database, IdSource(ManualClock()), encode_event, usage_of)
+        self.journal = PostgresJournal(database, IdSource(ManualClock()))
         self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
         self.reads = PostgresReads(database)
         self.offer_repository = PostgresOfferRepository(database)
@@ -186,18 +184,18 @@ class PostgresStore(Store):
     async def tables(self) -> Tables:
         async with self.database.acquire() as connection:
 
-            async def rows(of: Columns[Any], read: Callable[[Any], Any], order: str = "1") -> list[Any]:
+            async def rows(of: Columns[Any], order: str = "1") -> list[Any]:
                 select = f"SELECT {of.names} FROM {of.table} ORDER BY {order}"
-                return [read(record) for record in await connection.fetch(select)]
+                return [of.read(record) for record in await connection.fetch(select)]
 
             found = Tables(
-                requests={row.key: row for row in await rows(columns.REQUESTS, columns.request)},
-                conversations={row.key: row for row in await rows(columns.CONVERSATIONS, columns.conversation)},
-                runs={row.key: row for row in await rows(columns.RUNS, columns.run)},
-                calls={row.key: row for row in await rows(columns.CALLS, columns.call)},
-                commands={row.key: row for row in await rows(columns.COMMANDS, columns.command)},
+                requests={row.key: row for row in await rows(columns.REQUESTS)},
+                conversations={row.key: row for row in await rows(columns.CONVERSATIONS)},
+                runs={row.key: row for row in await rows(columns.RUNS)},
+                calls={row.key: row for row in await rows(columns.CALLS)},
+                commands={row.key: row for row in await rows(columns.COMMANDS)},
             )
-            for message in await rows(columns.MESSAGES, columns.message, "number"):
+            for message in await rows(columns.MESSAGES, "number"):
                 key = ConversationKey(message.store_id, message.conversation_id)
                 found.messages.setdefault(key, []).append(message)
             for record in await connection.fetch("SELECT * FROM job_store.events ORDER BY seq"):

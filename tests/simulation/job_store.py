@@ -23,11 +23,9 @@ from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepositor
 
 def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: Announcer) -> Ports:
     """Return the outside of a job store whose database is in memory."""
-    leases = MemoryLeases(database, limits.places, crashes_max=limits.crashes_max)
     return Ports(
         journal=MemoryJournal(database, ids),
-        leases=leases,
-        due_times=leases,
+        leases=MemoryLeases(database, limits.places, crashes_max=limits.crashes_max),
         reads=MemoryReads(database),
         conversations=MemoryConversations(database),
         offer_repository=MemoryOfferRepository(database),

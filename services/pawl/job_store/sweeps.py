@@ -79,50 +79,36 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
         await clock.sleep(_OFFERS_SECONDS)
 
 
-class ClockSweep:
-    """Keeps runs from waiting for times that the database's clock had reached before it went back.
+async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
+    """Keep runs from waiting for times that the database's clock had reached before it went back.
 
-    It knows these times from its own looks, and from the database where no replica has looked for a while.
+    It polls every second. It knows these times from its own polls, and from the database where no replica has polled
+    for a while.
     """
-
-    def __init__(self, due_times: DueTimes, clock: Clock) -> None:
-        self._due_times = due_times
-        self._clock = clock
-        self._seen: tuple[float, float] | None = None
-
-    async def run(self) -> None:
-        """Look every second."""
-        while True:
-            asked_at = self._clock.monotonic()
-            time, reached = [time.timestamp() for time in await self._due_times.times()]
-            if self._seen is not None:
-                seen_time, seen_at = self._seen
-                # So much has passed at least, however long an answer has waited for this process to read it.
-                reached = max(reached, seen_time + (asked_at - seen_at))
-            back_seconds = reached - time
-            if back_seconds > _BACK_SECONDS_MIN:
-                count = await self._due_times.bring_forward(back_seconds)
-                _log.warning("database.clock_went_back", seconds=round(back_seconds, 1), runs=count)
-            self._seen = time, self._clock.monotonic()
-            await self._clock.sleep(_CLOCK_SECONDS)
+    seen: tuple[float, float] | None = None
+    while True:
+        asked_at = clock.monotonic()
+        time, reached = [time.timestamp() for time in await due_times.times()]
+        if seen is not None:
+            seen_time, seen_at = seen
+            # So much has passed at least, however long an answer has waited for this process to read it.
+            reached = max(reached, seen_time + (asked_at - seen_at))
+        back_seconds = reached - time
+        if back_seconds > _BACK_SECONDS_MIN:
+            count = await due_times.bring_forward(back_seconds)
+            _log.warning("database.clock_went_back", seconds=round(back_seconds, 1), runs=count)
+        seen = time, clock.monotonic()
+        await clock.sleep(_CLOCK_SECONDS)
 
 
-class QuarantineSweep:
-    """Quarantines the runs that kill their workers."""
-
-    def __init__(self, ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
-        self._ledger = ledger
-        self._meter = meter
-        self._clock = clock
-        self._silence = Silence()
-
-    async def run(self) -> None:
-        """Sweep every second."""
-        while True:
-            self._silence = self._silence.after(await self._ledger.doomed(), self._clock.monotonic())
-            if count := await self._ledger.quarantine(self._silence.believed):
-                self._meter.quarantined.inc(count)
-            await self._clock.sleep(_QUARANTINE_SECONDS)
+async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
+    """Quarantine the runs that kill their workers, every second."""
+    silence = Silence()
+    while True:
+        silence = silence.after(await ledger.doomed(), clock.monotonic())
+        if count := await ledger.quarantine(silence.believed):
+            meter.quarantined.inc(count)
+        await clock.sleep(_QUARANTINE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,42 +124,35 @@ class RetentionPeriods:
     interval_seconds: float = 600.0
 
 
-class RetentionSweep:
-    """Removes what is old, a little at a time."""
+async def remove_what_is_old(retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
+    """Remove what is old, a little at a time, at the interval of the retention."""
+    while True:
+        await sweep_retention(retention, clock, periods)
+        await clock.sleep(periods.interval_seconds)
 
-    def __init__(self, retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
-        self._retention = retention
-        self._clock = clock
-        self._periods = periods
 
-    async def run(self) -> None:
-        """Sweep at the interval of the retention."""
-        while True:
-            await self.sweep()
-            await self._clock.sleep(self._periods.interval_seconds)
+async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
+    """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
+    await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
+    await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
+    await _empty(clock, retention.remove_key_events, None, rows_max=_ROWS_BATCH)
+    await _empty(clock, retention.remove_usage, None, rows_max=_ROWS_BATCH)
+    await _empty(clock, retention.remove_trigger_events, EVENTS_SECONDS, rows_max=_ROWS_BATCH)
+    await _empty(clock, retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
+    await _empty(clock, retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
+    await _empty(clock, retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
+    await _empty(clock, retention.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+    await _empty(clock, retention.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
 
-    async def sweep(self) -> None:
-        """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
-        keep, retention = self._periods, self._retention
-        await self._empty(retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
-        await self._empty(retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
-        await self._empty(retention.remove_key_events, None, rows_max=_ROWS_BATCH)
-        await self._empty(retention.remove_usage, None, rows_max=_ROWS_BATCH)
-        await self._empty(retention.remove_trigger_events, EVENTS_SECONDS, rows_max=_ROWS_BATCH)
-        await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
-        await self._empty(retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
-        await self._empty(retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
-        await self._empty(retention.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
-        await self._empty(retention.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
 
-    async def _empty(self, remove: Callable[..., Awaitable[int]], seconds: float | None, **batch: int) -> None:
-        """Remove all that is so old; None for what has an age of its own."""
-        bounds = batch if seconds is None else {"older_than_seconds": seconds, **batch}
-        try:
-            while await remove(**bounds):
-                await self._clock.sleep(0)
-        except Exception:  # noqa: BLE001  # the next sweep tries it again
-            _log.exception("retention.failed", step=remove.__name__)
+async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: float | None, **batch: int) -> None:
+    """Remove all that is so old; None for what has an age of its own."""
+    bounds = batch if seconds is None else {"older_than_seconds": seconds, **batch}
+    try:
+        while await remove(**bounds):
+            await clock.sleep(0)
+    except Exception:  # noqa: BLE001  # the next sweep tries it again
+        _log.exception("retention.failed", step=remove.__name__)
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:

@@ -1,10 +1,11 @@
-"""The job store put together: ports in, its ledger, its servicer and its loops out."""
+"""The job store put together: ports in, its ledger, its servicers and its loops out."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
@@ -25,17 +26,16 @@ from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
 from pawl.job_store import sweeps
-from pawl.job_store.agents.agents import Agents
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, daily_tokens_max
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, quota
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.conversations.rpc import ConversationServicer
 from pawl.job_store.conversations.store.conversations import PostgresConversations
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.conversations.store.titles import PostgresTitles
-from pawl.job_store.conversations.title_rpc import TitleServicer, said
+from pawl.job_store.conversations.title_rpc import TitleServicer
 from pawl.job_store.erasure.erasing import Erasing
 from pawl.job_store.erasure.log import JetStreamErasures
-from pawl.job_store.erasure.rpc import ErasureServicer, call_kind
+from pawl.job_store.erasure.rpc import ErasureServicer
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.keys.keys import Keys
@@ -46,9 +46,6 @@ from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, Ports
-from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.messages import LOST, head_of, text_of, usage_of
-from pawl.job_store.ledger.rpc.operations import CANCEL
 from pawl.job_store.ledger.rpc.servicer import LedgerServicer
 from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
 from pawl.job_store.ledger.store.journal import PostgresJournal
@@ -61,137 +58,52 @@ from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.schedules.schedules import Schedules
 from pawl.job_store.schedules.store import PostgresSchedules
-from pawl.job_store.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
+from pawl.job_store.sweeps import Relay, RetentionPeriods
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.job_store.triggers.triggers import Triggers
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upkeep:
-    """The outside of what keeps a database small and its subscribers informed."""
-
-    outbox: PostgresOutbox
-    stream: JetStreamLifecycle
-    retention: PostgresRetention
-    search: PostgresSearchIndex
-    stats: PostgresLedgerStats
-    periods: RetentionPeriods
-    schedules: PostgresSchedules
-    triggers: PostgresTriggers
-    erasures: PostgresErasures
-    erasure_log: JetStreamErasures | None
-    """None without a NATS."""
-    ids: IdSource
+Loops: TypeAlias = dict[str, Callable[[], Awaitable[None]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStore:
-    """A job store that is not running yet: enter `group_commit`, start `loops`, add the servicers to a server."""
+class LedgerParts:
+    """A ledger that is not running yet: enter `group_commit` and start `loops`."""
 
     group_commit: GroupCommit
     ledger: Ledger
-    servicer: LedgerServicer
-    conversations: ConversationServicer
-    keys: Keys | None
-    """None for one of runs alone."""
-    agents: Agents | None
-    """As `keys`."""
-    erasing: Erasing | None
-    """None without upkeep."""
-    schedules: Schedules | None
-    """As `erasing`."""
-    triggers: Triggers | None
-    """As `erasing`."""
-    loops: Mapping[str, Callable[[], Awaitable[None]]]
-    titles: PostgresTitles | None = None
-    """As `keys`."""
+    loops: Loops
 
     @property
     def servicers(self) -> tuple[object, ...]:
-        """What serves runs and conversations."""
-        return self.conversations, self.servicer
-
-    def add_to(self, server: RpcServer) -> None:
-        """Have a server answer for it."""
-        server.add(add_LedgerServiceServicer_to_server, self.servicer, service_only=True)
-        server.add_forwarded(add_ConversationServiceServicer_to_server, self.conversations)
-        if self.keys is not None:
-            server.add(add_KeyServiceServicer_to_server, KeyServicer(self.keys))
-            server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(self.keys), service_only=True)
-        if self.agents is not None:
-            server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(self.agents), service_only=True)
-            server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(self.agents))
-        if self.titles is not None:
-            server.add(add_TitleServiceServicer_to_server, TitleServicer(self.titles), service_only=True)
-        if self.erasing is not None:
-            server.add(add_ErasureServiceServicer_to_server, ErasureServicer(self.erasing), service_only=True)
-        if self.schedules is not None:
-            server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(self.schedules))
-            servicer = ScheduleLedgerServicer(self.schedules, self.ledger.limits)
-            server.add(add_ScheduleLedgerServiceServicer_to_server, servicer, service_only=True)
-        if self.triggers is not None:
-            server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(self.triggers))
-            events = TriggerLedgerServicer(self.triggers, self.ledger.limits)
-            server.add(add_TriggerLedgerServiceServicer_to_server, events, service_only=True)
+        """What serves runs and conversations, which nothing erases."""
+        return ConversationServicer(self.ledger, None), LedgerServicer(self.ledger)
 
 
-def wire(
-    ports: Ports,
-    limits: Limits,
-    upkeep: Upkeep | None = None,
-    keys: Keys | None = None,
-    agents: Agents | None = None,
-    *,
-    titles: PostgresTitles | None = None,
-) -> JobStore:
-    """Return a job store over these ports; without `upkeep` its loops leave the database as it is."""
-    relay = Relay(upkeep.outbox, upkeep.stream, ports.meter) if upkeep else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStore(LedgerParts):
+    """A whole job store. `add_to` has a server answer for it."""
+
+    keys: Keys
+    add_to: Callable[[RpcServer], None]
+
+
+def wire(ports: Ports, limits: Limits, *, lifecycle_written: Callable[[], None] = lambda: None) -> LedgerParts:
+    """Return a ledger over these ports, with the loops that it needs on any store."""
     group_commit = GroupCommit(
         ports.journal,
         ports.announcer,
         ports.meter,
         monotonic=ports.clock.monotonic,
-        lifecycle_written=relay.wake if relay else lambda: None,
+        lifecycle_written=lifecycle_written,
     )
-    ledger = Ledger(ports, group_commit, limits, head_of, lost=LOST)
-    loops: dict[str, Callable[[], Awaitable[None]]] = {
+    ledger = Ledger(ports, group_commit, limits)
+    loops: Loops = {
         "offers": partial(sweeps.offer_again, ledger, ports.clock),
-        "clock": ClockSweep(ports.due_times, ports.clock).run,
-        "quarantine": QuarantineSweep(ledger, ports.meter, ports.clock).run,
+        "clock": partial(sweeps.watch_clock, ports.leases, ports.clock),
+        "quarantine": partial(sweeps.quarantine, ledger, ports.meter, ports.clock),
     }
-    erasing = schedules = triggers = None
-    if relay and upkeep:
-        erasing = Erasing(
-            upkeep.erasures,
-            upkeep.erasure_log,
-            group_commit,
-            ports.conversations,
-            upkeep.ids,
-            monotonic=ports.clock.monotonic,
-            cancel=CANCEL,
-        )
-        schedules = Schedules(upkeep.schedules, group_commit, ports.meter, upkeep.ids)
-        triggers = Triggers(upkeep.triggers, group_commit, ports.meter, upkeep.ids)
-        loops["refusals"] = partial(sweeps.add_refusals, triggers, ports.clock)
-        loops["erasing"] = erasing.run
-        loops["relay"] = relay.run
-        loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
-        loops["search"] = partial(sweeps.take_in_texts, upkeep.search, ports.clock)
-        loops["stats"] = partial(sweeps.collect_stats, upkeep.stats, ports.meter, ports.clock)
-    return JobStore(
-        group_commit=group_commit,
-        ledger=ledger,
-        servicer=LedgerServicer(ledger),
-        conversations=ConversationServicer(ledger, erasing),
-        keys=keys,
-        agents=agents,
-        erasing=erasing,
-        schedules=schedules,
-        triggers=triggers,
-        loops=loops,
-        titles=titles,
-    )
+    return LedgerParts(group_commit=group_commit, ledger=ledger, loops=loops)
 
 
 def on_postgres(
@@ -206,11 +118,9 @@ def on_postgres(
     keeps_lifecycle: bool,
 ) -> JobStore:
     """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
-    leases = PostgresLeases(database, limits.places, crashes_max=limits.crashes_max)
     ports = Ports(
-        journal=PostgresJournal(database, ids, encode_event, usage_of, keeps_lifecycle=keeps_lifecycle),
-        leases=leases,
-        due_times=leases,
+        journal=PostgresJournal(database, ids, keeps_lifecycle=keeps_lifecycle),
+        leases=PostgresLeases(database, limits.places, crashes_max=limits.crashes_max),
         reads=PostgresReads(database),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
@@ -219,19 +129,46 @@ def on_postgres(
         meter=PrometheusMeter(metrics),
         clock=clock,
     )
-    upkeep = Upkeep(
-        outbox=PostgresOutbox(database),
-        stream=JetStreamLifecycle(bus),
-        retention=PostgresRetention(database),
-        search=PostgresSearchIndex(database, text_of),
-        stats=PostgresLedgerStats(database, limits.places),
-        periods=periods,
-        schedules=PostgresSchedules(database),
-        triggers=PostgresTriggers(database),
-        erasures=PostgresErasures(database, call_kind),
-        erasure_log=JetStreamErasures(bus) if bus.is_configured else None,
-        ids=ids,
+    meter = ports.meter
+    relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
+    parts = wire(ports, limits, lifecycle_written=relay.wake)
+    group_commit, ledger = parts.group_commit, parts.ledger
+    erasing = Erasing(
+        PostgresErasures(database),
+        JetStreamErasures(bus) if bus.is_configured else None,
+        group_commit,
+        ports.conversations,
+        ids,
+        monotonic=clock.monotonic,
     )
     keys = Keys(PostgresKeyRepository(database), clock, ids)
-    agents = Agents(PostgresAgents(database), PostgresUsage(database), daily_tokens_max)
-    return wire(ports, limits, upkeep, keys, agents, titles=PostgresTitles(database, said, agents.quota))
+    agents, usage = PostgresAgents(database), PostgresUsage(database)
+    titles = PostgresTitles(database, partial(quota, agents, usage))
+    schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
+    triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
+    loops: Loops = {
+        "refusals": partial(sweeps.add_refusals, triggers, clock),
+        "erasing": erasing.run,
+        "relay": relay.run,
+        "retention": partial(sweeps.remove_what_is_old, PostgresRetention(database), clock, periods),
+        "search": partial(sweeps.take_in_texts, PostgresSearchIndex(database), clock),
+        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, limits.places), meter, clock),
+    }
+
+    def add_to(server: RpcServer) -> None:
+        server.add(add_LedgerServiceServicer_to_server, LedgerServicer(ledger), service_only=True)
+        server.add_forwarded(add_ConversationServiceServicer_to_server, ConversationServicer(ledger, erasing))
+        server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
+        server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys), service_only=True)
+        server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage), service_only=True)
+        server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
+        server.add(add_TitleServiceServicer_to_server, TitleServicer(titles), service_only=True)
+        server.add(add_ErasureServiceServicer_to_server, ErasureServicer(erasing), service_only=True)
+        server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
+        of_schedules = ScheduleLedgerServicer(schedules, limits)
+        server.add(add_ScheduleLedgerServiceServicer_to_server, of_schedules, service_only=True)
+        server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
+        of_triggers = TriggerLedgerServicer(triggers, limits)
+        server.add(add_TriggerLedgerServiceServicer_to_server, of_triggers, service_only=True)
+
+    return JobStore(group_commit=group_commit, ledger=ledger, loops=parts.loops | loops, keys=keys, add_to=add_to)

@@ -16,9 +16,8 @@ from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rpc.messages import text_of
 from pawl.job_store.ledger.store.segments import OTHERS_BYTES_MAX
-from pawl.job_store.sweeps import RetentionSweep
+from pawl.job_store.sweeps import sweep_retention
 from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User, result
@@ -46,7 +45,7 @@ async def two(start: StartReplica) -> list[User]:
 
 async def take_in(database: Database) -> int:
     """Do all that the loop does; returns how many rounds that took."""
-    index, rounds = PostgresSearchIndex(database, text_of), 0
+    index, rounds = PostgresSearchIndex(database), 0
     while await index.take_in(conversations_max=20):
         rounds += 1
     return rounds
@@ -151,8 +150,7 @@ async def test_words_and_keys_go_with_their_conversation(user: User, database: D
     await update(user, old, title="gone soon")
     await take_in(database)
     await database.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
-    sweep = RetentionSweep(PostgresRetention(database), SystemClock(), RETENTION)
-    await sweep.sweep()
+    await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION)
     for table in ("conversations", "conversation_words", "messages"):
         assert await database.fetchval(f"SELECT count(*) FROM job_store.{table}") == 0  # noqa: S608
     assert (await user.submit(conversation_key="k")).run.conversation_id != old

@@ -16,11 +16,9 @@ from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.erasure.erasing import Erasing
 from pawl.job_store.erasure.log import JetStreamErasures
-from pawl.job_store.erasure.rpc import call_kind
 from pawl.job_store.erasure.rules import ErasureKey, Part
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rpc.operations import CANCEL
 from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
@@ -61,13 +59,12 @@ class Log(JetStreamErasures):
 
 def erasing(replica: Replica, log: Log | None, monotonic: Callable[[], float] = lambda: 0.0) -> Erasing:
     return Erasing(
-        PostgresErasures(replica.database, call_kind),
+        PostgresErasures(replica.database),
         log,
         replica.ledger.group_commit,
         replica.ledger.conversations,
         IdSource(SystemClock()),
         monotonic=monotonic,
-        cancel=CANCEL,
     )
 
 
@@ -146,7 +143,7 @@ async def test_nothing_is_left_but_ids_and_what_has_left(replica: Replica, user:
     for part in SERVICES:
         ((_, items),) = [each async for each in sweep.due(part)]
         assert (items.run_ids, items.call_ids, items.has_more) == ([run_id], ["call_1"], False)
-        await sweep.confirm(key_of(conversation_id), part)
+        await sweep.erasures.done(key_of(conversation_id), part)
         assert [each async for each in sweep.due(part)] == []
     end = await erase(replica, conversation_id)
     assert end.erasure.HasField("end_time")
@@ -285,7 +282,7 @@ async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
     assert MARKER not in await everything(database)
     for conversation_id in ids:
         for part in SERVICES:
-            await sweeps[0].confirm(key_of(conversation_id), part)
+            await sweeps[0].erasures.done(key_of(conversation_id), part)
         await age_conversation(database, conversation_id)
     retention = PostgresRetention(database)
     while await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=500):

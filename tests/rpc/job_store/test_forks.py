@@ -23,7 +23,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
-from pawl.job_store.sweeps import RetentionSweep
+from pawl.job_store.sweeps import sweep_retention
 from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_conversations import get, listed, take_in
 from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, swept
@@ -87,7 +87,7 @@ async def age(database: Database, *conversation_ids: str) -> None:
 
 
 async def sweep(database: Database) -> None:
-    await RetentionSweep(PostgresRetention(database), SystemClock(), RETENTION).sweep()
+    await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION)
 
 
 async def count(database: Database, table: str) -> int:

@@ -79,7 +79,6 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
             keeps_lifecycle=False,
         )
         await stack.enter_async_context(parts.group_commit)
-        assert parts.keys is not None
         rows = KeyRows(parts.keys, clock)
         background = await stack.enter_async_context(Background())
         background.start("keys", rows.run)

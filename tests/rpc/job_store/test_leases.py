@@ -17,7 +17,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
-from pawl.job_store.sweeps import ClockSweep
+from pawl.job_store.sweeps import watch_clock
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
@@ -111,7 +111,7 @@ async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_n
     await database.execute("UPDATE job_store.runs SET claim_at = claim_at + interval '130 s'")
     assert await user.claim() == []
 
-    sweeping = asyncio.create_task(ClockSweep(leases, SystemClock()).run())
+    sweeping = asyncio.create_task(watch_clock(leases, SystemClock()))
     try:
         while not (claimed := await user.claim()):
             await asyncio.sleep(0.02)

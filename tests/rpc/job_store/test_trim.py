@@ -67,7 +67,7 @@ async def test_a_watcher_of_an_old_run_gets_a_gap_with_what_the_events_had_led_t
     whole = (await read(user, owner.run_id)).events
     await age(database)
     run = await user.run(owner.run_id)
-    await sweep(database).sweep()
+    await sweep(database)
     last = len(whole)
     snapshot = (await read(user, owner.run_id)).gap.snapshot
     for after_seq in range(last - 1):
@@ -88,10 +88,10 @@ async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: D
     waiting = await user.start()
     await waiting.park(run_pb2.WAIT_KIND_ANSWER)
     before = [await read(user, owner.run_id) for owner in (young, waiting)]
-    await sweep(database).sweep()
+    await sweep(database)
     assert [await read(user, owner.run_id) for owner in (young, waiting)] == before
     await age(database, days=2)
-    await sweep(database).sweep()
+    await sweep(database)
     assert (await read(user, young.run_id)).HasField("gap")
     assert await read(user, waiting.run_id) == before[1]
 
@@ -108,10 +108,10 @@ async def test_events_that_subscribers_do_not_have_yet_are_kept(user: User, data
             *row.values(),
         )
     whole = await stored_events(database, owner.run_id)
-    await sweep(database).sweep()
+    await sweep(database)
     assert await stored_events(database, owner.run_id) == whole
     await age(database, days=0)
-    await sweep(database).sweep()
+    await sweep(database)
     assert await stored_events(database, owner.run_id) == 1
 
 
@@ -122,7 +122,7 @@ async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, dat
     texts = ["t" * 200_000] * 5
     owner = await ended(user, calls=[called(f"call_{n}", text, index=n) for n, text in enumerate(results)], texts=texts)
     await age(database)
-    await sweep(database).sweep()
+    await sweep(database)
     snapshot = (await read(user, owner.run_id)).gap.snapshot
     assert snapshot.ByteSize() < 2 * SNAPSHOT_BYTES_MAX + 250_000
     assert [message.number for message in snapshot.messages] == [4, 5, 6]
@@ -132,7 +132,7 @@ async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, dat
     assert 30 < len(shown) < 61
     few = await ended(user, calls=[called("large", large)])
     await age(database)
-    await sweep(database).sweep()
+    await sweep(database)
     (call,) = (await read(user, few.run_id)).gap.snapshot.calls
     assert not call.HasField("result")
     assert call.result_omitted_bytes > 20_000

@@ -11,11 +11,9 @@ from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailabl
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.messages import usage_of
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
-from pawl.job_store.sweeps import RetentionSweep
+from pawl.job_store.sweeps import sweep_retention
 from tests.rpc.job_store.conftest import DAY_SECONDS, PLACES, RETENTION, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission
@@ -51,20 +49,20 @@ class BrokenRetention(PostgresRetention):
         raise ValueError
 
 
-def sweep(database: Database, retention: PostgresRetention | None = None) -> RetentionSweep:
-    return RetentionSweep(retention or PostgresRetention(database), SystemClock(), RETENTION)
+async def sweep(database: Database, retention: PostgresRetention | None = None) -> None:
+    await sweep_retention(retention or PostgresRetention(database), SystemClock(), RETENTION)
 
 
 async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user: User, database: Database) -> None:
     owner = await user.start(conversation_id="old", request_id="r1")
     await user.send(owner.run_id, "cmd_1", steer=pb.SteerCommand(text="hi"))
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, consumed=["cmd_1"])
-    await sweep(database).sweep()
+    await sweep(database)
     assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_COMPLETED
     await age(database, "conversations", "update_time")
     await age(database, "requests", "create_time")
     await user.submit(conversation_id="new")
-    await sweep(database).sweep()
+    await sweep(database)
     with pytest.raises(RunNotFound):
         await user.run(owner.run_id)
     assert await count(database) == {
@@ -84,7 +82,7 @@ async def test_a_conversation_with_an_open_run_is_kept_however_old(
     """I3."""
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
     await age(database, "conversations", "update_time")
-    await sweep(database).sweep()
+    await sweep(database)
     assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_WAITING
 
 
@@ -95,11 +93,11 @@ async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_t
     await owner.commit(events=[DELTA] * 5)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "runs", "end_time")
-    await sweep(database).sweep()
+    await sweep(database)
     assert (await count(database))["events"] > 1  # It may still be told of.
 
     await age(database, "outbox", '"time"')
-    await sweep(database).sweep()
+    await sweep(database)
 
     assert (await count(database))["events"] == 1
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
@@ -110,7 +108,7 @@ async def test_what_cannot_be_removed_keeps_nothing_else_from_going(user: User, 
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "conversations", "update_time")
 
-    await sweep(database, BrokenRetention(database)).sweep()
+    await sweep(database, BrokenRetention(database))
 
     assert (await count(database))["conversations"] == 0
 
@@ -145,7 +143,7 @@ async def test_a_large_conversation_goes_in_several_transactions(user: User, dat
 
 
 async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> None:
-    journal = PostgresJournal(database, IdSource(SystemClock()), encode_event, usage_of, keeps_lifecycle=False)
+    journal = PostgresJournal(database, IdSource(SystemClock()), keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
 
@@ -196,7 +194,7 @@ async def test_runs_that_a_summary_has_long_stood_for_are_removed_whole(user: Us
     active = await user.start("and now?", conversation_id="thread")
     before = await active.load()
 
-    await sweep(database).sweep()
+    await sweep(database)
 
     for owner in [*old, cancelled]:
         assert set((await rows_of(database, owner.run_id)).values()) == {0}
@@ -217,12 +215,12 @@ async def test_a_run_of_which_a_message_is_still_needed_stays_whole(user: User, 
     # It stands for the question of the second run, and not for its answer.
     third = await talk(user, "call_3", summarised_to=3)
     await grow_old(database)
-    await sweep(database).sweep()
+    await sweep(database)
     assert (await rows_of(database, first.run_id))["runs"] == 0
     assert (await rows_of(database, second.run_id))["messages"] == 2
     fourth = await talk(user, "call_4", summarised_to=7)
     await grow_old(database)
-    await sweep(database).sweep()
+    await sweep(database)
     assert [(await rows_of(database, owner.run_id))["runs"] for owner in (second, third, fourth)] == [0, 0, 1]
 
 
@@ -246,7 +244,7 @@ async def test_commands_go_with_the_log_of_their_run(user: User, database: Datab
     owner = await talk(user, "call_1")
     await grow_old(database, days=8)
     await database.execute("DELETE FROM job_store.outbox")
-    await sweep(database).sweep()
+    await sweep(database)
     assert await rows_of(database, owner.run_id) == {"runs": 1, "calls": 1, "commands": 0, "events": 1, "messages": 2}
     again = await user.send(owner.run_id, "cmd_call_1", steer=pb.SteerCommand(text="hi"))
     assert (again.outcome, again.reason) == (pb.COMMAND_OUTCOME_LATE, "RUN_ENDED")

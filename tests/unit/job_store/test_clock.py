@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 from pawl.errors import DependencyUnavailable
-from pawl.job_store.sweeps import ClockSweep
+from pawl.job_store.sweeps import watch_clock
 from tests.fakes import virtual_time
 from tests.fakes.virtual_time import VirtualClock
 
@@ -43,7 +43,7 @@ class JumpingDatabase:
 async def sweep(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingDatabase:
     """Let a replica sweep a database; before each poll but the first one its clock jumps."""
     database = JumpingDatabase()
-    sweeping = asyncio.create_task(ClockSweep(database, database.clock).run())
+    sweeping = asyncio.create_task(watch_clock(database, database.clock))
     await asyncio.sleep(5.5)
     for jump in jumps:
         database.ahead_seconds += jump

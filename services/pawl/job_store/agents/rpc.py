@@ -8,27 +8,32 @@ from typing import Final
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
 from pawl.chassis.identity.roles import Role
-from pawl.chassis.ids import DEFAULT_AGENT, check_id
+from pawl.chassis.ids import DEFAULT_AGENT, StoreId, check_id
+from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import AgentNotFound, InvalidField
 from pawl.event.v1 import agent_pb2
 from pawl.job.v1 import agents_pb2 as ledger
 from pawl.job.v1 import agents_pb2_grpc
-from pawl.job_store.agents.agents import Agents
 from pawl.job_store.agents.rules import AgentVersionRow, drafted, saved
+from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, Small, next_token, page_size, read_token
 from pawl.job_store.ledger.rpc.messages import timestamp, used_on_day
-from pawl.job_store.ledger.rules.usage import DAYS_MAX
+from pawl.job_store.ledger.rules.usage import DAYS_MAX, Quota
+from pawl.job_store.ledger.store.usage import PostgresUsage
 
 _VERSION_MAX: Final = 2**31 - 1
 _DAYS: Final = 30
+
+_log = logs.get_logger(__name__)
 
 
 class AgentServicer:
     """Serves agents to the user for whom agent-loop calls."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
         self._agents = agents
+        self._usage = usage
 
     async def ListAgentVersions(
         self, request: pb.ListAgentVersionsRequest, context: Context
@@ -42,7 +47,7 @@ class AgentServicer:
             before=_VERSION_MAX if before is None else before,
             rows_max=page_size(request.page_size),
         )
-        newest = await self._agents.newest(user.store_id, name)
+        newest = await self._agents.get(user.store_id, name, 0)
         shown = [row for row in page.rows if _may_see(user, row)]
         # Who may not see the newest version may see none.
         if (newest is not None and not _may_see(user, newest)) or not (shown or request.page_token):
@@ -52,29 +57,33 @@ class AgentServicer:
 
     async def DeleteAgent(self, request: pb.DeleteAgentRequest, context: Context) -> pb.DeleteAgentResponse:
         user, name = require_decider(), check_id(request.name, "name")
-        await self._agents.delete(user.store_id, name, user.user_id, user.credential_id)
+        if not await self._agents.delete(user.store_id, name, user.user_id, user.credential_id):
+            raise AgentNotFound
+        _log.info("agent.deleted", store=user.store_id, user=user.user_id, agent=name)
         return pb.DeleteAgentResponse()
 
     async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
         user, name = require_user(), check_id(request.name, "name")
         if request.days > DAYS_MAX:
             raise InvalidField(f"days: at most {DAYS_MAX}", field="days")
-        if name != DEFAULT_AGENT:
-            await self._agents.get(user.store_id, name, 1)
-        found = await self._agents.usage(user.store_id, name, days=request.days or _DAYS)
+        if name != DEFAULT_AGENT and await self._agents.get(user.store_id, name, 1) is None:
+            raise AgentNotFound
+        found = await self._usage.of_agent(user.store_id, name, days=request.days or _DAYS)
         return pb.GetAgentUsageResponse(days=map(used_on_day, found))
 
     async def DeleteDraft(self, request: pb.DeleteDraftRequest, context: Context) -> pb.DeleteDraftResponse:
         user = require_user()
-        await self._agents.delete_draft(user.store_id, user.user_id, check_id(request.name, "name"))
+        if not await self._agents.delete_draft(user.store_id, user.user_id, check_id(request.name, "name")):
+            raise AgentNotFound
         return pb.DeleteDraftResponse()
 
 
 class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
     """Serves the versions of agents."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
         self._agents = agents
+        self._usage = usage
 
     async def PutAgent(self, request: ledger.PutAgentRequest, context: Context) -> ledger.PutAgentResponse:
         asked = _asked(request)
@@ -92,14 +101,11 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
         if request.version > _VERSION_MAX:
             raise AgentNotFound
-        try:
-            found = await self._agents.get(store_id, name, request.version)
-        except AgentNotFound:
-            # Each run that names no agent asks for it, and most stores have none: that is no failure.
-            if name != DEFAULT_AGENT or request.version:
-                raise
-            return ledger.GetAgentResponse()
-        return ledger.GetAgentResponse(agent=_message(found))
+        found = await self._agents.get(store_id, name, request.version)
+        # Each run that names no agent asks for the default, and most stores have none: that is no failure.
+        if found is None and (name != DEFAULT_AGENT or request.version):
+            raise AgentNotFound
+        return ledger.GetAgentResponse(agent=None if found is None else _message(found))
 
     async def ListAgents(self, request: ledger.ListAgentsRequest, context: Context) -> ledger.ListAgentsResponse:
         store_id = check_id(request.store_id, "store_id")
@@ -112,7 +118,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         self, request: ledger.GetAgentQuotaRequest, context: Context
     ) -> ledger.GetAgentQuotaResponse:
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
-        found = await self._agents.quota(store_id, name)
+        found = await quota(self._agents, self._usage, store_id, name)
         return ledger.GetAgentQuotaResponse(
             tokens_max=found.tokens_max, tokens_used=found.tokens_used, day_end_time=timestamp(found.day_end_time)
         )
@@ -131,6 +137,8 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
     async def GetDraft(self, request: ledger.GetDraftRequest, context: Context) -> ledger.GetDraftResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
         found = await self._agents.get_draft(store_id, user_id, check_id(request.name, "name"))
+        if found is None:
+            raise AgentNotFound
         return ledger.GetDraftResponse(agent=_draft(found))
 
     async def ListDrafts(self, request: ledger.ListDraftsRequest, context: Context) -> ledger.ListDraftsResponse:
@@ -154,9 +162,12 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
     )
 
 
-def daily_tokens_max(row: AgentVersionRow) -> int:
-    """Return the tokens that all runs of an agent may use in a day; 0 for any number."""
-    return agent_pb2.AgentDefinition.FromString(row.definition).daily_tokens_max
+async def quota(agents: PostgresAgents, usage: PostgresUsage, store_id: StoreId, name: str) -> Quota:
+    """Return the budget of an agent that is not deleted, and what is used of it."""
+    newest = await agents.get(store_id, name, 0)
+    used, day_end_time = await usage.today(store_id, name)
+    tokens_max = 0 if newest is None else agent_pb2.AgentDefinition.FromString(newest.definition).daily_tokens_max
+    return Quota(tokens_max=tokens_max, tokens_used=used, day_end_time=day_end_time)
 
 
 def _may_see(user: Principal, row: AgentVersionRow) -> bool:

@@ -195,4 +195,5 @@ def _agent(row: Record) -> AgentRow:
 
 def _read(row: Record) -> AgentVersionRow:
     fields: dict[str, Any] = dict(row)
+    fields.pop("found", None)
     return AgentVersionRow(**fields | {"tool_names": tuple(fields["tool_names"])})

@@ -14,13 +14,13 @@ from pawl.errors import InvalidField, Unavailable
 from pawl.event.v1 import conversation_pb2, run_pb2
 from pawl.job_store.erasure.erasing import Erasing
 from pawl.job_store.erasure.rules import ErasureKey, ErasureReceipt, LeftCall
-from pawl.job_store.ledger.forks import AskedFork
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.reading import ConversationFilter
 from pawl.job_store.ledger.rpc import messages
 from pawl.job_store.ledger.rpc.operations import CANCEL, enum_member, fingerprint
 from pawl.job_store.ledger.rules.conversations import UpdateConversation, check_title, key_hash
+from pawl.job_store.ledger.rules.forks import ForkConversation
 from pawl.job_store.ledger.rules.rows import ClientKey
 from pawl.job_store.ledger.rules.search import query_words
 from pawl.job_store.ledger.rules.states import Sharing
@@ -87,7 +87,7 @@ class ConversationServicer:
         selection = (key.store_id, key.user_id, key.conversation_id)
         after = read_token(request.page_token, "EraseConversation", selection, tuple[Id, Id]) or ("", "")
         receipt = await self._erasing.erase(key)
-        page = await self._erasing.left(key, after=after, rows_max=rows_max)
+        page = await self._erasing.erasures.left(key, after=after, rows_max=rows_max)
         token = next_token("EraseConversation", selection, page, lambda call: (call.run_id, call.call_id))
         return pb.EraseConversationResponse(
             erasure=_erasure(receipt), left_calls=map(_left_call, page.rows), next_page_token=token
@@ -123,11 +123,11 @@ def _update(request: pb.UpdateConversationRequest) -> UpdateConversation:
     return update
 
 
-def _fork(request: pb.ForkConversationRequest) -> AskedFork:
+def _fork(request: pb.ForkConversationRequest) -> ForkConversation:
     if request.number > NUMBER_MAX:
         raise InvalidField("number is too large", field="number")
     user = require_user()
-    return AskedFork(
+    return ForkConversation(
         store_id=user.store_id,
         user_id=user.user_id,
         request_id=check_id(request.request_id, "request_id", optional=True),

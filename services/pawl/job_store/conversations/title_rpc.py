@@ -7,12 +7,10 @@ from typing import Final
 from pawl.chassis.ids import ConversationId, check_id
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField
-from pawl.event.v1 import message_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1 import titles_pb2_grpc
 from pawl.job_store.conversations.store.titles import PostgresTitles
-from pawl.job_store.ledger.rpc.messages import TITLE_TASK, used_of
-from pawl.job_store.ledger.rules.titles import Said
+from pawl.job_store.ledger.rpc.messages import used_of
 
 TITLES_MAX: Final = 16
 _ATTEMPTS_MAX: Final = 2**15
@@ -27,8 +25,7 @@ class TitleServicer(titles_pb2_grpc.TitleServiceServicer):
     async def ClaimTitles(self, request: pb.ClaimTitlesRequest, context: Context) -> pb.ClaimTitlesResponse:
         if not 1 <= request.titles_max <= TITLES_MAX:
             raise InvalidField(f"titles_max is from 1 to {TITLES_MAX}", field="titles_max")
-        tasks = await self._titles.claim(titles_max=request.titles_max)
-        return pb.ClaimTitlesResponse(tasks=map(TITLE_TASK.write, tasks))
+        return pb.ClaimTitlesResponse(tasks=await self._titles.claim(titles_max=request.titles_max))
 
     async def SetTitle(self, request: pb.SetTitleRequest, context: Context) -> pb.SetTitleResponse:
         store_id = check_id(request.store_id, "store_id")
@@ -36,9 +33,3 @@ class TitleServicer(titles_pb2_grpc.TitleServiceServicer):
         attempt = min(request.attempt, _ATTEMPTS_MAX - 1)
         await self._titles.put(store_id, conversation_id, attempt, request.text, used_of(request.usage))
         return pb.SetTitleResponse()
-
-
-def said(body: bytes) -> Said:
-    """Return what a message says, and which model has written it."""
-    message = message_pb2.Message.FromString(body)
-    return Said(text=message.text, model=message.model)

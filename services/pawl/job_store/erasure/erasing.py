@@ -12,12 +12,13 @@ from pawl.chassis.ids import CommandId, IdSource, StoreId
 from pawl.chassis.process import logs, tasks
 from pawl.errors import ConversationErased, PawlError
 from pawl.job_store.erasure.log import JetStreamErasures
-from pawl.job_store.erasure.rules import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, ItemPart, LeftCall, Part
+from pawl.job_store.erasure.rules import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, ItemPart, Part
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.ledger.group_commit import GroupCommit
-from pawl.job_store.ledger.reading import ConversationReads, Page
+from pawl.job_store.ledger.reading import ConversationReads
+from pawl.job_store.ledger.rpc.operations import CANCEL
 from pawl.job_store.ledger.rules.command import Cancel, Send
-from pawl.values import RunState, StopCause
+from pawl.values import StopCause
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ _log = logs.get_logger(__name__)
 
 
 class Erasing:
-    """Erases conversations. Without a `log` there is nothing to purge, and no list. `cancel` is what owners read."""
+    """Erases conversations. Without a `log` there is nothing to purge, and no list."""
 
     def __init__(
         self,
@@ -47,16 +48,14 @@ class Erasing:
         ids: IdSource,
         *,
         monotonic: Callable[[], float],
-        cancel: bytes,
     ) -> None:
-        self._erasures = erasures
+        self.erasures = erasures
         self._log = log
         self._group_commit = group_commit
         self._conversations = conversations
         self._ids = ids
         self._monotonic = monotonic
         self._purge_at = 0.0
-        self._cancel = cancel
         self._begun = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> ErasureReceipt:
@@ -67,23 +66,15 @@ class Erasing:
         """
         with suppress(ConversationErased):
             await self._conversations.by_id(key.store_id, key.user_id, key.conversation_id)
-            await self._erasures.begin(key)
+            await self.erasures.begin(key)
             self._begun.set()
-        return await self._erasures.receipt(key)
-
-    async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[LeftCall]:
-        """Return calls that had begun; see `Erasures.left`."""
-        return await self._erasures.left(key, after=after, rows_max=rows_max)
+        return await self.erasures.receipt(key)
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
         """Yield the ids of what a part has to forget now; the last of each conversation has no more after it."""
         async for erasure in self._open([part], without=FIRST):
             async for items in self._items(erasure.key):
                 yield erasure.key, items
-
-    async def confirm(self, key: ErasureKey, part: Part) -> None:
-        """Take a part for done that a service has done."""
-        await self._erasures.done(key, part)
 
     async def run(self) -> None:
         """Erase what is to be erased, every two seconds and when something has begun."""
@@ -118,7 +109,7 @@ class Erasing:
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
         """Yield all of them, page by page: those with which nothing can be done keep none from its turn."""
         last: Erasure | None = None
-        while page := await self._erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
+        while page := await self.erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
             for erasure in page:
                 yield erasure
             last = page[-1]
@@ -137,32 +128,30 @@ class Erasing:
             case Part.RUNS:
                 await self._end_runs(key)
             case Part.LEDGER:
-                while await self._erasures.remove(key, rows_max=_ROWS_MAX):
+                while await self.erasures.remove(key, rows_max=_ROWS_MAX):
                     tasks.check_cancelled()
                 self._begun.set()
             case Part.LOG:
                 if self._log is not None:
                     await self._log.write(key)
-                await self._erasures.done(key, part)
+                await self.erasures.done(key, part)
             case Part.STREAM | Part.TOOL_REGISTRY | Part.NOTIFIER:
                 return
 
     async def _end_runs(self, key: ErasureKey) -> None:
-        if await self._erasures.end_runs(key):
+        if await self.erasures.end_runs(key):
             self._begun.set()  # There is more to do, and perhaps there are conversations below it.
             return
-        for run in await self._erasures.open_runs(key, runs_max=_RUNS_MAX):
-            if run.state is RunState.CANCELLING:
-                continue
+        for run, user_id in await self.erasures.open_runs(key, runs_max=_RUNS_MAX):
             cancel = Send(
-                run=run.key,
-                user_id=run.user_id,
+                run=run,
+                user_id=user_id,
                 command_id=CommandId(self._ids.new("cmd")),
                 fingerprint=b"",
                 command=Cancel(cause=StopCause.USER),
-                payload=self._cancel,
+                payload=CANCEL,
             )
-            await self._group_commit.run(cancel, size_bytes=len(self._cancel), store_id=key.store_id)
+            await self._group_commit.run(cancel, size_bytes=len(CANCEL), store_id=key.store_id)
 
     async def _purge(self, store_id: StoreId, erasures: Sequence[Erasure]) -> None:
         """Remove the life cycle of all of them: the stream is read once."""
@@ -173,7 +162,7 @@ class Erasing:
         if self._log is not None and run_ids:
             await self._log.purge(store_id, run_ids)
         for erasure in erasures:
-            await self._erasures.done(erasure.key, Part.STREAM)
+            await self.erasures.done(erasure.key, Part.STREAM)
 
     async def _apply_log(self, log: JetStreamErasures) -> None:
         """Erase again what was erased before and is there, as after a restore; list again what the list has lost."""
@@ -181,14 +170,14 @@ class Erasing:
         if is_new is None:
             return
         async for conversations in log.read():
-            if count := await self._erasures.begin_again(conversations):
+            if count := await self.erasures.begin_again(conversations):
                 _log.warning("erasing.again", conversations=count)
-        await self._erasures.log_again(younger_than_seconds=None if is_new else _UNSURE_SECONDS)
+        await self.erasures.log_again(younger_than_seconds=None if is_new else _UNSURE_SECONDS)
         log.applied()
 
     async def _items(self, key: ErasureKey) -> AsyncIterator[ItemPart]:
         after, has_more = ("", ""), True
         while has_more:
-            items = await self._erasures.items(key, after=after, items_max=_ITEMS_MAX)
+            items = await self.erasures.items(key, after=after, items_max=_ITEMS_MAX)
             after, has_more = items.last, items.has_more
             yield items

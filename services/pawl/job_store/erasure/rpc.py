@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pawl.chassis.identity.auth import current_principal
 from pawl.chassis.ids import UserId, check_id
 from pawl.chassis.rpc.kinds import Context
-from pawl.event.v1 import call_pb2
 from pawl.job.v1 import erasure_pb2 as pb
 from pawl.job.v1 import erasure_pb2_grpc
 from pawl.job_store.erasure.erasing import Erasing
@@ -39,12 +38,5 @@ class ErasureServicer(erasure_pb2_grpc.ErasureServiceServicer):
             conversation_id=check_id(request.conversation_id, "conversation_id"),
             user_id=UserId(""),
         )
-        await self._erasing.confirm(key, part_of(current_principal().credential_id))
+        await self._erasing.erasures.done(key, part_of(current_principal().credential_id))
         return pb.ConfirmErasureResponse()
-
-
-def call_kind(spec: bytes) -> tuple[int, int]:
-    """Return the execution context and the effect class that the opaque rest of a call says."""
-    call = call_pb2.Call.FromString(spec)
-    # What is imported has begun elsewhere.
-    return (0, 0) if call.imported else (call.context, call.effect_class)

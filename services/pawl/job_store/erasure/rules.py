@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.identity.roles import NOTIFIER, TOOL_REGISTRY
-from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.errors import PermissionDenied
-from pawl.values import CallState, RunState
+from pawl.values import CallState
 
 _BACKEND: Final = 1
 _FRONT_END: Final = 2
@@ -102,15 +102,6 @@ def has_left(state: CallState, *, context: int, has_begun: bool) -> bool:
     """Return whether a tool or a client was given what a call is about. Questions, and calls of agents, stay here."""
     ran = has_begun or state in {CallState.SUCCEEDED, CallState.OUTCOME_UNKNOWN}
     return ran and context in {_BACKEND, _FRONT_END}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRun:
-    """A run that has not ended."""
-
-    key: RunKey
-    user_id: UserId
-    state: RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -19,7 +19,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.errors import InvalidField, KeyNotFound
 from pawl.job_store.keys import rules as keys
-from pawl.job_store.keys.rules import EventFilter, Key, KeyEvent, KeyEventKind, NewKey, event_of, visible_store
+from pawl.job_store.keys.rules import Key, KeyEventKind, event_of
 from pawl.job_store.keys.store import PostgresKeyRepository
 
 CHANGES_MAX: Final = 1000
@@ -53,7 +53,7 @@ class Keys:
         ids: IdSource,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        self._repository = repository
+        self.repository = repository
         self._clock = clock
         self._ids = ids
         self._random_bytes = random_bytes
@@ -72,8 +72,9 @@ class Keys:
         secret = secret_of(self._random_bytes(SECRET_BYTES))
         event = event_of(KeyEventKind.KEY_CREATED, key, time=key.create_time, governor=governor)
         digest = digest_of(secret)
-        new = NewKey(key=key, event=event, digest=digest, request_id=request_id, request_hash=_hash(key))
-        kept = await self._repository.add(new, keys.check_new)
+        kept = await self.repository.add(
+            key, event, digest, keys.check_new, request_id=request_id, request_hash=_hash(key)
+        )
         if kept.key_id != key.key_id:
             return MadeKey(key=kept, secret="")
         _log.info(
@@ -102,7 +103,7 @@ class Keys:
         )
         secret = secret_of(self._random_bytes(SECRET_BYTES))
         event = event_of(KeyEventKind.KEY_BOOTSTRAPPED, key, time=key.create_time)
-        kept = await self._repository.add(NewKey(key=key, event=event, digest=digest_of(secret)), _check_first)
+        kept = await self.repository.add(key, event, digest_of(secret), _check_first)
         _log.info("key.bootstrapped", key_id=kept.key_id)
         return MadeKey(key=kept, secret=secret)
 
@@ -116,7 +117,7 @@ class Keys:
             InvalidId: it cannot exist.
         """
         governed = keys.governed_store(governor, store_id)
-        return await self._repository.list(
+        return await self.repository.list(
             governed, include_ended=include_ended, before=before, keys_max=keys_max, now=self._now()
         )
 
@@ -126,7 +127,7 @@ class Keys:
         Raises:
             KeyNotFound: it is none that the governor governs.
         """
-        key = await self._repository.get(key_id, None if keys.is_deployment(governor) else governor.store_id)
+        key = await self.repository.get(key_id, None if keys.is_deployment(governor) else governor.store_id)
         if key is None:
             raise KeyNotFound
         now = self._now()
@@ -134,21 +135,9 @@ class Keys:
         if revoked is key:
             return key
         event = event_of(KeyEventKind.KEY_REVOKED, key, time=now, governor=governor)
-        kept = await self._repository.revoke(revoked, event)
+        kept = await self.repository.revoke(revoked, event)
         _log.info("key.revoked", key_id=key_id, by=kept.revoke_user_id, credential=kept.revoke_credential_id)
         return kept
-
-    async def list_events(
-        self, governor: Principal, wanted: EventFilter, *, before: int, events_max: int
-    ) -> Sequence[KeyEvent]:
-        """Return events that the governor may see, the newest first.
-
-        Raises:
-            PermissionDenied: they are of another store.
-            InvalidId: it cannot exist.
-        """
-        visible = replace(wanted, store_id=visible_store(governor, wanted.store_id or ""))
-        return await self._repository.list_events(visible, before=before, events_max=events_max)
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
         """Return the keys that have changed since, and note which were used.
@@ -159,8 +148,8 @@ class Keys:
         if len(used_key_ids) > USES_MAX:
             raise InvalidField(f"used_key_ids: at most {USES_MAX}", field="used_key_ids")
         if used_key_ids:
-            await self._repository.note_uses(used_key_ids)
-        return await self._repository.changes(after_change, keys_max=CHANGES_MAX)
+            await self.repository.note_uses(used_key_ids)
+        return await self.repository.changes(after_change, keys_max=CHANGES_MAX)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now(), UTC)

@@ -15,7 +15,7 @@ from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
 from pawl.job_store.keys.keys import Keys
-from pawl.job_store.keys.rules import EventFilter, Key, KeyEvent, KeyEventKind
+from pawl.job_store.keys.rules import Key, KeyEvent, KeyEventKind, visible_store
 from pawl.job_store.ledger.pages import Id, Large, make_token, page_size, read_token
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -61,15 +61,16 @@ class KeyServicer(key_pb2_grpc.KeyServiceServicer):
 
     async def ListKeyEvents(self, request: pb.ListKeyEventsRequest, context: Context) -> pb.ListKeyEventsResponse:
         size, governor = page_size(request.page_size), _governor()
-        wanted = EventFilter(
-            store_id=StoreId(request.store_id),
-            key_id=check_id(request.key_id, "key_id", optional=True),
-            kind=_KIND.read(request.kind) if request.kind else None,
-        )
+        key_id = check_id(request.key_id, "key_id", optional=True)
+        kind = _KIND.read(request.kind) if request.kind else None
         selection = (request.store_id or governor.store_id, request.key_id, request.kind)
         before = read_token(request.page_token, "ListKeyEvents", selection, Large)
-        found = await self._keys.list_events(
-            governor, wanted, before=_LAST_EVENT if before is None else before, events_max=size + 1
+        found = await self._keys.repository.list_events(
+            visible_store(governor, request.store_id),
+            key_id,
+            kind,
+            before=_LAST_EVENT if before is None else before,
+            events_max=size + 1,
         )
         page = found[:size]
         token = make_token("ListKeyEvents", selection, page[-1].event_id) if len(found) > size else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
@@ -243,23 +242,3 @@ def visible_store(governor: Principal, named: str) -> StoreId | None:
         InvalidId: it cannot exist.
     """
     return None if is_deployment(governor) and not named else governed_store(governor, named)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewKey:
-    """A key to be kept, and the request that made it; an empty request id is of none. The event goes with it."""
-
-    key: Key
-    event: KeyEvent
-    digest: bytes
-    request_id: str = ""
-    request_hash: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventFilter:
-    """The events that are asked for; what is None or empty means any."""
-
-    store_id: StoreId | None
-    key_id: str = ""
-    kind: KeyEventKind | None = None

@@ -13,7 +13,7 @@ from pawl.chassis.db.database import Database, affected
 from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant
 from pawl.chassis.ids import KeyId, StoreId
 from pawl.errors import RequestIdReused
-from pawl.job_store.keys.rules import EventFilter, Key, KeyEvent, KeyEventKind, NewKey
+from pawl.job_store.keys.rules import Key, KeyEvent, KeyEventKind
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
@@ -80,8 +80,17 @@ class PostgresKeyRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, new: NewKey, check_new: Callable[[Key, int, int], None]) -> Key:
-        """Keep a key and its event, or return that of the same request.
+    async def add(
+        self,
+        key: Key,
+        event: KeyEvent,
+        digest: bytes,
+        check_new: Callable[[Key, int, int], None],
+        *,
+        request_id: str = "",
+        request_hash: bytes = b"",
+    ) -> Key:
+        """Keep a key and its event, or return that of the same request; an empty id is of none.
 
         `check_new` gets it, how many live ones its store has, and how many with those that have ended.
 
@@ -89,19 +98,18 @@ class PostgresKeyRepository:
             RequestIdReused: the request made another key.
             PawlError: what `check_new` raises.
         """
-        key = new.key
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
-            made = await connection.fetchrow(_BY_REQUEST, key.create_credential_id, key.create_user_id, new.request_id)
+            made = await connection.fetchrow(_BY_REQUEST, key.create_credential_id, key.create_user_id, request_id)
             if made is not None:
                 fields = dict(made)
-                if fields.pop("request_hash") != new.request_hash:
+                if fields.pop("request_hash") != request_hash:
                     raise RequestIdReused
                 return _key(fields)
             (room,) = await connection.fetch(_COUNT, key.store_id, key.create_time)
             check_new(key, room["live"], room["kept"])
-            await connection.execute(_ADD, *_values(_made(key)), new.digest, change, new.request_id, new.request_hash)
-            await connection.execute(_ADD_EVENT, *_values(_told(new.event)))
+            await connection.execute(_ADD, *_values(_made(key)), digest, change, request_id, request_hash)
+            await connection.execute(_ADD_EVENT, *_values(_told(event)))
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
@@ -143,9 +151,11 @@ class PostgresKeyRepository:
         """Note that keys were used now, of each at most once a minute."""
         await self._database.execute(_NOTE_USES, key_ids)
 
-    async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
-        """Return events, the newest first, from the one before `before` on."""
-        asked = {"key_id": wanted.key_id or None, "store_id": wanted.store_id, "kind": wanted.kind}
+    async def list_events(
+        self, store_id: StoreId | None, key_id: str, kind: KeyEventKind | None, *, before: int, events_max: int
+    ) -> Sequence[KeyEvent]:
+        """Return events, the newest first, from the one before `before` on; what is None or empty means any."""
+        asked = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
         given = {column: value for column, value in asked.items() if value is not None}
         rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
         return [_event(dict(row)) for row in rows]

@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from pawl.chassis.ids import CallId, ConversationId, RequestId, RunKey, StoreId, UserId
+from msgspec.structs import replace
+
+from pawl.chassis.ids import CallId, RunKey, UserId
 from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.lanes import Lane
 from pawl.job_store.ledger.reading import ConversationReads, Reads
+from pawl.job_store.ledger.rpc.messages import head_of
 from pawl.job_store.ledger.rules import forks
 from pawl.job_store.ledger.rules.conversations import same
 from pawl.job_store.ledger.rules.forks import ForkConversation, Head
-from pawl.job_store.ledger.rules.rows import ConversationRow, MessageRow, RequestKey
+from pawl.job_store.ledger.rules.rows import ConversationRow
 
 _HEADS_AT_ONCE: Final = 32
 # So far back the last place is looked for.
 _LOOKED_AT_MAX: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedFork:
-    """A fork as it is asked for; `number` is 0 for the last place where it can be."""
-
-    store_id: StoreId
-    user_id: UserId
-    request_id: RequestId
-    fingerprint: bytes
-    conversation_id: ConversationId
-    number: int
-
-
 class Forks:
-    """Forks conversations. `head_of` reads what a message says of where that can be.
+    """Forks conversations.
 
     What is closed stays closed, so the place is found before the transaction; that all of it is there is seen in it.
     """
 
-    def __init__(
-        self,
-        reads: Reads,
-        conversations: ConversationReads,
-        group_commit: GroupCommit,
-        head_of: Callable[[MessageRow], Head],
-    ) -> None:
+    def __init__(self, reads: Reads, conversations: ConversationReads, group_commit: GroupCommit) -> None:
         self._reads = reads
         self._conversations = conversations
         self._group_commit = group_commit
-        self._head_of = head_of
 
-    async def fork(self, asked: AskedFork, *, size_bytes: int) -> ConversationRow:
-        """Make a fork; the same request again gets the same one.
+    async def fork(self, asked: ForkConversation, *, size_bytes: int) -> ConversationRow:
+        """Make a fork as asked, which has no path yet and the number 0 for the last place where it can be.
+
+        The same request again gets the same one.
 
         Raises:
             ConversationNotFound: absent, or of another user.
@@ -60,8 +44,7 @@ class Forks:
             PastTooLong: it was forked too often one after the other.
             RequestIdReused: the request id came before with something else.
         """
-        if asked.request_id:
-            key = RequestKey(asked.store_id, asked.user_id, asked.request_id)
+        for key in asked.request_keys:
             if earlier := same(await self._conversations.request(key), asked.fingerprint):
                 return await self._conversations.by_id(asked.store_id, asked.user_id, earlier.conversation_id)
         source = await self._conversations.by_id(asked.store_id, asked.user_id, asked.conversation_id)
@@ -69,15 +52,7 @@ class Forks:
             raise ConversationNotFound  # It is shared, to be read.
         number = await self._place(source, asked.number)
         path = forks.path_to(source, await self._conversations.segments(source), number)
-        operation = ForkConversation(
-            store_id=asked.store_id,
-            user_id=asked.user_id,
-            request_id=asked.request_id,
-            fingerprint=asked.fingerprint,
-            conversation_id=asked.conversation_id,
-            number=number,
-            path=path,
-        )
+        operation = replace(asked, number=number, path=path)
         return await self._group_commit.run(operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=asked.store_id)
 
     async def _place(self, source: ConversationRow, wanted: int) -> int:
@@ -126,7 +101,7 @@ class Forks:
             page = await self._reads.messages(
                 source.store_id, source.user_id, source.conversation_id, after=after, rows_max=end - after
             )
-            heads += [self._head_of(row) for row in page.rows if row.number <= end]
+            heads += [head_of(row) for row in page.rows if row.number <= end]
             if not page.has_more:
                 break
             after = page.rows[-1].number

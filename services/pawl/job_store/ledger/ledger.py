@@ -13,12 +13,12 @@ from pawl.job_store.ledger.forks import Forks
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.lanes import Lane
 from pawl.job_store.ledger.ports import Limits, Operation, Ports
+from pawl.job_store.ledger.rpc.messages import LOST
 from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash
 from pawl.job_store.ledger.rules.command import Cancel, Send
 from pawl.job_store.ledger.rules.conversations import UpdateConversation
-from pawl.job_store.ledger.rules.forks import Head
 from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
-from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow, MessageRow
+from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow
 from pawl.values import StopCause
 
 # So many calls are renewed or given back by one operation.
@@ -34,25 +34,16 @@ _log = logs.get_logger(__name__)
 
 
 class Ledger:
-    """All that can be done with the ledger. See `Forks` for `head_of`, and `Quarantine` for `lost`."""
+    """All that can be done with the ledger."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        group_commit: GroupCommit,
-        limits: Limits,
-        head_of: Callable[[MessageRow], Head],
-        *,
-        lost: bytes,
-    ) -> None:
+    def __init__(self, ports: Ports, group_commit: GroupCommit, limits: Limits) -> None:
         self.group_commit = group_commit
         self.limits = limits
-        self._lost = lost
         self.leases = ports.leases
         self.meter = ports.meter
         self.reads = ports.reads
         self.conversations = ports.conversations
-        self.forks = Forks(ports.reads, ports.conversations, group_commit, head_of)
+        self.forks = Forks(ports.reads, ports.conversations, group_commit)
         self.attention_repository = ports.attention_repository
         self._offer_repository = ports.offer_repository
         self._announcer = ports.announcer
@@ -88,7 +79,7 @@ class Ledger:
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
         """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
-        report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max, lost=self._lost)
+        report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max, lost=LOST)
         return await self.group_commit.run(report, size_bytes=0, store_id=run.store_id)
 
     async def doomed(self) -> Sequence[RunKey]:
@@ -99,7 +90,9 @@ class Ledger:
         """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
         count = 0
         for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
-            count += await self._sweep(part, self._quarantine)
+            count += await self._sweep(
+                part, lambda keys: Quarantine(runs=keys, crashes_max=self.limits.crashes_max, lost=LOST)
+            )
         return count
 
     async def renew_offers(
@@ -134,9 +127,6 @@ class Ledger:
         if not calls:
             return 0
         return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
-
-    def _quarantine(self, runs: tuple[RunKey, ...]) -> Quarantine:
-        return Quarantine(runs=runs, crashes_max=self.limits.crashes_max, lost=self._lost)
 
     async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
         """Run an operation on keys of many stores, or one for each if that fails; the next sweep repeats failures."""

@@ -26,9 +26,6 @@ class PrometheusMeter:
         self.quarantined = metrics.counter("quarantined_runs_total", "Runs quarantined because their workers died.")
         self.relayed = metrics.counter("lifecycle_relayed_total", "Life-cycle events stored by JetStream.")
         self._runs = metrics.gauge("runs", "Runs that have not ended, by state.", ("state",))
-        self._claimable = metrics.gauge("claimable_runs", "Runs that a worker could claim now.")
-        self._over_limit = metrics.gauge("over_limit_runs", "Runs that wait for a place, by the limit.", ("limit",))
-        self._outbox = metrics.gauge("outbox_events", "Life-cycle events that JetStream does not have yet.")
         self._fires = metrics.counter(
             "schedule_fires_total", "Fires of schedules, by what became of them.", ("outcome",)
         )
@@ -41,16 +38,22 @@ class PrometheusMeter:
         self.webhooks_refused = metrics.counter(
             "webhook_refusals_total", "Webhooks that could fire nothing, by reason.", ("reason",)
         )
-        self._due_events = metrics.gauge(
-            "due_events", "Events that need not wait any more and that nobody has claimed."
-        )
-        self._jobs = metrics.gauge(
-            "jobs", "Open jobs and the runs below them: working, queued, waiting, late.", ("state",)
-        )
-        self._notices = metrics.gauge(
+        over_limit = metrics.gauge("over_limit_runs", "Runs that wait for a place, by the limit.", ("limit",))
+        jobs = metrics.gauge("jobs", "Open jobs and the runs below them: working, queued, waiting, late.", ("state",))
+        notices = metrics.gauge(
             "notices", "What jobs tell conversations and no model has answered: pending, entered.", ("state",)
         )
-        self._due_schedules = metrics.gauge("due_schedules", "Schedules that are due and that nobody has claimed.")
+        self._counted = {
+            "claimable": metrics.gauge("claimable_runs", "Runs that a worker could claim now."),
+            "over_user_limit": over_limit.labels("user"),
+            "over_store_limit": over_limit.labels("store"),
+            "outbox": metrics.gauge("outbox_events", "Life-cycle events that JetStream does not have yet."),
+            **{state: jobs.labels(state) for state in ("working", "queued", "waiting", "late")},
+            "notices_pending": notices.labels("pending"),
+            "notices_entered": notices.labels("entered"),
+            "due_schedules": metrics.gauge("due_schedules", "Schedules that are due and that nobody has claimed."),
+            "due_events": metrics.gauge("due_events", "Events that need not wait and that nobody has claimed."),
+        }
 
     def group_written(self, *, operations: int, seconds: float) -> None:
         """A group was committed."""
@@ -72,22 +75,4 @@ class PrometheusMeter:
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         """The ledger was counted."""
         for name, count in counts.items():
-            match name:
-                case "claimable":
-                    self._claimable.set(count)
-                case "over_user_limit":
-                    self._over_limit.labels("user").set(count)
-                case "over_store_limit":
-                    self._over_limit.labels("store").set(count)
-                case "working" | "queued" | "waiting" | "late":
-                    self._jobs.labels(name).set(count)
-                case "notices_pending" | "notices_entered":
-                    self._notices.labels(name.removeprefix("notices_")).set(count)
-                case "due_schedules":
-                    self._due_schedules.set(count)
-                case "due_events":
-                    self._due_events.set(count)
-                case "outbox":
-                    self._outbox.set(count)
-                case _:
-                    self._runs.labels(name).set(count)
+            (self._counted.get(name) or self._runs.labels(name)).set(count)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.process.clock import Clock
 from pawl.job_store.ledger.metrics import PrometheusMeter
-from pawl.job_store.ledger.reading import ConversationReads, DueTimes, Leases, Page, Reads, RunView
+from pawl.job_store.ledger.reading import ConversationReads, Leases, Page, Reads, RunView
 from pawl.job_store.ledger.rules import inbox
 from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork, Wakeup
@@ -156,7 +156,6 @@ class Ports:
 
     journal: Journal
     leases: Leases
-    due_times: DueTimes
     reads: Reads
     conversations: ConversationReads
     offer_repository: OfferRepository

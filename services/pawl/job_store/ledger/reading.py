@@ -226,7 +226,25 @@ class ConversationFilter:
         return (False, True) if self.archived is None else (self.archived,)
 
 
-class Leases(Protocol):
+class DueTimes(Protocol):
+    """The times from which runs may be claimed, and the clock by which they are meant."""
+
+    async def times(self) -> tuple[datetime, datetime]:
+        """Return the database's time, and one that it is known to have had before.
+
+        The second is later than the first if the clock went back and no replica has
+        brought the runs forward since. It may be from five seconds before that.
+        """
+
+    async def bring_forward(self, seconds: float) -> int:
+        """Let runs be claimed so much earlier, because the clock went back by that; returns how many.
+
+        What was due is due again, and leases end soon; those of up to 30 s that were
+        given or renewed since stay as they are. More than once does no harm.
+        """
+
+
+class Leases(DueTimes, Protocol):
     """Leases of workers on runs. All times are the database's."""
 
     async def claim(
@@ -246,24 +264,6 @@ class Leases(Protocol):
 
     async def release(self, worker_id: WorkerId) -> int:
         """Give all runs of a worker back, claimable at once; returns how many."""
-
-
-class DueTimes(Protocol):
-    """The times from which runs may be claimed, and the clock by which they are meant."""
-
-    async def times(self) -> tuple[datetime, datetime]:
-        """Return the database's time, and one that it is known to have had before.
-
-        The second is later than the first if the clock went back and no replica has
-        brought the runs forward since. It may be from five seconds before that.
-        """
-
-    async def bring_forward(self, seconds: float) -> int:
-        """Let runs be claimed so much earlier, because the clock went back by that; returns how many.
-
-        What was due is due again, and leases end soon; those of up to 30 s that were
-        given or renewed since stay as they are. More than once does no harm.
-        """
 
 
 class Reads(Protocol):

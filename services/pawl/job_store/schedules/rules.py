@@ -12,8 +12,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import asdict, replace
 
-from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId
 from pawl.errors import InvalidField, ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.job_store.ledger.rules.approval import Actor
 from pawl.job_store.schedules import timing
 from pawl.job_store.schedules.timing import Timing
 from pawl.values import Overlap, RunState
@@ -63,15 +64,11 @@ class Definition(Timing, frozen=True, kw_only=True):
     overlap: Overlap = Overlap.SKIP
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class Owner(Actor, frozen=True, kw_only=True):
     """The user of a schedule, with the roles and the credential with which its runs are started."""
 
     store_id: StoreId
-    user_id: UserId
     user_roles: tuple[str, ...] = ()
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    people: tuple[UserId, ...] = ()
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):

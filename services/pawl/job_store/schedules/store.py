@@ -42,7 +42,7 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
     """The rows of schedules, and the claims of those that are due."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(database, tables.SCHEDULES, tables.schedule)
+        super().__init__(database, tables.SCHEDULES, tables.SCHEDULES.read)
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
         """Claim schedules that are due, or whose waiting fire need not wait any more, the longest due first."""
@@ -59,4 +59,4 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
 def _claimed(record: Record) -> ClaimedSchedule:
     fields = dict(record)
     now, is_busy = fields.pop("now"), fields.pop("is_busy")
-    return ClaimedSchedule(row=tables.schedule(fields), now=now, is_busy=is_busy)
+    return ClaimedSchedule(row=tables.SCHEDULES.read(fields), now=now, is_busy=is_busy)

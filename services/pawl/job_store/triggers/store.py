@@ -85,16 +85,12 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
     """The rows of triggers, their events that wait, and the leases of mailboxes."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(database, tables.TRIGGERS, tables.trigger)
+        super().__init__(database, tables.TRIGGERS, tables.TRIGGERS.read)
 
     async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
         """Return a trigger of any user, and the time."""
         record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
-        if record is None:
-            return None
-        fields = dict(record)
-        now = fields.pop("now")
-        return self._readable(fields), now
+        return None if record is None else (self._readable(record), record["now"])
 
     async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
         """Count deliveries that were refused up to now, the last one for that reason."""
@@ -103,7 +99,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
     async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
         """Claim events that need not wait any more, the longest due first."""
         lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
-        lanes = list(map(tables.lane, await self._database.fetch(_CLAIM, events_max, lease, look)))
+        lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, look)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
         records = await self._database.fetch(_OF_LANES, *owners) if lanes else ()
         triggers = {row.key: row for row in _read(records)}
@@ -123,4 +119,4 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
 
 def _read(records: Sequence[Record]) -> Sequence[TriggerRow]:
     """Return the triggers of records, which are of many stores."""
-    return read_each("trigger", records, tables.trigger, itemgetter("trigger_id"))
+    return read_each("trigger", records, tables.TRIGGERS.read, itemgetter("trigger_id"))

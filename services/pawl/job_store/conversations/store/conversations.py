@@ -113,7 +113,7 @@ class PostgresConversations(DatabaseAdapter):
 
     async def by_id(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> ConversationRow:
         record = await self._database.fetchrow(_BY_ID, store_id, conversation_id, user_id)
-        row = None if record is None else tables.conversation(record)
+        row = None if record is None else tables.CONVERSATIONS.read(record)
         if row is None or not row.is_shown_to(user_id):
             raise absent(row, user_id)
         return row
@@ -122,7 +122,7 @@ class PostgresConversations(DatabaseAdapter):
         record = await self._database.fetchrow(_BY_KEY, key.store_id, key.user_id, key.key_hash)
         if record is None:
             raise ConversationNotFound
-        return tables.conversation(record)
+        return tables.CONVERSATIONS.read(record)
 
     async def listed(
         self,
@@ -145,7 +145,7 @@ class PostgresConversations(DatabaseAdapter):
                 return Page(rows=(), has_more=False)
             words = " | ".join(f"({query(store_id, owner, wanted.words)})" for owner in owners)
             arguments, statement = (*arguments, words), SHARED_SEARCHED if wanted.shared else SEARCHED
-        return await paging.fetch(self._database, statement, arguments, tables.conversation, rows_max=rows_max)
+        return await paging.fetch(self._database, statement, arguments, tables.CONVERSATIONS.read, rows_max=rows_max)
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
         if not conversation.past_number:
@@ -155,7 +155,7 @@ class PostgresConversations(DatabaseAdapter):
 
     async def request(self, key: RequestKey) -> RequestRow | None:
         record = await self._database.fetchrow(_REQUEST, key.store_id, key.user_id, key.request_id)
-        return None if record is None else tables.request(record)
+        return None if record is None else tables.REQUESTS.read(record)
 
 
 def query(store_id: StoreId, user_id: UserId, words: Sequence[str]) -> str:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
+from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.job_store.ledger.rpc.messages import text_of
 from pawl.job_store.ledger.rules.search import mark, words
 
 # The newest first: what was said just now is what is looked for.
@@ -79,14 +80,7 @@ class _Read:
 
 
 class PostgresSearchIndex(DatabaseAdapter):
-    """Makes what was written findable, after it was written.
-
-    `text_of` gives the text by which a message can be found.
-    """
-
-    def __init__(self, database: Database, text_of: Callable[[bytes], str]) -> None:
-        super().__init__(database)
-        self._text_of = text_of
+    """Makes what was written findable, after it was written."""
 
     async def take_in(self, *, conversations_max: int) -> int:
         """Take in new messages and titles of some conversations; returns of how many, 0 if nothing is left to do now.
@@ -117,7 +111,7 @@ class PostgresSearchIndex(DatabaseAdapter):
         found = {0: _marked(owner, due["title"] or due["model_title"])} if has_new_title else {}
         for record in whole:
             # A message that cannot be read is not found by its words.
-            (text,) = read_each("message", [record["body"]], self._text_of, lambda _: _key(due)) or [""]
+            (text,) = read_each("message", [record["body"]], text_of, lambda _: _key(due)) or [""]
             found[record["number"]] = _marked(owner, text)
             await asyncio.sleep(0)  # A long text keeps nobody waiting but the next one.
         return _Read(due=due, words=found, searched_number=due["last_number"] if is_all else last)

@@ -12,12 +12,14 @@ from asyncpg import Record
 from pawl.chassis.db.database import Database, DatabaseAdapter
 from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import ConversationId, StoreId
+from pawl.event.v1 import message_pb2
+from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
-from pawl.job_store.ledger.rules.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, said_title
+from pawl.job_store.ledger.rules.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, said_title
 from pawl.job_store.ledger.rules.usage import Quota, UsageKey, Used, day_of
 from pawl.job_store.ledger.store import usage
 from pawl.job_store.ledger.store.columns import joined
-from pawl.values import RunState, TitleTask
+from pawl.values import RunState
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
@@ -76,25 +78,16 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Keeps the titles that models make.
+    """Keeps the titles that models make. `quota` reads the budget of an agent."""
 
-    `said` reads the body of a message, `quota` the budget of an agent.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        said: Callable[[bytes], Said],
-        quota: Callable[[StoreId, str], Awaitable[Quota]],
-    ) -> None:
+    def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[Quota]]) -> None:
         super().__init__(database)
-        self._said = said
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         """Give conversations whose titles are to be made, and to nobody else for two minutes."""
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
-        read = read_each("title", records, lambda each: (each, self._task(each)), itemgetter("conversation_id"))
+        read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
         tasks = []
         for record, task in read:
             quota = await self._quota(record["store_id"], record["agent_name"])
@@ -104,17 +97,6 @@ class PostgresTitles(DatabaseAdapter):
             else:
                 tasks.append(task)
         return tasks
-
-    def _task(self, record: Record) -> TitleTask:
-        asked, answered = self._said(record["asked"]), self._said(record["answered"])
-        return TitleTask(
-            store_id=record["store_id"],
-            conversation_id=record["conversation_id"],
-            attempt=record["attempt"],
-            model=answered.model,
-            user_text=asked.text[:TEXT_CHARACTERS_MAX],
-            answer_text=answered.text[:TEXT_CHARACTERS_MAX],
-        )
 
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
@@ -131,3 +113,15 @@ class PostgresTitles(DatabaseAdapter):
                 key = UsageKey(store_id, run["agent_name"], day_of(run["time"]), run["user_id"])
                 statement, arguments = joined([usage.addition([(key, used)])])
                 await connection.execute(statement, *arguments)
+
+
+def _task(record: Record) -> TitleTask:
+    asked, answered = (message_pb2.Message.FromString(record[name]) for name in ("asked", "answered"))
+    return TitleTask(
+        store_id=record["store_id"],
+        conversation_id=record["conversation_id"],
+        attempt=record["attempt"],
+        model=answered.model,
+        user_text=asked.text[:TEXT_CHARACTERS_MAX],
+        answer_text=answered.text[:TEXT_CHARACTERS_MAX],
+    )

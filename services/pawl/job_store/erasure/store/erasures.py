@@ -6,21 +6,21 @@ changed when it locks it. Locks are taken in the order of the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, Database, DatabaseAdapter, affected
+from pawl.chassis.db.database import Connection, DatabaseAdapter, affected
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationNotFound
+from pawl.event.v1 import call_pb2
 from pawl.job_store.erasure.rules import (
     Erasure,
     ErasureKey,
     ErasureReceipt,
     ItemPart,
     LeftCall,
-    OpenRun,
     Part,
     has_left,
 )
@@ -31,9 +31,6 @@ from pawl.values import CallState, RunState
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
-
-CallKind: TypeAlias = Callable[[bytes], tuple[int, int]]
-"""The execution context and the effect class of a call, by its spec."""
 
 _MARKED: Final = """
 user_id = '', key_hash = NULL, title = '', made_title = '', model_title = '', title_at = NULL, title_run_id = '',
@@ -128,10 +125,10 @@ AND (erase_time, store_id, conversation_id) > (coalesce($3::timestamptz, '-infin
 ORDER BY erase_time, store_id, conversation_id LIMIT $6
 """
 _OPEN_RUNS: Final = f"""
-SELECT run_id, user_id, state FROM (
+SELECT run_id, user_id FROM (
     SELECT run_id, user_id, state FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2 OFFSET 0
 ) AS r
-WHERE state < {RunState.COMPLETED.value} LIMIT $3
+WHERE state < {RunState.COMPLETED.value} AND state <> ALL ($4::smallint[]) LIMIT $3
 """
 _LOCK: Final = """
 SELECT erase_root FROM job_store.conversations
@@ -203,10 +200,6 @@ _RUNS_AT_ONCE_MAX: Final = 50
 class PostgresErasures(DatabaseAdapter):
     """Conversations that are being erased, or were. Each step is durable when it returns, and may be made again."""
 
-    def __init__(self, database: Database, kind_of: CallKind) -> None:
-        super().__init__(database)
-        self._kind_of = kind_of
-
     async def begin(self, key: ErasureKey) -> None:
         """Take a conversation from its user, with all parts still to be done; nothing if it is not that user's."""
         async with self._database.transaction() as connection:
@@ -253,15 +246,12 @@ class PostgresErasures(DatabaseAdapter):
         arguments = (list(parts), list(without), *place, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
 
-    async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[OpenRun]:
-        """Return runs of a conversation that have not ended."""
+    async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[tuple[RunKey, UserId]]:
+        """Return runs of a conversation that have not ended and are not being stopped, each with its user."""
+        arguments = (key.store_id, key.conversation_id, runs_max, [RunState.CANCELLING])
         return [
-            OpenRun(
-                key=RunKey(key.store_id, RunId(record["run_id"])),
-                user_id=UserId(record["user_id"]),
-                state=RunState(record["state"]),
-            )
-            for record in await self._database.fetch(_OPEN_RUNS, key.store_id, key.conversation_id, runs_max)
+            (RunKey(key.store_id, RunId(record["run_id"])), UserId(record["user_id"]))
+            for record in await self._database.fetch(_OPEN_RUNS, *arguments)
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
@@ -269,7 +259,7 @@ class PostgresErasures(DatabaseAdapter):
         place = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
             root = await connection.fetchval(_LOCK, *place, Part.RUNS)
-            if root is None or await connection.fetch(_OPEN_RUNS, *place, 1):
+            if root is None or await connection.fetch(_OPEN_RUNS, *place, 1, []):
                 return False
             await _mark(connection, _BEGIN_BELOW, *place, root)
             await _done(connection, key, Part.RUNS)
@@ -306,20 +296,13 @@ class PostgresErasures(DatabaseAdapter):
         calls = await connection.fetch(_CALLS, key.store_id, runs[1], rows_max)
         if calls:
             await connection.execute(
-                _ADD_CALLS, key.store_id, key.conversation_id, *map(list, zip(*map(self._item, calls), strict=True))
+                _ADD_CALLS, key.store_id, key.conversation_id, *map(list, zip(*map(_item, calls), strict=True))
             )
             trimmed = [record["run_id"] for record in records if record["trimmed_rounds"]]
             await connection.execute(_ADD_TRIMMED, key.store_id, key.conversation_id, trimmed)
             await connection.execute(_REMOVE_CALLS, key.store_id, [call["call_id"] for call in calls])
             return len(calls)
         return await retention.remove_runs(connection, runs, rows_max=rows_max)
-
-    def _item(self, call: Record) -> tuple[Any, ...]:
-        """Return what is kept of a call. The name of a tool that ran is one of the catalog; no other is kept."""
-        context, effect_class = self._kind_of(call["spec"])
-        left = has_left(CallState(call["state"]), context=context, has_begun=call["start_time"] is not None)
-        tool_name = call["tool_name"].decode() if left else ""
-        return call["run_id"], call["call_id"], tool_name, effect_class, call["state"], call["start_time"], left
 
     async def done(self, key: ErasureKey, part: Part) -> None:
         """Take a part for done."""
@@ -336,6 +319,16 @@ class PostgresErasures(DatabaseAdapter):
             last=(taken[-1]["run_id"], taken[-1]["call_id"]) if taken else after,
             has_more=len(records) > items_max,
         )
+
+
+def _item(call: Record) -> tuple[Any, ...]:
+    """Return what is kept of a call. The name of a tool that ran is one of the catalog; no other is kept."""
+    spec = call_pb2.Call.FromString(call["spec"])
+    # What is imported has begun elsewhere.
+    context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)
+    left = has_left(CallState(call["state"]), context=context, has_begun=call["start_time"] is not None)
+    tool_name = call["tool_name"].decode() if left else ""
+    return call["run_id"], call["call_id"], tool_name, effect_class, call["state"], call["start_time"], left
 
 
 async def _mark(connection: Connection, statement: str, *arguments: Any) -> int:

@@ -312,7 +312,7 @@ class PostgresRetention(DatabaseAdapter):
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
     """Take runs from their user, and lock them; what they told as jobs goes with them."""
     for record in await connection.fetch(_TOLD, *runs):
-        row = tables.conversation(record)
+        row = tables.CONVERSATIONS.read(record)
         changed = replace(row, background=row.background.without(runs[1]))
         if changed != row:
             statement, arguments = joined([tables.CONVERSATIONS.update([(row, changed)])])

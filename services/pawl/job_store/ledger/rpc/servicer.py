@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import astuple
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -19,14 +19,15 @@ from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.ledger.lanes import Lane
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
+from pawl.job_store.ledger.ports import Operation
 from pawl.job_store.ledger.reading import PendingFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
-from pawl.job_store.ledger.rules.command import Receipt
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
-from pawl.job_store.ledger.rules.submit import Submit, Submitted
 from pawl.job_store.ledger.rules.waiting import explain, explain_all
 from pawl.values import CommandOutcome
+
+T = TypeVar("T")
 
 RUNS_PER_CLAIM_MAX: Final = 64
 RUNS_LOADED_MAX: Final = 4
@@ -48,20 +49,22 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self._ledger = ledger
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
-        size_bytes = request.ByteSize()
-        submitted = await self._submit(operations.submit(request, self._ledger.limits), size_bytes)
-        return pb.SubmitMessageResponse(run=_placed(submitted), steered=submitted.steered)
+        operation = operations.submit(request, self._ledger.limits)
+        submitted = await self._write(operation, request.ByteSize(), request.store_id)
+        run = messages.run(submitted.run)
+        run.queue_position = submitted.place
+        return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
-        size_bytes = request.ByteSize()
-        submitted = await self._submit(job_messages.start(request, self._ledger.limits), size_bytes)
+        operation = job_messages.start(request, self._ledger.limits)
+        submitted = await self._write(operation, request.ByteSize(), request.message.store_id)
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
-    async def _submit(self, operation: Submit, size_bytes: int) -> Submitted:
-        submitted: Submitted = await self._ledger.group_commit.run(
-            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
+    async def _write(self, operation: Operation[T], size_bytes: int, store_id: str, lane: Lane = Lane.PEOPLE) -> T:
+        """Return the answer to an operation of a store that was made of a request of that size."""
+        return await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, lane=lane, store_id=StoreId(store_id)
         )
-        return submitted
 
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
         worker_id = check_id(request.worker_id, "worker_id")
@@ -118,18 +121,12 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
         size_bytes = request.ByteSize()
-        operation = operations.commit(request)
-        committed = await self._ledger.group_commit.run(
-            operation, size_bytes=size_bytes, store_id=operation.run.store_id
-        )
+        committed = await self._write(operations.commit(request), size_bytes, request.store_id, Lane.WORK)
         return messages.COMMITTED.write(committed)
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
-        operation = operations.send(request, self._ledger.limits)
-        receipt: Receipt = await self._ledger.group_commit.run(
-            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.run.store_id
-        )
+        receipt = await self._write(operations.send(request, self._ledger.limits), size_bytes, request.store_id)
         response = pb.SendCommandResponse(
             outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
             reason=receipt.reason,
@@ -151,19 +148,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
         conversation_id = check_id(request.conversation_id, "conversation_id")
         operation = replace(operations.send(sent, self._ledger.limits), reports_to=conversation_id)
-        receipt: Receipt = await self._ledger.group_commit.run(
-            operation, size_bytes=sent.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
-        )
+        receipt = await self._write(operation, sent.ByteSize(), sent.store_id)
         if receipt.run is None:
             raise RunNotFound
         stopped = receipt.outcome in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
         return pb.StopJobResponse(run=messages.run(receipt.run), stopped=stopped)
 
     async def NoteCompletion(self, request: pb.NoteCompletionRequest, context: Context) -> pb.NoteCompletionResponse:
-        operation = operations.note_completion(request)
-        await self._ledger.group_commit.run(
-            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
-        )
+        await self._write(operations.note_completion(request), request.ByteSize(), request.store_id)
         return pb.NoteCompletionResponse()
 
     async def ListCommands(
@@ -174,10 +166,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
-        operation = operations.lease_offer(request)
-        leased = await self._ledger.group_commit.run(
-            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
-        )
+        leased = await self._write(operations.lease_offer(request), request.ByteSize(), request.store_id)
         response = pb.LeaseOfferResponse(granted=leased.granted, replaced=leased.replaced)
         if leased.call is not None:
             response.call.CopyFrom(messages.call(leased.call))
@@ -334,10 +323,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self, request: pb.ImportConversationRequest, context: Context
     ) -> pb.ImportConversationResponse:
         size_bytes = request.ByteSize()
-        operation = _import(request)
-        made = await self._ledger.group_commit.run(
-            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
-        )
+        made = await self._write(_import(request), size_bytes, request.store_id)
         return pb.ImportConversationResponse(conversation=messages.CONVERSATION.write(made))
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
@@ -386,12 +372,6 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
 def _reader(request: Any) -> UserId:
     """Return who reads; an empty user is a service."""
     return check_id(request.user_id, "user_id", optional=True)
-
-
-def _placed(submitted: Submitted) -> run_pb2.Run:
-    run = messages.run(submitted.run)
-    run.queue_position = submitted.place
-    return run
 
 
 def _run_view(view: RunView) -> run_pb2.Run:

@@ -10,25 +10,31 @@ from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
 from pawl.values import DecisionKind, Series
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Actor(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose act something is: of `user_id`, with a credential, and of `people` too where several people are needed.
+
+    `delegate_user_id` is the user of the delegate that acts for the user, if one does. Empty fields are unknown.
+    """
+
+    user_id: UserId
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
+
+
+class Decision(Actor, frozen=True, kw_only=True):
     """The decision of a person about a call, and what the call must then look like to start.
 
     `digest` and `arguments_sha256` are those of what was approved: of the call
-    as shown, or of the edited one. `credential_id` made it, as `delegate_user_id` for
-    the user if a delegate did; both are empty if unknown. `people` are others whose act it is, too. With
-    a `series` it is about all calls of that.
+    as shown, or of the edited one. With a `series` it is about all calls of that.
     """
 
     command_id: CommandId
     kind: DecisionKind
-    user_id: UserId
     reason: str
     time: datetime
     digest: str
     arguments_sha256: bytes
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    people: tuple[UserId, ...] = ()
     series: Series | None = None
 
 

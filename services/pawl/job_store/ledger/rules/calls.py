@@ -12,16 +12,15 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.identity.auth import LOCAL_CREDENTIAL
-from pawl.chassis.ids import CallId, ClientId, CommandId, CredentialId, RunId, UserId
+from pawl.chassis.ids import ClientId, CommandId, CredentialId, UserId
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.ledger.rules import call_table
-from pawl.job_store.ledger.rules.approval import Decision
+from pawl.job_store.ledger.rules.approval import Actor, Decision
 from pawl.job_store.ledger.rules.events import CallChanged
-from pawl.job_store.ledger.rules.rows import CallRow, Offer, RunRow
+from pawl.job_store.ledger.rules.rows import CallFields, CallRow, Offer, RunRow
 from pawl.values import CallState, DecisionKind, Series
 
 SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
@@ -34,34 +33,15 @@ WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
 """The states that a call gets with the run that does it."""
 
 
-class CallChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as its owner wants it to be. See `CallRow`; what is missing here the ledger gives itself."""
+class CallChange(CallFields, frozen=True, kw_only=True):
+    """A call as its owner wants it to be. It `only_reads` if its effect class is READ_ONLY, which its spec says too."""
 
-    call_id: CallId
-    round: int
-    index: int
-    state: CallState
-    tool_name: str
-    tool_version: int
-    fallback_tool_name: str
-    arguments: bytes
-    attempt: int
-    digest: str
-    deadline_time: datetime | None
-    result: bytes | None
-    spec: bytes
-    approvals_required: int = 1
-    escalated: bool = False
-    has_default: bool = False
-    child_run_id: RunId = RunId("")
     only_reads: bool = False
-    """True if its effect class is READ_ONLY."""
-    series: Series | None = None
 
 
-# The others are of the first change only, or as `_shown` says; `only_reads` is in the spec.
+# The others are of the first change only, or as `_shown` says.
 _OF_OWNER: Final = tuple(
-    set(CallChange.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated", "only_reads"}
+    set(CallFields.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated"}
 )
 
 
@@ -198,7 +178,7 @@ def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
     return counted
 
 
-def people_of(acted: RunRow | Decision) -> set[UserId]:
+def people_of(acted: Actor) -> set[UserId]:
     """Return whose act it was: in whose name, of which delegate, whatever its key, and who has made the key."""
     return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
 

@@ -16,9 +16,7 @@ from pawl.chassis.ids import (
     CallId,
     CallKey,
     ClientId,
-    CommandId,
     ConversationId,
-    CredentialId,
     RunKey,
     SessionId,
     UserId,
@@ -124,11 +122,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     pending: tuple[CallRow, ...] = ()
 
 
-class Send(msgspec.Struct, frozen=True, kw_only=True):
-    """Send `command` to a run, as `user_id`, with `credential_id`. `payload` is opaque: what the owner will read.
-
-    `delegate_user_id` is the user of the delegate that acts for the user, if one does; `people`
-    are others whose act it is, too, where several people are needed.
+class Send(Decider, frozen=True, kw_only=True):
+    """Send `command` to a run. `payload` is opaque: what the owner will read.
 
     With `as_operator` the run may be of any user of the store, and its log says who did what.
     So it may for a decision with the right STORE, if the call is one that people approve.
@@ -137,17 +132,12 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run: RunKey
-    user_id: UserId
-    command_id: CommandId
     fingerprint: bytes
     command: Command
     payload: bytes
     as_operator: bool = False
     session_id: SessionId = SessionId("")
     inbox_limits: inbox.Limits = inbox.LIMITS
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    people: tuple[UserId, ...] = ()
     reports_to: ConversationId = ConversationId("")
 
     @property
@@ -202,16 +192,6 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(refusal, Replaced):
                 run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         return _receipt(unit, run, incoming)
-
-    @property
-    def _decider(self) -> Decider:
-        return Decider(
-            command_id=self.command_id,
-            user_id=self.user_id,
-            delegate_user_id=self.delegate_user_id,
-            people=self.people,
-            credential_id=self.credential_id,
-        )
 
     @property
     def _may_approve(self) -> bool:
@@ -269,7 +249,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             case ToolResult():
                 _check_result(call, command, self.session_id, unit.now)
             case Decide():
-                call = self._decider.decide(run, call, command, unit.now)
+                call = self.decide(run, call, command, unit.now)
                 if call.decision is None and call.state is not CallState.ASKED:
                     return _count(unit, run, call, incoming)
             case Resolve():

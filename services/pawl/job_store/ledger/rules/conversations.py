@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationErased, ConversationNotFound, InvalidField, RequestIdReused, TooLarge
 from pawl.job_store.ledger.rules import stop
+from pawl.job_store.ledger.rules.approval import Actor
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RequestKey, RequestRow
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
@@ -88,11 +88,10 @@ def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
     return earlier
 
 
-class ConversationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request about a conversation, of its user; `request_id` is empty for one that is not to be remembered."""
+class ConversationRequest(Actor, frozen=True, kw_only=True):
+    """A request about a conversation; `request_id` is empty for one that is not to be remembered."""
 
     store_id: StoreId
-    user_id: UserId
     request_id: RequestId
     fingerprint: bytes
 
@@ -109,16 +108,23 @@ class ConversationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """
         return same(unit.requests.get(self.request_keys[0]) if self.request_id else None, self.fingerprint)
 
-    def remember(self, unit: UnitOfWork, conversation_id: ConversationId) -> None:
-        """Remember the request, with the conversation that it was about or has made."""
+    def remember(
+        self,
+        unit: UnitOfWork,
+        conversation_id: ConversationId = ConversationId(""),
+        *,
+        run_id: RunId = RunId(""),
+        steered: bool = False,
+    ) -> None:
+        """Remember the request, with the conversation that it was about or has made, or its run."""
         for key in self.request_keys:
             request = RequestRow(
                 store_id=self.store_id,
                 user_id=self.user_id,
                 request_id=self.request_id,
                 fingerprint=self.fingerprint,
-                run_id=RunId(""),
-                steered=False,
+                run_id=run_id,
+                steered=steered,
                 create_time=unit.now,
                 conversation_id=conversation_id,
             )

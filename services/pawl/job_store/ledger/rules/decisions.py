@@ -8,10 +8,10 @@ from typing import ClassVar, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
+from pawl.chassis.ids import CallId, CommandId, UserId
 from pawl.errors import AlreadyDecided, CallNotPending, PawlError, PermissionDenied
 from pawl.job_store.ledger.rules import grants, refusals
-from pawl.job_store.ledger.rules.approval import Decision
+from pawl.job_store.ledger.rules.approval import Actor, Decision
 from pawl.job_store.ledger.rules.calls import arguments_sha256, is_same_credential, people_of
 from pawl.job_store.ledger.rules.refusals import Refused
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
@@ -35,14 +35,10 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
     edited_series: Series | None = None
 
 
-class Decider(msgspec.Struct, frozen=True, kw_only=True):
-    """The people whose decision a command is, and the credential that they decide with."""
+class Decider(Actor, frozen=True, kw_only=True):
+    """The sender of a command, who may decide with it."""
 
     command_id: CommandId
-    user_id: UserId
-    delegate_user_id: UserId
-    people: tuple[UserId, ...]
-    credential_id: CredentialId
 
     def decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:
         """Return the call with the decision, if it can be taken; without, if more people have to approve it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -14,8 +14,9 @@ from pawl.job_store.ledger.rules.states import OperatorAct
 from pawl.job_store.schedules.rules import FireRow
 from pawl.values import CallState, RunState, WaitKind
 
+_OPEN: Final = frozenset({RunState.RUNNING, RunState.WAITING})
+# The waits of a job between its iterations.
 _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
-"""The waits of a job between its iterations, which nobody minds."""
 
 
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,34 +39,17 @@ class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
         """As that of an event. A job is paused and resumed; that its iterations come and go is not told."""
         if not self.run.reports_to:
             return self.type
-        before, after = _Standing(self.from_state, self.from_waits), _Standing(self.run.state, self.run.waits)
-        if before.is_quiet and after.is_quiet:
+        if _is_quiet(self.from_state, self.from_waits) and _is_quiet(self.run.state, self.run.waits):
             return ""
-        if after.is_paused:
+        if WaitKind.PAUSED in self.run.waits:
             return "job.paused"
-        return "job.resumed" if before.is_paused and after.is_open else self.type
+        is_resumed = WaitKind.PAUSED in self.from_waits and self.run.state in _OPEN
+        return "job.resumed" if is_resumed else self.type
 
 
-class _Standing(NamedTuple):
-    """The state of a job, with what it waits for."""
-
-    state: RunState | None
-    waits: tuple[int, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """It runs, or waits."""
-        return self.state in {RunState.RUNNING, RunState.WAITING}
-
-    @property
-    def is_paused(self) -> bool:
-        """Its user has paused it."""
-        return WaitKind.PAUSED in self.waits
-
-    @property
-    def is_quiet(self) -> bool:
-        """It works, or waits for its next iteration."""
-        return self.is_open and _QUIET.issuperset(self.waits)
+def _is_quiet(state: RunState | None, waits: tuple[int, ...]) -> bool:
+    """Return whether a job works, or waits for its next iteration."""
+    return state in _OPEN and _QUIET.issuperset(waits)
 
 
 class CallChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import CallId, ConversationId
 from pawl.errors import ConversationErased, ConversationNotFound, ForkPointOpen, PastTooLong
@@ -105,7 +105,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
 
     conversation_id: ConversationId
     number: int
-    path: tuple[Segment, ...]
+    path: tuple[Segment, ...] = ()
 
     @property
     def row_keys(self) -> RowKeys:
@@ -151,14 +151,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
             )
         )
         unit.segments.add(
-            SegmentRow(
-                store_id=self.store_id,
-                conversation_id=fork.conversation_id,
-                first_number=each.first_number,
-                last_number=each.last_number,
-                source_conversation_id=each.source_conversation_id,
-            )
-            for each in path
+            SegmentRow(store_id=self.store_id, conversation_id=fork.conversation_id, **asdict(each)) for each in path
         )
         self.remember(unit, fork.conversation_id)
         return fork

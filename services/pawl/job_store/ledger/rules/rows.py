@@ -29,7 +29,7 @@ from pawl.chassis.ids import (
     UserId,
     WorkerId,
 )
-from pawl.job_store.ledger.rules.approval import Decision, Grant
+from pawl.job_store.ledger.rules.approval import Actor, Decision, Grant
 from pawl.job_store.ledger.rules.background import NO_BACKGROUND, Background
 from pawl.job_store.ledger.rules.states import AttentionReason, Sharing
 from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
@@ -164,14 +164,11 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     source_conversation_id: ConversationId
 
 
-class SegmentRow(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentRow(Segment, frozen=True, kw_only=True):
     """A segment of a fork."""
 
     store_id: StoreId
     conversation_id: ConversationId
-    first_number: int
-    last_number: int
-    source_conversation_id: ConversationId
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +198,7 @@ class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     definitions: bytes
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+class RunRow(Actor, frozen=True, kw_only=True):
     """One execution on a conversation. schema.sql describes the fields.
 
     `claim_at` drives scheduling: None if there is nothing to do; otherwise a worker may claim the run from that time on
@@ -216,7 +213,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     store_id: StoreId
     run_id: RunId
     conversation_id: ConversationId
-    user_id: UserId
     state: RunState
     waits: tuple[int, ...] = ()
     stop_cause: StopCause | None = None
@@ -250,9 +246,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     steers_waiting: int = 0
     steer_bytes_waiting: int = 0
     idle_receipts: int = 0
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    people: tuple[UserId, ...] = ()
     steered_by: tuple[UserId, ...] = ()
     update_time: datetime
     progress_time: datetime | None = None
@@ -354,26 +347,15 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return self.client_id != "" and self.expire_time is not None and self.expire_time > now
 
 
-class CallRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool call.
+class CallFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a call that the owner of its run gives.
 
-    `reserved_by` is the command that settles or decides it and that the owner of
-    the run has not consumed yet; empty if none. `digest` is empty if it was never
-    gated. `approvals` are those of the call as it is shown now, in order, each by
-    another person with another credential; it starts only once there are `approvals_required`.
-    `earlier_approvals` are those of what it was before it was edited. `escalated`
-    says that its approval was waited for twice, `has_default` that a question has
-    an answer for the case that nobody gives one. `child_run_id` is the run that does
-    it, empty if none ever did. `progress_time` is when the log last told how far its
-    client is. `state_time` is when it came into its state. `series` can be
-    granted with it, or is the one under whose grant it runs. `spec` is the rest of the call.
+    `digest` is empty if it was never gated. `escalated` says that its approval was waited for twice, `has_default`
+    that a question has an answer for the case that nobody gives one. `child_run_id` is the run that does it, empty if
+    none ever did. `series` can be granted with it, or is the one under whose grant it runs. `spec` is the rest.
     """
 
-    store_id: StoreId
     call_id: CallId
-    run_id: RunId
-    conversation_id: ConversationId
-    user_id: UserId
     round: int
     index: int
     state: CallState
@@ -383,24 +365,40 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     arguments: bytes
     attempt: int
     digest: str
-    decision: Decision | None = None
     deadline_time: datetime | None
-    offer: Offer | None
-    reserved_by: str = ""
     result: bytes | None
     spec: bytes
-    create_time: datetime
-    start_time: datetime | None
-    end_time: datetime | None
     approvals_required: int = 1
-    approvals: tuple[Decision, ...] = ()
     escalated: bool = False
     has_default: bool = False
     child_run_id: RunId = RunId("")
+    series: Series | None = None
+
+
+class CallRow(CallFields, frozen=True, kw_only=True):
+    """One tool call.
+
+    `reserved_by` is the command that settles or decides it and that the owner of
+    the run has not consumed yet; empty if none. `approvals` are those of the call as it is shown now, in order, each by
+    another person with another credential; it starts only once there are `approvals_required`.
+    `earlier_approvals` are those of what it was before it was edited. `progress_time` is when the log last told how
+    far its client is. `state_time` is when it came into its state.
+    """
+
+    store_id: StoreId
+    run_id: RunId
+    conversation_id: ConversationId
+    user_id: UserId
+    decision: Decision | None = None
+    offer: Offer | None
+    reserved_by: str = ""
+    create_time: datetime
+    start_time: datetime | None
+    end_time: datetime | None
+    approvals: tuple[Decision, ...] = ()
     progress_time: datetime | None = None
     earlier_approvals: tuple[Decision, ...] = ()
     state_time: datetime
-    series: Series | None = None
 
     @property
     def key(self) -> CallKey:

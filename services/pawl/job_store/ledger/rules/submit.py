@@ -8,18 +8,17 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import DEFAULT_AGENT, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import DEFAULT_AGENT, ConversationId, RunId, RunKey
 from pawl.errors import (
     ConversationBusy,
     InvalidField,
     QueueFull,
-    RequestIdReused,
     RunNotFound,
     RunOfAnotherUser,
     ToolExists,
 )
 from pawl.job_store.ledger.rules import inbox, jobs, stop, turn
-from pawl.job_store.ledger.rules.conversations import absent
+from pawl.job_store.ledger.rules.conversations import ConversationRequest, absent
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.log import write
 from pawl.job_store.ledger.rules.rows import (
@@ -29,8 +28,6 @@ from pawl.job_store.ledger.rules.rows import (
     ConversationRow,
     OwnTools,
     QueueKey,
-    RequestKey,
-    RequestRow,
     RunRow,
 )
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
@@ -50,26 +47,20 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     place: int = 0
 
 
-class Submit(msgspec.Struct, frozen=True, kw_only=True):
+class Submit(ConversationRequest, frozen=True, kw_only=True):
     """Bring `message` to a conversation.
 
-    `conversation_id` is empty for a new conversation, `request_id` for a request
-    that is not to be remembered. Opaque: `message` as it enters the conversation,
+    `conversation_id` is empty for a new conversation. Opaque: `message` as it enters the conversation,
     `steer` with the message and `interrupt` as commands for the owner of the
     active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
     runs wait for their turn in the conversation, and `store_queue_max` wait
     for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
-    `credential_id` brought it, as `delegate_user_id` for the user if a delegate did; `people` are others whose
-    act it is, too, where several people are needed. A new run keeps all three, and one that it enters the people.
+    A new run keeps whose act it is, and one that it enters the people.
     `key_hash` is that of the key which the client has chosen for the conversation, in place of its id; empty for none.
     A conversation that it begins has the title `made_title`, and one that was archived comes back. A new run is one of
     the agent `agent_name`, and has the `labels`.
     """
 
-    store_id: StoreId
-    user_id: UserId
-    request_id: RequestId
-    fingerprint: bytes
     conversation_id: ConversationId
     conversation_must_exist: bool
     policy: MessagePolicy
@@ -84,9 +75,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     text_bytes: int = 0
     store_places: int = 0
     inbox_limits: inbox.Limits = inbox.LIMITS
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    people: tuple[UserId, ...] = ()
     key_hash: bytes = b""
     made_title: str = ""
     undoes: RunId = RunId("")
@@ -103,10 +91,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        request = RequestKey(self.store_id, self.user_id, self.request_id)
         conversation = ConversationKey(self.store_id, self.conversation_id)
         return RowKeys(
-            requests=(request,) if self.request_id else (),
+            requests=self.request_keys,
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
@@ -127,36 +114,20 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             QueueFull: too many runs wait in the conversation, or in the store, or too many
                 messages in the active run, or messages of too many people.
         """
-        request_key = RequestKey(self.store_id, self.user_id, self.request_id)
-        earlier = unit.requests.get(request_key) if self.request_id else None
+        earlier = self.earlier(unit)
         if earlier is not None:
-            return _placed(unit, self._repeat(unit, earlier))
+            run = unit.runs.get(RunKey(self.store_id, earlier.run_id))
+            if run is None:
+                raise RunNotFound
+            return _placed(unit, Submitted(run=run, steered=earlier.steered))
         if self.only_repeat:
             raise ToolExists
         if self.own_tools is not None and self.policy is MessagePolicy.STEER:
             raise InvalidField("tools come with a run that is started", field="policy")
         conversation = self._conversation(unit)
         submitted = self._deliver(unit, conversation)
-        if self.request_id:
-            request = RequestRow(
-                store_id=self.store_id,
-                user_id=self.user_id,
-                request_id=self.request_id,
-                fingerprint=self.fingerprint,
-                run_id=submitted.run.run_id,
-                steered=submitted.steered,
-                create_time=unit.now,
-            )
-            unit.requests.put(request_key, request)
+        self.remember(unit, run_id=submitted.run.run_id, steered=submitted.steered)
         return _placed(unit, submitted)
-
-    def _repeat(self, unit: UnitOfWork, earlier: RequestRow) -> Submitted:
-        if earlier.fingerprint != self.fingerprint:
-            raise RequestIdReused
-        run = unit.runs.get(RunKey(self.store_id, earlier.run_id))
-        if run is None:
-            raise RunNotFound
-        return Submitted(run=run, steered=earlier.steered)
 
     @property
     def _client_key(self) -> ClientKey:

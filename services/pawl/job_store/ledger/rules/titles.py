@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,13 +17,6 @@ TEXT_CHARACTERS_MAX: Final = 4096
 _LINES_MAX: Final = 100
 _AROUND: Final = " \"'`*_#“”„«»‘’「」"  # noqa: RUF001  # quotes of several languages
 _THOUGHT: Final = "</think>"
-
-
-class Said(NamedTuple):
-    """The text of a message, and the model that has written it; empty for none."""
-
-    text: str
-    model: str
 
 
 def ask(unit: UnitOfWork, run: RunRow) -> None:

@@ -56,13 +56,13 @@ class PostgresAttentionRepository(DatabaseAdapter):
     ) -> Page[RunView]:
         arguments = (store_id, run_id, *(after or (None, "")))
         async with self._database.snapshot() as connection:
-            page = await paging.fetch(connection, _LISTED, arguments, tables.run, rows_max=rows_max)
+            page = await paging.fetch(connection, _LISTED, arguments, tables.RUNS.read, rows_max=rows_max)
             run_ids = [run.run_id for run in page.rows]
             if run_id and not run_ids and await connection.fetchrow(_KNOWN, store_id, run_id) is None:
                 raise RunNotFound
             records = await connection.fetch(_RUNNING, store_id, run_ids, paging.PAGE_BYTES_MAX) if run_ids else []
         calls: dict[str, list[CallRow]] = {run_id: [] for run_id in run_ids}
-        for call in map(tables.call, records):
+        for call in map(tables.CALLS.read, records):
             calls[call.run_id].append(call)
         views = [
             RunView(run=run, pending=tuple(call for call in calls[run.run_id] if is_pending(run, call)))

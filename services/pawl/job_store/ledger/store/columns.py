@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
+from asyncpg import Record
+
 R = TypeVar("R")
 
 _STATEMENTS_MAX: Final = 1000
+# What no row has: columns that are only counted, and what statements select besides, such as the time.
+_BESIDE: Final = ("notices_pending", "notices_entered", "now", "found", "omitted_bytes")
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +25,8 @@ class Column(Generic[R]):
     """A column: its type in SQL, and where its value comes from.
 
     `fixed` columns are never updated. `heavy` ones are left alone by an update
-    whose row holds the very same object as the stored one.
+    whose row holds the very same object as the stored one. `read` makes of what is stored the field of the row, which
+    has the name of the column or that of `field`.
     """
 
     name: str
@@ -25,6 +34,8 @@ class Column(Generic[R]):
     value: Callable[[R], Any]
     fixed: bool = False
     heavy: bool = False
+    read: Callable[[Any], Any] = _same
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,12 +104,13 @@ class Columns(Generic[R]):
 
     `beside` names a column that no row has, with its type and what it is at first: whoever writes rows may give it
     values, nothing else touches it.
-    Of `gathered` rows there are many as often as one.
+    `row` makes a row of its fields. Of `gathered` rows there are many as often as one.
     """
 
     def __init__(
         self,
         table: str,
+        row: Callable[..., R],
         columns: Sequence[Column[R]],
         *,
         key_length: int,
@@ -106,6 +118,12 @@ class Columns(Generic[R]):
         gathered: bool = False,
     ) -> None:
         self._columns = tuple(columns)
+        self._row = row
+        self._reads = [
+            (column.name, column.field or column.name, column.read)
+            for column in self._columns
+            if column.field or column.read is not _same
+        ]
         key, rest = self._columns[:key_length], self._columns[key_length:]
         self.table = table
         self._names = tuple(column.name for column in self._columns)
@@ -136,6 +154,15 @@ class Columns(Generic[R]):
             tuple(column.type for column in sent),
             gathered,
         )
+
+    def read(self, record: Record | Mapping[str, Any]) -> R:
+        """Return the row of a record with these columns, and perhaps those that are `_BESIDE` them."""
+        fields = dict(record)
+        for name in _BESIDE:
+            fields.pop(name, None)
+        for name, field, read in self._reads:
+            fields[field] = read(fields.pop(name))
+        return self._row(**fields)
 
     def fields(self, values: Sequence[Any]) -> dict[str, Any]:
         """Return the values of a row by the names of its columns."""

@@ -8,7 +8,7 @@ has the tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -17,10 +17,12 @@ from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.process import logs
 from pawl.errors import PawlError
 from pawl.job_store.ledger.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rpc.messages import usage_of
 from pawl.job_store.ledger.rules import offers
 from pawl.job_store.ledger.rules.events import Event
 from pawl.job_store.ledger.rules.unit_of_work import Ids, UnitOfWork
-from pawl.job_store.ledger.rules.usage import Used, added
+from pawl.job_store.ledger.rules.usage import added
 from pawl.job_store.ledger.store import tables, trimming, usage
 from pawl.job_store.ledger.store.columns import Columns, Write, joined
 from pawl.job_store.ledger.store.loading import load
@@ -46,26 +48,12 @@ _log = logs.get_logger(__name__)
 
 
 class PostgresJournal:
-    """See `ports.Journal`.
+    """See `ports.Journal`. Without `keeps_lifecycle` nothing is to be sent on."""
 
-    `encode` gives the bytes of an event, `usage_of` reads the usage of a run; without `keeps_lifecycle` nothing is to
-    be sent on.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        ids: Ids,
-        encode: Callable[[Event], bytes],
-        usage_of: Callable[[bytes], Used],
-        *,
-        keeps_lifecycle: bool = True,
-    ) -> None:
-        self._usage_of = usage_of
+    def __init__(self, database: Database, ids: Ids, *, keeps_lifecycle: bool = True) -> None:
         self._keeps_lifecycle = keeps_lifecycle
         self._database = database
         self._ids = ids
-        self._encode = encode
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         try:
@@ -87,11 +75,15 @@ class PostgresJournal:
                 _log.exception("ledger.operation_failed", operation=type(operation).__name__)
                 outcomes.append(error)
         events = [
-            LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=self._encode(event))
+            LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=encode_event(event))
             for event in unit.events.rows
         ]
-        outbox = self._outbox(unit) if self._keeps_lifecycle else []
-        await _store(connection, unit, events, outbox, self._usage_of)
+        outbox: list[tuple[Event, bytes | None]] = []
+        if self._keeps_lifecycle:
+            outbox += [(event, None) for event in unit.events.rows if event.lifecycle_type]
+            # With its bytes what stands in no log.
+            outbox += [(event, encode_event(event)) for event in unit.off_log.rows]
+        await _store(connection, unit, events, outbox)
         work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
         return Written(
             outcomes=outcomes,
@@ -101,11 +93,6 @@ class PostgresJournal:
             lifecycle_count=len(outbox),
             inboxes=offers.inboxes(unit),
         )
-
-    def _outbox(self, unit: UnitOfWork) -> list[tuple[Event, bytes | None]]:
-        """Return what the life cycle tells; with its bytes what stands in no log."""
-        of_logs = [(event, None) for event in unit.events.rows if event.lifecycle_type]
-        return [*of_logs, *((event, self._encode(event)) for event in unit.off_log.rows)]
 
 
 async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
@@ -119,7 +106,6 @@ async def _store(
     unit: UnitOfWork,
     events: Sequence[LiveEvent],
     outbox: Sequence[tuple[Event, bytes | None]],
-    usage_of: Callable[[bytes], Used],
 ) -> None:
     """Write all that the operations changed, in one round trip."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.

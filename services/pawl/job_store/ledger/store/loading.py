@@ -179,7 +179,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
     unit = UnitOfWork(ids)
     if schedules := _distinct(named, lambda keys: keys.schedules):
         for record in await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules)):
-            schedule = tables.schedule(record)
+            schedule = tables.SCHEDULES.read(record)
             unit.schedules.load(schedule.key, schedule)
     if triggers := _distinct(named, lambda keys: keys.triggers):
         lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
@@ -233,7 +233,7 @@ async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequen
     keys = _distinct(named, lambda keys: keys.requests)
     if not keys:
         return []
-    rows = [tables.request(record) for record in await connection.fetch(_REQUESTS, *_columns(RequestKey, keys))]
+    rows = [tables.REQUESTS.read(record) for record in await connection.fetch(_REQUESTS, *_columns(RequestKey, keys))]
     for row in rows:
         unit.requests.load(row.key, row)
     return rows
@@ -250,10 +250,10 @@ async def _load_named_runs(connection: Connection, unit: UnitOfWork, named: Sequ
         records = await connection.fetch(_RUNS, *keys) if keys[0] else []
     for record in records:
         if length and record[0] is not None:
-            conversation = tables.conversation(tables.CONVERSATIONS.fields(record[:length]))
+            conversation = tables.CONVERSATIONS.read(tables.CONVERSATIONS.fields(record[:length]))
             unit.conversations.load(conversation.key, conversation)
         else:
-            run = tables.run(tables.RUNS.fields(record[length:]))
+            run = tables.RUNS.read(tables.RUNS.fields(record[length:]))
             unit.runs.load(run.key, run)
 
 
@@ -266,7 +266,7 @@ async def _load_conversations(
     if not (keys or runs):
         return []
     records = await connection.fetch(_CONVERSATIONS, *_columns(ConversationKey, keys), *_columns(RunKey, runs))
-    rows = [tables.conversation(record) for record in records]
+    rows = [tables.CONVERSATIONS.read(record) for record in records]
     for row in rows:
         unit.conversations.load(row.key, row)
     return rows
@@ -301,7 +301,7 @@ async def _load_runs(
         ending = list(dict.fromkeys([*_distinct(named, lambda keys: keys.ends), *entered]))
         arguments = [*_columns(RunKey, keys), *(_columns(RunKey, ending) if ending else ())]
         for record in await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments):
-            run = tables.run(record)
+            run = tables.RUNS.read(record)
             unit.runs.load(run.key, run)
     return entered
 
@@ -377,9 +377,9 @@ async def _load_calls_and_commands(
         if record[0] is not None:
             unit.now = record[0]
         elif record[1] is not None:
-            unit.load_call(tables.call(tables.CALLS.fields(record[1:commands_from])))
+            unit.load_call(tables.CALLS.read(tables.CALLS.fields(record[1:commands_from])))
         else:
-            unit.load_command(tables.command(tables.COMMANDS.fields(record[commands_from:])))
+            unit.load_command(tables.COMMANDS.read(tables.COMMANDS.fields(record[commands_from:])))
 
 
 def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[T]]) -> list[T]:

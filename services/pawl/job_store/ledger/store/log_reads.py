@@ -9,7 +9,6 @@ from pawl.chassis.ids import RunKey, UserId
 from pawl.errors import RunNotFound
 from pawl.job_store.ledger.reading import LogGap, LogPart, RunSnapshot
 from pawl.job_store.ledger.store import tables
-from pawl.job_store.ledger.store.paging import without_count
 from pawl.values import RunState
 
 # The statements are made from constants of this package only.
@@ -95,11 +94,11 @@ async def _snapshot(connection: Connection, key: RunKey, *, with_calls: bool) ->
     record = await connection.fetchrow(_RUN, key.store_id, key.run_id)
     if record is None:
         raise RunNotFound
-    run = tables.run(record)
+    run = tables.RUNS.read(record)
     return RunSnapshot(
         run=run,
-        messages=[tables.message(without_count(record)) for record in messages],
-        calls=[tables.call(without_count(record)) for record in calls],
+        messages=[tables.MESSAGES.read(record) for record in messages],
+        calls=[tables.CALLS.read(record) for record in calls],
         omitted_bytes={record["call_id"]: record["omitted_bytes"] for record in calls},
         omitted_messages=messages[0]["found"] - len(messages) if messages else 0,
         omitted_calls=run.trimmed_rounds + (calls[0]["found"] - len(calls) if calls else 0),

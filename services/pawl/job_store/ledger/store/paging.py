@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar
 
 from asyncpg import Record
 
@@ -45,15 +45,11 @@ def statement(rows: Rows, *, where: str, order: str, size: str, source: str = ""
 async def fetch(
     database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
-    """Return a page by a statement made with `statement`; at least one row if there is any."""
+    """Return a page by a statement made with `statement`; at least one row if there is any.
+
+    Records have the column `found` beside those of a row.
+    """
     records = await database.fetch(sql, rows_max + 1, PAGE_BYTES_MAX, *arguments)
     found = records[0]["found"] if records else 0
-    rows = [read(without_count(record)) for record in records[:rows_max]]
+    rows = [read(record) for record in records[:rows_max]]
     return Page(rows=rows, has_more=found > len(rows))
-
-
-def without_count(record: Record) -> Record:
-    """Return a record without its column `found`: readers take all that they are given."""
-    values = dict(record)
-    del values["found"]
-    return cast("Record", values)

@@ -167,7 +167,7 @@ class PostgresReads(DatabaseAdapter):
             calls = await _open_calls(connection, run)
             found = [(run, calls)]
             if any(call.state is CallState.DELEGATED for call in calls):
-                below = [tables.run(record) for record in await connection.fetch(_BELOW, key.store_id, key.run_id)]
+                below = map(tables.RUNS.read, await connection.fetch(_BELOW, key.store_id, key.run_id))
                 found += [(row, await _open_calls(connection, row)) for row in below]
             return view_of(await situations.of_runs(connection, key.store_id, found))
 
@@ -178,7 +178,7 @@ class PostgresReads(DatabaseAdapter):
                 raise RunNotFound
             fields = dict(record)
             loop_state, time, past_number, user_id, background = (fields.pop(name) for name in _BESIDE_RUN)
-            run = tables.run(fields)
+            run = tables.RUNS.read(fields)
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
             author = UserId("") if user_id in {None, run.user_id} else run.user_id
@@ -192,14 +192,14 @@ class PostgresReads(DatabaseAdapter):
             calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX, run.round if run.reports_to else 0)
             records = await connection.fetch(_CALLS_OF_RUNS, *calls_of) if run_ids else []
             omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
-            calls = [tables.call(record) for record in records]
+            calls = [tables.CALLS.read(record) for record in records]
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
-            commands = [tables.command(record) for record in records]
+            commands = [tables.COMMANDS.read(record) for record in records]
             told = await _told(connection, key.store_id, run.user_id, background)
             top: RunRow | None = run
             if run.budget_run_id:
                 record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
-                top = tables.run(record) if record else None
+                top = tables.RUNS.read(record) if record else None
         return Loaded(
             run=run,
             user_id=user_id or run.user_id,
@@ -221,13 +221,13 @@ class PostgresReads(DatabaseAdapter):
             if record is None:
                 raise RunNotFound
             told = await _told(connection, key.store_id, record["user_id"], record["background"])
-        return [tables.command(record) for record in records], told
+        return [tables.COMMANDS.read(record) for record in records], told
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         record = await self._database.fetchrow(_CALL, key.store_id, key.call_id, user_id, for_approval)
         if record is None:
             raise CallNotFound
-        return tables.call(record)
+        return tables.CALLS.read(record)
 
     async def runs(
         self,
@@ -240,7 +240,7 @@ class PostgresReads(DatabaseAdapter):
     ) -> Page[Situation]:
         statement, arguments = run_lists.selected(store_id, user_id, wanted, after)
         async with self._database.snapshot() as connection:
-            page = await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
+            page = await paging.fetch(connection, statement, arguments, tables.RUNS.read, rows_max=rows_max)
             return Page(rows=await situations.of_page(connection, store_id, page.rows), has_more=page.has_more)
 
     async def calls(
@@ -250,7 +250,7 @@ class PostgresReads(DatabaseAdapter):
         async with self._database.acquire() as connection:
             if not (user_id and await connection.fetchval(_SHOWS_CALLS, key.store_id, key.run_id, user_id)):
                 await _fetch_run(connection, key, user_id)
-            return await paging.fetch(connection, _CALLS, arguments, tables.call, rows_max=rows_max)
+            return await paging.fetch(connection, _CALLS, arguments, tables.CALLS.read, rows_max=rows_max)
 
     async def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -264,7 +264,7 @@ class PostgresReads(DatabaseAdapter):
             *(after or (None, "")),
         )
         statement = _PENDING if wanted.user_id else _TO_APPROVE
-        return await paging.fetch(self._database, statement, arguments, tables.call, rows_max=rows_max)
+        return await paging.fetch(self._database, statement, arguments, tables.CALLS.read, rows_max=rows_max)
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -273,14 +273,14 @@ class PostgresReads(DatabaseAdapter):
             return Page(rows=(), has_more=False)
         arguments = (store_id, wanted.user_id, wanted.conversation_id, *(after or (None, "")))
         statement = _MINE_SHORT_OF_TOKENS if wanted.user_id else _SHORT_OF_TOKENS
-        return await paging.fetch(self._database, statement, arguments, tables.run, rows_max=rows_max)
+        return await paging.fetch(self._database, statement, arguments, tables.RUNS.read, rows_max=rows_max)
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> MessagePage:
         async with self._database.acquire() as connection:
             record = await connection.fetchrow(_OWNER, store_id, conversation_id)
-            conversation = None if record is None else tables.conversation(record)
+            conversation = None if record is None else tables.CONVERSATIONS.read(record)
             if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
                 raise absent(conversation, user_id)
             if past_number := conversation.past_number:
@@ -289,7 +289,7 @@ class PostgresReads(DatabaseAdapter):
                 )
             else:
                 arguments = (store_id, conversation_id, after)
-                page = await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+                page = await paging.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
         return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
@@ -299,12 +299,12 @@ class PostgresReads(DatabaseAdapter):
 
 async def _told(connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None) -> Told:
     """Return what a run of a user is told, given the background of its conversation as it is stored."""
-    background = tables.background(packed)
+    background = tables.BACKGROUND.read(packed)
     waiting = background.pending_of(user_id)[:NOTICES_MAX]
     if not waiting:
         return Told(open_jobs=background.open_jobs_of(user_id))
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
-    rows = {record["run_id"]: tables.run(record) for record in records}
+    rows = {record["run_id"]: tables.RUNS.read(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
     return Told(notices=notices, open_jobs=background.open_jobs_of(user_id))
 
@@ -316,15 +316,15 @@ async def _from_summary(
     if past_number:
         return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
     records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)
-    return [tables.message(record) for record in records]
+    return [tables.MESSAGES.read(record) for record in records]
 
 
 async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:
-    return [tables.call(record) for record in await connection.fetch(_OPEN_CALLS, run.store_id, run.run_id)]
+    return [tables.CALLS.read(record) for record in await connection.fetch(_OPEN_CALLS, run.store_id, run.run_id)]
 
 
 async def _fetch_run(connection: Connection, key: RunKey, user_id: UserId) -> RunRow:
     record = await connection.fetchrow(_RUN, key.store_id, key.run_id, user_id)
     if record is None:
         raise RunNotFound
-    return tables.run(record)
+    return tables.RUNS.read(record)

@@ -105,7 +105,7 @@ async def messages(
 ) -> Page[MessageRow]:
     """Return messages of a fork, from the one after number `after` on."""
     arguments = (store_id, conversation_id, past_number, after)
-    return await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+    return await paging.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
 
 
 async def from_summary(
@@ -113,7 +113,7 @@ async def from_summary(
 ) -> list[MessageRow]:
     """Return the messages of a fork that the newest summary of an author does not stand for."""
     records = await connection.fetch(_FROM_SUMMARY, store_id, conversation_id, past_number, author)
-    return [tables.message(record) for record in records]
+    return [tables.MESSAGES.read(record) for record in records]
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:

@@ -69,7 +69,7 @@ async def of_page(connection: Connection, store_id: StoreId, runs: Sequence[RunR
     calls: dict[str, list[CallRow]] = {run.run_id: [] for run in runs}
     if wanted:
         for record in await connection.fetch(_FIRST_OPEN_CALLS, store_id, wanted):
-            calls[record["run_id"]].append(tables.call(record))
+            calls[record["run_id"]].append(tables.CALLS.read(record))
     return await of_runs(connection, store_id, [(run, calls[run.run_id]) for run in runs], calls_max=OPEN_CALLS_MAX)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from datetime import datetime
+from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
-from asyncpg import Record
 
-from pawl.chassis.ids import ClientId
+from pawl.chassis.ids import ClientId, SessionId
 from pawl.job_store.ledger.ports import LiveEvent
 from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.approval import Decision, Grant
@@ -35,17 +36,6 @@ from pawl.job_store.triggers.rules import EventRow, FormerSecret, LaneRow, Trigg
 from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
 
 _pack: Final = msgspec.msgpack.Encoder().encode
-_unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode
-_unpack_approvals: Final = msgspec.msgpack.Decoder(tuple[Decision, ...]).decode
-_unpack_series: Final = msgspec.msgpack.Decoder(Series).decode
-_unpack_grant: Final = msgspec.msgpack.Decoder(Grant).decode
-_unpack_background: Final = msgspec.msgpack.Decoder(Background).decode
-_unpack_own_tools: Final = msgspec.msgpack.Decoder(OwnTools).decode
-_unpack_definition: Final = msgspec.msgpack.Decoder(Definition).decode
-_unpack_trigger: Final = msgspec.msgpack.Decoder(TriggerDefinition).decode
-_unpack_secrets: Final = msgspec.msgpack.Decoder(tuple[FormerSecret, ...]).decode
-_unpack_fires: Final = msgspec.msgpack.Decoder(tuple[FireRow, ...]).decode
-_unpack_last_commit: Final = msgspec.msgpack.Decoder(LastCommit).decode
 
 
 def _same(type_: str, *names: str, fixed: bool = False, heavy: bool = False) -> list[Column[Any]]:
@@ -57,39 +47,76 @@ def _fixed(type_: str, *names: str) -> list[Column[Any]]:
     return _same(type_, *names, fixed=True)
 
 
-def _packed(value: Any) -> bytes | None:
-    return None if value is None else _pack(value)
+def _packed(name: str, kind: Any, *, field: str = "", empty: object = None, fixed: bool = False) -> Column[Any]:
+    """Return a column with a value of a kind as MessagePack, NULL if it is `empty`."""
+    decode, value_of = msgspec.msgpack.Decoder(kind).decode, attrgetter(field or name)
+    return Column(
+        name,
+        "bytea",
+        lambda row: None if (value := value_of(row)) == empty else _pack(value),
+        fixed,
+        read=lambda packed: empty if packed is None else decode(packed),
+        field=field,
+    )
 
 
-def _packed_background(of_conversation: Background) -> bytes | None:
-    return None if of_conversation == NO_BACKGROUND else _pack(of_conversation)
+def _joined(*names: str, fixed: bool = False) -> list[Column[Any]]:
+    """Return columns with several ids each, which have no commas."""
+    return [_joined_one(name, fixed=fixed) for name in names]
 
 
-def _labels(row: RunRow | ConversationRow) -> str:
-    return labels.written(row.store_id, row.user_id, row.labels)
+def _joined_one(name: str, *, fixed: bool) -> Column[Any]:
+    value_of = attrgetter(name)
+    return Column(
+        name,
+        "text",
+        lambda row: ",".join(value_of(row)),
+        fixed,
+        read=lambda text: tuple(filter(None, text.split(","))),
+    )
+
+
+def _enum(name: str, kind: type[IntEnum], *, fixed: bool = False) -> Column[Any]:
+    return Column(name, "smallint", attrgetter(name), fixed, read=lambda value: None if value is None else kind(value))
+
+
+def _encoded(name: str) -> Column[Any]:
+    value_of = attrgetter(name)
+    return Column(name, "bytea", lambda row: value_of(row).encode(), read=bytes.decode)
+
+
+def _labels(*, fixed: bool = False) -> Column[Any]:
+    return Column(
+        "labels",
+        "text",
+        lambda row: labels.written(row.store_id, row.user_id, row.labels),
+        fixed,
+        read=labels.read,
+    )
 
 
 def _offer(field: str, default: Any) -> Callable[[CallRow], Any]:
     return lambda call: default if call.offer is None else getattr(call.offer, field)
 
 
+BACKGROUND: Final = _packed("background", Background, empty=NO_BACKGROUND)
 CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
     "job_store.conversations",
+    ConversationRow,
     [
         *_fixed("text", "store_id", "conversation_id", "user_id", "made_title", "parent_run_id", "fork_of"),
         *_fixed("text", "erase_user_id", "parent_conversation_id", "model_title"),
         *_fixed("bytea", "key_hash"),
         *_same("text", "active_run_id", "title", "title_run_id"),
         *_same("boolean", "archived", "shows_arguments"),
-        *_same("smallint", "sharing"),
-        Column("queue", "text", lambda row: ",".join(row.queue)),
-        Column("interrupting", "text", lambda row: ",".join(row.interrupting)),
+        _enum("sharing", Sharing),
+        *_joined("queue", "interrupting"),
         *_same("bigint", "last_number"),
         *_fixed("bigint", "past_number"),
         *_fixed("timestamptz", "create_time"),
         *_same("timestamptz", "update_time", "title_at"),
-        Column("labels", "text", _labels),
-        Column("background", "bytea", lambda row: _packed_background(row.background)),
+        _labels(),
+        BACKGROUND,
         # For the counts of all conversations.
         Column("notices_pending", "integer", lambda row: row.background.pending),
         Column("notices_entered", "integer", lambda row: row.background.entered),
@@ -99,6 +126,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
 
 SEGMENTS: Final[Columns[SegmentRow]] = Columns(
     "job_store.conversation_segments",
+    SegmentRow,
     [
         *_fixed("text", "store_id", "conversation_id"),
         *_fixed("bigint", "first_number", "last_number"),
@@ -108,32 +136,23 @@ SEGMENTS: Final[Columns[SegmentRow]] = Columns(
 )
 
 
-def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
-    """Return the row of a record with the columns of CONVERSATIONS."""
-    fields = dict(record)
-    for name in ("notices_pending", "notices_entered"):
-        del fields[name]
-    fields["sharing"] = Sharing(fields["sharing"])
-    queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
-    fields["labels"] = labels.read(fields["labels"])
-    fields["background"] = background(fields["background"])
-    return ConversationRow(**fields, queue=tuple(filter(None, queue)), interrupting=tuple(filter(None, interrupting)))
-
-
-def background(packed: bytes | None) -> Background:
-    """Return the background of a conversation, as its column has it."""
-    return NO_BACKGROUND if packed is None else _unpack_background(packed)
+def _run(*, attention: int | None, attention_time: datetime | None, **fields: Any) -> RunRow:
+    if attention is None or attention_time is None:
+        return RunRow(**fields)
+    return RunRow(**fields, attention=Attention(reason=AttentionReason(attention), since_time=attention_time))
 
 
 RUNS: Final[Columns[RunRow]] = Columns(
     "job_store.runs",
+    _run,
     [
         *_fixed("text", "store_id", "run_id", "conversation_id", "user_id", "parent_run_id", "parent_call_id"),
         *_fixed("text", "credential_id", "delegate_user_id", "agent_name", "reports_to", "budget_run_id"),
         *_fixed("integer", "generation"),
-        Column("labels", "text", _labels, fixed=True),
+        _labels(fixed=True),
         *_same("text", "worker_id"),
-        *_same("smallint", "state", "stop_cause"),
+        _enum("state", RunState),
+        _enum("stop_cause", StopCause),
         *_same("integer", "crashes", "command_count", "round", "steers_waiting", "idle_receipts"),
         *_same("integer", "trimmed_rounds", "trimmed_failures", "mark_round"),
         *_same("bigint", "trimmed_log_seq", "mark_seq"),
@@ -147,14 +166,14 @@ RUNS: Final[Columns[RunRow]] = Columns(
         *_fixed("bytea", "options"),
         *_same("bytea", "queued_message", "usage", "failure", "unstopped"),
         *_same("bytea", "tools", "output", heavy=True),
-        Column("people", "text", lambda row: ",".join(row.people), fixed=True),
-        Column("steered_by", "text", lambda row: ",".join(row.steered_by)),
-        Column("waits", "bytea", lambda row: bytes(row.waits)),
+        *_joined("people", fixed=True),
+        *_joined("steered_by"),
+        Column("waits", "bytea", lambda row: bytes(row.waits), read=tuple),
         Column("attention", "smallint", lambda row: row.attention and row.attention.reason),
         Column("attention_time", "timestamptz", lambda row: row.attention and row.attention.since_time),
-        Column("last_commit", "bytea", lambda row: _packed(row.last_commit)),
-        Column("own_tools", "bytea", lambda row: _packed(row.own_tools), fixed=True),
-        Column("series_grant", "bytea", lambda row: _packed(row.grant)),
+        _packed("last_commit", LastCommit),
+        _packed("own_tools", OwnTools, fixed=True),
+        _packed("series_grant", Grant, field="grant"),
     ],
     key_length=2,
     # The state of the worker, which the ledger does not look at.
@@ -165,44 +184,47 @@ RUN_BYTES: Final = "length(options) + length(tools) + length(output) + coalesce(
 """The size of a row of RUNS, as far as it may be large."""
 
 
-def run(record: Record | Mapping[str, Any]) -> RunRow:
-    """Return the row of a record with the columns of RUNS."""
-    fields = dict(record)
-    last_commit, stop_cause = fields["last_commit"], fields["stop_cause"]
-    reason, since_time = fields["attention"], fields.pop("attention_time")
-    attention = None if reason is None else Attention(reason=AttentionReason(reason), since_time=since_time)
-    fields["attention"] = attention
-    fields["state"] = RunState(fields["state"])
-    for name in ("people", "steered_by"):
-        fields[name] = tuple(filter(None, fields[name].split(",")))
-    fields["waits"] = tuple(fields["waits"])
-    fields["labels"] = labels.read(fields["labels"])
-    fields["stop_cause"] = None if stop_cause is None else StopCause(stop_cause)
-    fields["last_commit"] = None if last_commit is None else _unpack_last_commit(last_commit)
-    grant = fields.pop("series_grant")
-    fields["grant"] = None if grant is None else _unpack_grant(grant)
-    fields["own_tools"] = None if fields["own_tools"] is None else _unpack_own_tools(fields["own_tools"])
-    return RunRow(**fields)
+def _call(
+    *,
+    offer_client_id: str | None,
+    offer_session_id: str,
+    offer_epoch: int,
+    offer_expire_time: datetime | None,
+    offer_lease_seconds: float,
+    **fields: Any,
+) -> CallRow:
+    if offer_client_id is None:
+        return CallRow(**fields, offer=None)
+    offer = Offer(
+        client_id=ClientId(offer_client_id),
+        session_id=SessionId(offer_session_id),
+        epoch=offer_epoch,
+        expire_time=offer_expire_time,
+        lease_seconds=offer_lease_seconds,
+    )
+    return CallRow(**fields, offer=offer)
 
 
 CALLS: Final[Columns[CallRow]] = Columns(
     "job_store.calls",
+    _call,
     [
         *_fixed("text", "store_id", "call_id", "run_id", "conversation_id", "user_id"),
         *_same("text", "digest", "reserved_by", "child_run_id"),
-        *_same("smallint", "state", "approvals_required"),
+        _enum("state", CallState),
+        *_same("smallint", "approvals_required"),
         *_same("integer", "round", "tool_version", "attempt"),
         *_same("boolean", "escalated", "has_default"),
         *_fixed("timestamptz", "create_time"),
         *_same("timestamptz", "deadline_time", "start_time", "end_time", "progress_time", "state_time"),
         *_same("bytea", "arguments", "result", "spec", heavy=True),
-        Column("batch_index", "integer", lambda row: row.index),
-        Column("tool_name", "bytea", lambda row: row.tool_name.encode()),
-        Column("fallback_tool_name", "bytea", lambda row: row.fallback_tool_name.encode()),
-        Column("decision", "bytea", lambda row: _packed(row.decision)),
-        Column("approvals", "bytea", lambda row: _packed(row.approvals or None)),
-        Column("earlier_approvals", "bytea", lambda row: _packed(row.earlier_approvals or None)),
-        Column("series", "bytea", lambda row: _packed(row.series)),
+        Column("batch_index", "integer", attrgetter("index"), field="index"),
+        _encoded("tool_name"),
+        _encoded("fallback_tool_name"),
+        _packed("decision", Decision),
+        _packed("approvals", tuple[Decision, ...], empty=()),
+        _packed("earlier_approvals", tuple[Decision, ...], empty=()),
+        _packed("series", Series),
         Column("offer_client_id", "text", _offer("client_id", None)),
         Column("offer_session_id", "text", _offer("session_id", "")),
         Column("offer_epoch", "bigint", _offer("epoch", 0)),
@@ -213,31 +235,9 @@ CALLS: Final[Columns[CallRow]] = Columns(
 )
 
 
-def call(record: Record | Mapping[str, Any]) -> CallRow:
-    """Return the row of a record with the columns of CALLS, and perhaps `omitted_bytes`."""
-    fields = dict(record)
-    fields.pop("omitted_bytes", None)
-    offer = Offer(
-        client_id=fields.pop("offer_client_id") or ClientId(""),
-        session_id=fields.pop("offer_session_id"),
-        epoch=fields.pop("offer_epoch"),
-        expire_time=fields.pop("offer_expire_time"),
-        lease_seconds=fields.pop("offer_lease_seconds"),
-    )
-    fields["index"] = fields.pop("batch_index")
-    fields["state"] = CallState(fields["state"])
-    fields["tool_name"] = fields["tool_name"].decode()
-    fields["fallback_tool_name"] = fields["fallback_tool_name"].decode()
-    decision = fields["decision"]
-    fields["decision"] = None if decision is None else _unpack_decision(decision)
-    fields["series"] = None if fields["series"] is None else _unpack_series(fields["series"])
-    for name in ("approvals", "earlier_approvals"):
-        fields[name] = () if fields[name] is None else _unpack_approvals(fields[name])
-    return CallRow(**fields, offer=None if record["offer_client_id"] is None else offer)
-
-
 MESSAGES: Final[Columns[MessageRow]] = Columns(
     "job_store.messages",
+    MessageRow,
     [
         *_fixed("text", "store_id", "conversation_id"),
         *_fixed("bigint", "number", "summarised_to"),
@@ -249,17 +249,13 @@ MESSAGES: Final[Columns[MessageRow]] = Columns(
 )
 
 
-def message(record: Record) -> MessageRow:
-    """Return the row of a record with the columns of MESSAGES."""
-    return MessageRow(**dict(record))
-
-
 COMMANDS: Final[Columns[CommandRow]] = Columns(
     "job_store.commands",
+    CommandRow,
     [
         *_fixed("text", "store_id", "run_id", "command_id", "user_id", "name", "call_id", "reason", "message"),
         *_fixed("text", "credential_id", "delegate_user_id"),
-        *_fixed("smallint", "outcome"),
+        _enum("outcome", CommandOutcome, fixed=True),
         *_fixed("integer", "number"),
         *_fixed("timestamptz", "time"),
         *_fixed("bytea", "fingerprint", "payload"),
@@ -269,16 +265,9 @@ COMMANDS: Final[Columns[CommandRow]] = Columns(
 )
 
 
-def command(record: Record | Mapping[str, Any]) -> CommandRow:
-    """Return the row of a record with the columns of COMMANDS, and perhaps the time `now`."""
-    fields = dict(record)
-    fields.pop("now", None)
-    fields["outcome"] = CommandOutcome(fields["outcome"])
-    return CommandRow(**fields)
-
-
 REQUESTS: Final[Columns[RequestRow]] = Columns(
     "job_store.requests",
+    RequestRow,
     [
         *_fixed("text", "store_id", "user_id", "request_id", "run_id", "conversation_id"),
         *_fixed("bytea", "fingerprint"),
@@ -289,13 +278,9 @@ REQUESTS: Final[Columns[RequestRow]] = Columns(
 )
 
 
-def request(record: Record) -> RequestRow:
-    """Return the row of a record with the columns of REQUESTS."""
-    return RequestRow(**dict(record))
-
-
 EVENTS: Final[Columns[LiveEvent]] = Columns(
     "job_store.events",
+    LiveEvent,
     [*_fixed("text", "store_id", "run_id"), *_fixed("bigint", "seq"), *_fixed("bytea", "payload")],
     key_length=3,
     gathered=True,
@@ -303,6 +288,7 @@ EVENTS: Final[Columns[LiveEvent]] = Columns(
 
 OUTBOX: Final[Columns[Event]] = Columns(
     "job_store.outbox",
+    Event,
     [
         *_fixed("text", "store_id", "run_id"),
         *_fixed("bigint", "seq"),
@@ -316,7 +302,7 @@ OUTBOX: Final[Columns[Event]] = Columns(
 )
 
 
-def _starter(id_: str) -> list[Column[Any]]:
+def _starter(id_: str, definition: type[Any]) -> list[Column[Any]]:
     """Return the columns of what starts runs by itself, with its id."""
     return [
         *_fixed("text", "store_id", id_, "user_id", "name"),
@@ -326,39 +312,41 @@ def _starter(id_: str) -> list[Column[Any]]:
         *_same("boolean", "self_paused", "last_run_counted"),
         *_fixed("timestamptz", "create_time"),
         *_same("timestamptz", "pause_time"),
-        Column("user_roles", "text", lambda row: ",".join(row.user_roles)),
-        Column("people", "text", lambda row: ",".join(row.people)),
-        Column("definition", "bytea", lambda row: _pack(row.definition)),
-        Column("fires", "bytea", lambda row: _pack(row.fires)),
+        *_joined("user_roles", "people"),
+        _packed("definition", definition),
+        _packed("fires", tuple[FireRow, ...]),
     ]
 
 
 SCHEDULES: Final[Columns[ScheduleRow]] = Columns(
     "job_store.schedules",
-    [*_starter("schedule_id"), *_same("timestamptz", "due_time", "claim_at", "waiting_time")],
+    ScheduleRow,
+    [*_starter("schedule_id", Definition), *_same("timestamptz", "due_time", "claim_at", "waiting_time")],
     key_length=2,
 )
 
 TRIGGERS: Final[Columns[TriggerRow]] = Columns(
     "job_store.triggers",
+    TriggerRow,
     [
-        *_starter("trigger_id"),
+        *_starter("trigger_id", TriggerDefinition),
         *_same("bytea", "secret"),
         *_same("timestamptz", "claim_at", "unreachable_time", "unreachable_report_time", "refused_time"),
         *_same("bigint", "uid_validity", "last_uid", "refused_count"),
         *_same("text", "unreachable_reason", "refused_reason"),
-        Column("former_secrets", "bytea", lambda row: _pack(row.former_secrets)),
+        _packed("former_secrets", tuple[FormerSecret, ...]),
     ],
     key_length=2,
 )
 
 TRIGGER_EVENTS: Final[Columns[EventRow]] = Columns(
     "job_store.trigger_events",
+    EventRow,
     [
         *_fixed("text", "store_id", "trigger_id", "event_id"),
         *_fixed("timestamptz", "receive_time"),
         *_same("timestamptz", "fire_time"),
-        *_same("smallint", "outcome"),
+        _enum("outcome", FireOutcome),
         *_same("text", "reason", "run_id", "conversation_id"),
     ],
     key_length=3,
@@ -366,6 +354,7 @@ TRIGGER_EVENTS: Final[Columns[EventRow]] = Columns(
 
 LANES: Final[Columns[LaneRow]] = Columns(
     "job_store.trigger_lanes",
+    LaneRow,
     [
         *_fixed("text", "store_id", "trigger_id", "lane"),
         *_same("text", "last_run_id", "event_id", "conversation_key"),
@@ -375,34 +364,3 @@ LANES: Final[Columns[LaneRow]] = Columns(
     ],
     key_length=3,
 )
-
-
-def schedule(record: Record | Mapping[str, Any]) -> ScheduleRow:
-    """Return the row of a record with the columns of SCHEDULES, and perhaps `credential_ended`."""
-    fields = _starter_fields(record)
-    return ScheduleRow(**fields | {"definition": _unpack_definition(fields["definition"])})
-
-
-def trigger(record: Record | Mapping[str, Any]) -> TriggerRow:
-    """Return the row of a record with the columns of TRIGGERS, and perhaps `credential_ended`."""
-    fields = _starter_fields(record)
-    fields["definition"] = _unpack_trigger(fields["definition"])
-    return TriggerRow(**fields | {"former_secrets": _unpack_secrets(fields["former_secrets"])})
-
-
-def trigger_event(record: Record | Mapping[str, Any]) -> EventRow:
-    """Return the row of a record with the columns of TRIGGER_EVENTS."""
-    fields = dict(record)
-    return EventRow(**fields | {"outcome": FireOutcome(fields["outcome"])})
-
-
-def lane(record: Record | Mapping[str, Any]) -> LaneRow:
-    """Return the row of a record with the columns of LANES."""
-    return LaneRow(**dict(record))
-
-
-def _starter_fields(record: Record | Mapping[str, Any]) -> dict[str, Any]:
-    fields = dict(record)
-    for name in ("user_roles", "people"):
-        fields[name] = tuple(filter(None, fields[name].split(",")))
-    return fields | {"fires": _unpack_fires(fields["fires"])}

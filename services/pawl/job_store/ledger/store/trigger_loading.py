@@ -50,15 +50,15 @@ async def load(
 ) -> RowKeys:
     """Load them, locked until the end of the transaction; return the runs that they need."""
     for record in await connection.fetch(_TRIGGERS, *_columns(TriggerKey, triggers)):
-        trigger = tables.trigger(record)
+        trigger = tables.TRIGGERS.read(record)
         unit.triggers.load(trigger.key, trigger)
     wanted = dict.fromkeys(events)
     for record in await connection.fetch(_LANES, *_columns(LaneKey, lanes)) if lanes else ():
-        lane = tables.lane(record)
+        lane = tables.LANES.read(record)
         unit.lanes.load(lane.key, lane)
         wanted.update({lane.waiting: None} if lane.event_id else {})
     for record in await connection.fetch(_EVENTS, *_columns(EventKey, wanted)):
-        event = tables.trigger_event(record)
+        event = tables.TRIGGER_EVENTS.read(record)
         unit.trigger_events.load(event.key, event)
     last = [RunKey(row.store_id, row.last_run_id) for _, row in unit.triggers.items() if row.last_run_id]
     before = tuple(RunKey(row.store_id, row.last_run_id) for _, row in unit.lanes.items() if row.last_run_id)
