@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
 from pawl.chassis.bus.connection import Bus
@@ -47,6 +49,7 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, Ports
 from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rpc.lists import ListServicer
 from pawl.job_store.ledger.rpc.messages import LOST, head_of, text_of, usage_of
 from pawl.job_store.ledger.rpc.operations import CANCEL
 from pawl.job_store.ledger.rpc.servicer import LedgerServicer
@@ -93,6 +96,7 @@ class JobStore:
     ledger: Ledger
     servicer: LedgerServicer
     conversations: ConversationServicer
+    lists: ListServicer
     keys: Keys | None
     """None for one of runs alone."""
     agents: Agents | None
@@ -110,12 +114,14 @@ class JobStore:
     @property
     def servicers(self) -> tuple[object, ...]:
         """What serves runs and conversations."""
-        return self.conversations, self.servicer
+        return self.conversations, self.lists, self.servicer
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for it."""
         server.add(add_LedgerServiceServicer_to_server, self.servicer, service_only=True)
         server.add_forwarded(add_ConversationServiceServicer_to_server, self.conversations)
+        server.add_forwarded(add_AgentServiceServicer_to_server, self.lists)
+        server.add_forwarded(add_OperatorServiceServicer_to_server, self.lists)
         if self.keys is not None:
             server.add(add_KeyServiceServicer_to_server, KeyServicer(self.keys))
             server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(self.keys), service_only=True)
@@ -184,6 +190,7 @@ def wire(
         ledger=ledger,
         servicer=LedgerServicer(ledger),
         conversations=ConversationServicer(ledger, erasing),
+        lists=ListServicer(ledger),
         keys=keys,
         agents=agents,
         erasing=erasing,
