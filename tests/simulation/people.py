@@ -9,14 +9,15 @@ from typing import Any
 
 import msgspec
 
+from pawl.agent.v1 import operator_pb2
 from pawl.agent.v1.agent_pb2 import SendMessageRequest, StartRunRequest
 from pawl.agent.v1.types_pb2 import CallDecision, ToolResult
 from pawl.agent_loop.api.messages import SessionTools
 from pawl.agent_loop.api.replies import Reply, is_taken
-from pawl.agent_loop.api.values import PageAsked
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import ApprovalExpiryPolicy, BatchOrder, TokenBudgetPolicy, UnknownOutcomePolicy
+from pawl.chassis.identity import auth
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull, RunOfAnotherUser
@@ -33,6 +34,7 @@ from tests.simulation.world import World
 
 STORE = StoreId("store")
 SETTLING_SECONDS = 600.0
+_OPERATORS = "/pawl.agent.v1.OperatorService"
 _STRANGER = Principal(store_id=STORE, user_id=UserId("stranger"), roles=frozenset())
 _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, MessagePolicy.REJECT)
 
@@ -405,25 +407,26 @@ class Operator:
         """Look at the list now and then, until cancelled."""
         while True:
             await asyncio.sleep(5.0 * self._draw.random())
-            page = await self._insist(
-                "list_attention",
-                lambda agent: agent.ledger.list_attention(
-                    self._caller, RunId(""), PageAsked(page_size=50, page_token="")
-                ),
+            listed = await self._insist(
+                "list_attention", lambda agent: agent.ledger.forward(self._caller, f"{_OPERATORS}/ListAttention", b"")
             )
-            for run in page.runs:
+            for run in operator_pb2.ListAttentionResponse.FromString(listed).runs:
                 if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
                     await self._mend(run.run_id)
 
     async def _mend(self, run_id: str) -> None:
         self._count += 1
         command_id = f"cmd_operator_{self._count}"
-        ends = self._draw.random() < 0.2
-        what = "end" if ends else "redrive"
+        fields = {"request_id": command_id, "run_id": run_id, "reason": "seen to"}
+        what = "EndRun" if self._draw.random() < 0.2 else "RedriveRun"
+        request = getattr(operator_pb2, f"{what}Request")(**fields)
+
+        async def act(agent: AgentLoop) -> Any:
+            auth.set_principal(self._caller)
+            return await getattr(agent.clients.operators, what)(request, None)
+
         try:
-            await self._insist(
-                what, lambda agent: getattr(agent.clients.operators, what)(self._caller, command_id, run_id, "seen to")
-            )
+            await self._insist(what, act)
         except PawlError as error:
             self._world.history.tell(f"{command_id} refused: {error.reason}")
 

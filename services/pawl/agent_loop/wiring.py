@@ -19,7 +19,6 @@ from pawl.agent_loop.api.inbox import Inbox
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.api.operator_rpc import OperatorServicer
-from pawl.agent_loop.api.operators import Operators
 from pawl.agent_loop.api.pending import Pending
 from pawl.agent_loop.api.ports import CallChecker, DocumentReader, LiveEvents, ToolFinder
 from pawl.agent_loop.api.rpc import HEARTBEAT_SECONDS, AgentServicer
@@ -104,7 +103,6 @@ class ClientSide:
         self.pending = Pending(ledger=ledger, clock=clock)
         jobs = Jobs(ledger=ledger, inbox=self.inbox, messages=self.messages, checker=checker, clock=clock, ids=ids)
         self.servicer = AgentServicer(
-            ledger=ledger,
             messages=self.messages,
             inbox=self.inbox,
             jobs=jobs,
@@ -118,8 +116,7 @@ class ClientSide:
             ),
             heartbeat_seconds=times.heartbeat_seconds,
         )
-        self.operators = Operators(ledger=ledger, ids=ids)
-        self._operator_servicer = OperatorServicer(ledger, self.operators)
+        self.operators = OperatorServicer(ledger, ids)
         self._job_servicer = JobServicer(jobs)
         self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
@@ -129,8 +126,8 @@ class ClientSide:
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for them."""
-        server.add(add_AgentServiceServicer_to_server, self.servicer)
-        server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)
+        server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
+        server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
         server.add(add_JobServiceServicer_to_server, self._job_servicer)
         server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
         registry = AgentRegistryServicer(self.agents)

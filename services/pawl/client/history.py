@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.errors import InvalidHistory
@@ -16,6 +18,28 @@ _ROLES: Final = {
     "developer": conversation_pb2.HISTORY_ROLE_SYSTEM,
 }
 _FAULTS_SHOWN_MAX: Final = 20
+
+
+class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _ChatMessage(msgspec.Struct):
+    role: Any = None
+    content: str | list[_TextPart] | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
 
 
 def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.HistoryMessage]:
@@ -32,8 +56,8 @@ def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.Hist
         raise InvalidHistory("it is no list: give the list of messages alone", fault_count=1)
     for position, message in enumerate(messages, 1):
         try:
-            read.append(_message(message))
-        except (ValueError, TypeError) as error:
+            read.append(_message(msgspec.convert(message, _ChatMessage)))
+        except ValueError as error:
             faults.append(f"message {position}: {error}")
     if faults:
         more = len(faults) - _FAULTS_SHOWN_MAX
@@ -42,49 +66,18 @@ def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.Hist
     return read
 
 
-def _message(message: object) -> conversation_pb2.HistoryMessage:
-    if not isinstance(message, Mapping):
-        raise TypeError("it is no object")
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise TypeError("tool_calls is no list")
+def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
+    content = message.content or ()
+    texts = [content] if isinstance(content, str) else [part.text for part in content]
+    calls = [
+        conversation_pb2.HistoryCall(
+            call_id=call.id, tool_name=call.function.name, arguments_json=call.function.arguments
+        )
+        for call in message.tool_calls or ()
+    ]
     return conversation_pb2.HistoryMessage(
-        role=_ROLES.get(str(message.get("role")), conversation_pb2.HISTORY_ROLE_UNSPECIFIED),
-        text="\n\n".join(_texts(message.get("content"))) or _text(message, "refusal"),
-        calls=map(_call, calls),
-        call_id=_text(message, "tool_call_id"),
+        role=_ROLES.get(str(message.role), conversation_pb2.HISTORY_ROLE_UNSPECIFIED),
+        text="\n\n".join(texts) or message.refusal,
+        calls=calls,
+        call_id=message.tool_call_id,
     )
-
-
-def _texts(content: object) -> Iterator[str]:
-    if content is None or isinstance(content, str):
-        yield content or ""
-        return
-    if not isinstance(content, Sequence):
-        raise TypeError("content is neither a text nor a list of parts")
-    for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text":
-            raise ValueError("only parts of the type text can be imported")
-        yield _text(part, "text")
-
-
-def _call(call: object) -> conversation_pb2.HistoryCall:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise TypeError("a call has an id and a function")
-    return conversation_pb2.HistoryCall(
-        call_id=_text(call, "id"), tool_name=_text(function, "name"), arguments_json=_text(function, "arguments")
-    )
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    value = values.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is no text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} has half of a surrogate pair") from None
-    return value

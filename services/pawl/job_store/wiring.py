@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
 from pawl.chassis.bus.connection import Bus
@@ -46,6 +48,7 @@ from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, Ports
+from pawl.job_store.ledger.rpc.lists import ListServicer
 from pawl.job_store.ledger.rpc.servicer import LedgerServicer
 from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
 from pawl.job_store.ledger.store.journal import PostgresJournal
@@ -77,7 +80,7 @@ class LedgerParts:
     @property
     def servicers(self) -> tuple[object, ...]:
         """What serves runs and conversations, which nothing erases."""
-        return ConversationServicer(self.ledger, None), LedgerServicer(self.ledger)
+        return ConversationServicer(self.ledger, None), ListServicer(self.ledger), LedgerServicer(self.ledger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +161,9 @@ def on_postgres(
     def add_to(server: RpcServer) -> None:
         server.add(add_LedgerServiceServicer_to_server, LedgerServicer(ledger), service_only=True)
         server.add_forwarded(add_ConversationServiceServicer_to_server, ConversationServicer(ledger, erasing))
+        lists = ListServicer(ledger)
+        server.add_forwarded(add_AgentServiceServicer_to_server, lists)
+        server.add_forwarded(add_OperatorServiceServicer_to_server, lists)
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
         server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys), service_only=True)
         server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage), service_only=True)

@@ -109,14 +109,14 @@ class LedgerReads:
         """Return the open jobs of that conversation, then those that have ended; of both the newest first."""
         found: list[Job] = []
         for states, most in ((_OPEN, _OPEN_MAX), (_ENDED, ended_max)):
-            request = ledger_pb2.ListRunsRequest(
+            request = ledger_pb2.ListJobsRequest(
                 store_id=store_id,
                 user_id=user_id,
                 reports_to_conversation_id=conversation_id,
                 states=states,
                 page_size=most,
             )
-            found += map(_job, (await translated(self._ledger.ListRuns(request))).runs)
+            found += map(_job, (await translated(self._ledger.ListJobs(request))).runs)
         return found
 
     async def stop_job(

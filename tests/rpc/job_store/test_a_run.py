@@ -24,10 +24,8 @@ async def test_a_message_in_parts_is_whole_for_workers_and_small_for_everybody_e
     assert (message.role, message.text) == (message_pb2.ROLE_USER, "Look\nhere\n\nand there")
     assert list(message.parts) == parts
     told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
-    listed = pb.ListMessagesRequest(
-        store_id=user.store_id, user_id=user.user_id, conversation_id=message.conversation_id
-    )
-    for shown in (told[0], (await user.stub.ListMessages(listed)).messages[0]):
+    listed = await user.ask("ListMessages", conversation_id=message.conversation_id)
+    for shown in (told[0], listed.messages[0]):
         assert (shown.role, shown.parts[1].image.data, shown.parts[1].image.size_bytes) == (1, b"", 9)
         assert (shown.parts[2].file.text, shown.parts[2].file.size_bytes) == ("", 5)
     assert (await user.ask("GetConversation", conversation_id=message.conversation_id)).conversation.title == "Look"

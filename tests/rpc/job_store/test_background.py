@@ -146,18 +146,18 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
     jobs = {each.run_id: each for each in await worked(user, 3)}
     await ended(jobs["job_a"])
     await user.cancel("job_c")
-    request = pb.ListRunsRequest(store_id=user.store_id, running_jobs_of_store=True)
-    listed = [run.run_id for run in (await user.stub.ListRuns(request)).runs]
+    request = pb.ListJobsRequest(store_id=user.store_id, running_jobs_of_store=True)
+    listed = [run.run_id for run in (await user.stub.ListJobs(request)).runs]
     assert listed == ["job_b"]
     for who, job, cause in ((bob, "job_b", run_pb2.STOP_CAUSE_OPERATOR), (user, "job_d", run_pb2.STOP_CAUSE_USER)):
         await who.send(job, "e1", cancel=pb.CancelCommand(cause=cause))
     for command_id, jobs_of_it in (("e1", ["job_b"]), ("e2", []), ("", [])):
         request.stopped_by_command_id = command_id
-        listed = [run.run_id for run in (await user.stub.ListRuns(request)).runs]
+        listed = [run.run_id for run in (await user.stub.ListJobs(request)).runs]
         assert listed == jobs_of_it, "and those that the command of an operator has stopped"
     request.user_id = "ann"
     with pytest.raises(InvalidField), translating():
-        await user.stub.ListRuns(request)
+        await user.stub.ListJobs(request)
 
 
 async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> None:

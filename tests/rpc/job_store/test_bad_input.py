@@ -185,4 +185,4 @@ async def test_a_value_that_is_unknown_is_refused_or_carried(user: User, method:
 
 
 def test_there_are_such_fields() -> None:
-    assert CALLS.keys() >= {"SubmitMessage", "CommitRun", "SendCommand", "ListRuns", "ListPendingCalls"}
+    assert CALLS.keys() >= {"SubmitMessage", "CommitRun", "SendCommand", "ListJobs", "ListPendingCalls"}

@@ -210,10 +210,9 @@ async def test_a_message_of_a_writer_begins_a_run_that_only_the_writer_sees(shar
     assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
     with pytest.raises(RunNotFound):
         await shared.ann.run(theirs.run_id)
-    listing = pb.ListRunsRequest(store_id="acme", conversation_id=shared.conversation_id)
     for user, is_there in ((shared.ann, False), (shared.bob, True)):
-        listing.user_id = user.user_id
-        listed = [each.run_id for each in (await user.stub.ListRuns(listing)).runs]
+        page = await user.ask("ListRuns", conversation_id=shared.conversation_id)
+        listed = [each.run_id for each in page.runs]
         assert (theirs.run_id in listed) is is_there
         assert len(listed) == 1
     await theirs.commit(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from pawl.agent.v1 import agents_pb2, conversation_pb2, schedule_pb2, trigger_pb2
+from pawl.agent.v1 import agent_pb2, agents_pb2, conversation_pb2, operator_pb2, schedule_pb2, trigger_pb2
 from pawl.chassis.identity.auth import Principal, for_user, user_principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.client import translated, translating
@@ -28,6 +28,11 @@ _FORWARDED = {
     for method in service.methods
     if method.name not in {"ImportConversation", "GetAgent", "ListAgents"}
 }
+for service, methods in (
+    (agent_pb2.DESCRIPTOR.services_by_name["AgentService"], ("ListRuns", "ListCalls", "ListMessages")),
+    (operator_pb2.DESCRIPTOR.services_by_name["OperatorService"], ("ListAttention",)),
+):
+    _FORWARDED |= {method: service.methods_by_name[method] for method in methods}
 
 
 def result(text: str = '"ok"', *, is_error: bool = False) -> call_pb2.CallResult:

@@ -2246,72 +2246,36 @@ class GetRunResponse(_message.Message):
 Global___GetRunResponse: _TypeAlias = GetRunResponse  # noqa: Y015
 
 @_typing.final
-class ListRunsRequest(_message.Message):
-    """ListRunsRequest lists runs."""
+class ListJobsRequest(_message.Message):
+    """ListJobsRequest lists jobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
-    OLDEST_FIRST_FIELD_NUMBER: _builtins.int
-    CREATE_TIME_FROM_FIELD_NUMBER: _builtins.int
-    CREATE_TIME_BEFORE_FIELD_NUMBER: _builtins.int
-    WAITS_FIELD_NUMBER: _builtins.int
     PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
-    AGENT_NAME_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
     REPORTS_TO_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
-    JOBS_ONLY_FIELD_NUMBER: _builtins.int
     RUNNING_JOBS_OF_STORE_FIELD_NUMBER: _builtins.int
     STOPPED_BY_COMMAND_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
-    """The user."""
+    """The user; empty with `running_jobs_of_store`."""
     page_size: _builtins.int
-    """Runs a page, 1 to 200; 0 means 50."""
+    """Jobs a page, 1 to 200; 0 means 50."""
     page_token: _builtins.str
     """From the page before."""
-    conversation_id: _builtins.str
-    """Only this conversation; empty for all."""
-    oldest_first: _builtins.bool
-    """True if the first that was created comes first."""
     parent_run_id: _builtins.str
-    """Only those that do, or did, calls of this run; empty for all."""
-    agent_name: _builtins.str
-    """Only those of this agent; empty for all."""
+    """Only those that this run began; empty for all."""
     reports_to_conversation_id: _builtins.str
-    """Only jobs that report to this conversation; empty for all runs."""
-    jobs_only: _builtins.bool
-    """Only jobs."""
+    """Only those that report to this conversation; empty for all."""
     running_jobs_of_store: _builtins.bool
-    """True for the jobs of the store that nobody has stopped and that have not ended, of
-    all users: then `user_id` is empty, and the other fields but those of the page
-    and the next one have no meaning.
+    """True for the running jobs of all users of the store: those that nobody has
+    stopped and that have not ended. The fields before, but those of the page, have
+    no meaning then.
     """
     stopped_by_command_id: _builtins.str
     """With `running_jobs_of_store` also those that this command of an operator has
@@ -2323,24 +2287,6 @@ class ListRunsRequest(_message.Message):
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
         """Only these states; empty for all."""
 
-    @_builtins.property
-    def create_time_from(self) -> _timestamp_pb2.Timestamp:
-        """Only those created then or later; absent for all."""
-
-    @_builtins.property
-    def create_time_before(self) -> _timestamp_pb2.Timestamp:
-        """Only those created before then; absent for all."""
-
-    @_builtins.property
-    def waits(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.WaitKind.ValueType]:
-        """Only those that wait for one of these; empty for all. `states` must be empty,
-        or have WAITING.
-        """
-
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only those with all of these labels; empty for all."""
-
     def __init__(
         self,
         *,
@@ -2348,31 +2294,23 @@ class ListRunsRequest(_message.Message):
         user_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        conversation_id: _builtins.str = ...,
         states: _abc.Iterable[_run_pb2.RunState.ValueType] | None = ...,
-        oldest_first: _builtins.bool = ...,
-        create_time_from: _timestamp_pb2.Timestamp | None = ...,
-        create_time_before: _timestamp_pb2.Timestamp | None = ...,
-        waits: _abc.Iterable[_run_pb2.WaitKind.ValueType] | None = ...,
         parent_run_id: _builtins.str = ...,
-        agent_name: _builtins.str = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         reports_to_conversation_id: _builtins.str = ...,
-        jobs_only: _builtins.bool = ...,
         running_jobs_of_store: _builtins.bool = ...,
         stopped_by_command_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "jobs_only", b"jobs_only", "labels", b"labels", "oldest_first", b"oldest_first", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "reports_to_conversation_id", b"reports_to_conversation_id", "running_jobs_of_store", b"running_jobs_of_store", "states", b"states", "stopped_by_command_id", b"stopped_by_command_id", "store_id", b"store_id", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "reports_to_conversation_id", b"reports_to_conversation_id", "running_jobs_of_store", b"running_jobs_of_store", "states", b"states", "stopped_by_command_id", b"stopped_by_command_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
+Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
 
 @_typing.final
-class ListRunsResponse(_message.Message):
-    """ListRunsResponse is a page."""
+class ListJobsResponse(_message.Message):
+    """ListJobsResponse is a page."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2382,7 +2320,7 @@ class ListRunsResponse(_message.Message):
     """For the next page."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
-        """The runs."""
+        """The runs of the jobs."""
 
     def __init__(
         self,
@@ -2396,69 +2334,7 @@ class ListRunsResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
-
-@_typing.final
-class ListAttentionRequest(_message.Message):
-    """ListAttentionRequest lists runs that need attention."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    PAGE_SIZE_FIELD_NUMBER: _builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """Store."""
-    run_id: _builtins.str
-    """Only this run; empty for all."""
-    page_size: _builtins.int
-    """Runs a page, 1 to 200; 0 means 50. A page is also cut at 2 MiB."""
-    page_token: _builtins.str
-    """From the page before."""
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        page_size: _builtins.int = ...,
-        page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListAttentionRequest: _TypeAlias = ListAttentionRequest  # noqa: Y015
-
-@_typing.final
-class ListAttentionResponse(_message.Message):
-    """ListAttentionResponse is a page."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUNS_FIELD_NUMBER: _builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    next_page_token: _builtins.str
-    """For the next page."""
-    @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
-        """The runs, with their calls in doubt; of several large ones only the first."""
-
-    def __init__(
-        self,
-        *,
-        runs: _abc.Iterable[_run_pb2.Run] | None = ...,
-        next_page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListAttentionResponse: _TypeAlias = ListAttentionResponse  # noqa: Y015
+Global___ListJobsResponse: _TypeAlias = ListJobsResponse  # noqa: Y015
 
 @_typing.final
 class GetCallRequest(_message.Message):
@@ -2520,72 +2396,6 @@ class GetCallResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetCallResponse: _TypeAlias = GetCallResponse  # noqa: Y015
-
-@_typing.final
-class ListCallsRequest(_message.Message):
-    """ListCallsRequest lists calls."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    PAGE_SIZE_FIELD_NUMBER: _builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """Store."""
-    user_id: _builtins.str
-    """The user; must be the run's, or one to whom it is shown."""
-    run_id: _builtins.str
-    """The run."""
-    page_size: _builtins.int
-    """Calls a page, 1 to 200; 0 means 50."""
-    page_token: _builtins.str
-    """From the page before."""
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        run_id: _builtins.str = ...,
-        page_size: _builtins.int = ...,
-        page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListCallsRequest: _TypeAlias = ListCallsRequest  # noqa: Y015
-
-@_typing.final
-class ListCallsResponse(_message.Message):
-    """ListCallsResponse is a page."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALLS_FIELD_NUMBER: _builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    next_page_token: _builtins.str
-    """For the next page."""
-    @_builtins.property
-    def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """The calls."""
-
-    def __init__(
-        self,
-        *,
-        calls: _abc.Iterable[_call_pb2.Call] | None = ...,
-        next_page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "next_page_token", b"next_page_token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListCallsResponse: _TypeAlias = ListCallsResponse  # noqa: Y015
 
 @_typing.final
 class ListPendingCallsRequest(_message.Message):
@@ -2677,74 +2487,6 @@ class ListPendingCallsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPendingCallsResponse: _TypeAlias = ListPendingCallsResponse  # noqa: Y015
-
-@_typing.final
-class ListMessagesRequest(_message.Message):
-    """ListMessagesRequest lists messages."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STORE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
-    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
-    PAGE_SIZE_FIELD_NUMBER: _builtins.int
-    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    store_id: _builtins.str
-    """Store."""
-    user_id: _builtins.str
-    """The user; must be the conversation's, or one with whom it is
-    shared.
-    """
-    conversation_id: _builtins.str
-    """The conversation."""
-    page_size: _builtins.int
-    """Messages a page, 1 to 200; 0 means 50."""
-    page_token: _builtins.str
-    """From the page before."""
-    def __init__(
-        self,
-        *,
-        store_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
-        conversation_id: _builtins.str = ...,
-        page_size: _builtins.int = ...,
-        page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "page_size", b"page_size", "page_token", b"page_token", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListMessagesRequest: _TypeAlias = ListMessagesRequest  # noqa: Y015
-
-@_typing.final
-class ListMessagesResponse(_message.Message):
-    """ListMessagesResponse is a page."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MESSAGES_FIELD_NUMBER: _builtins.int
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    next_page_token: _builtins.str
-    """For the next page."""
-    @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The messages."""
-
-    def __init__(
-        self,
-        *,
-        messages: _abc.Iterable[_message_pb2.Message] | None = ...,
-        next_page_token: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next_page_token", b"next_page_token"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
 
 @_typing.final
 class ListEventsRequest(_message.Message):

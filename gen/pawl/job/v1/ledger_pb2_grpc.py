@@ -115,35 +115,20 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetRunRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetRunResponse.FromString,
                 _registered_method=True)
-        self.ListRuns = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/ListRuns',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsResponse.FromString,
-                _registered_method=True)
-        self.ListAttention = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/ListAttention',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionResponse.FromString,
+        self.ListJobs = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ListJobs',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListJobsResponse.FromString,
                 _registered_method=True)
         self.GetCall = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/GetCall',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallResponse.FromString,
                 _registered_method=True)
-        self.ListCalls = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/ListCalls',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCallsRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCallsResponse.FromString,
-                _registered_method=True)
         self.ListPendingCalls = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/ListPendingCalls',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListPendingCallsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListPendingCallsResponse.FromString,
-                _registered_method=True)
-        self.ListMessages = channel.unary_unary(
-                '/pawl.job.v1.LedgerService/ListMessages',
-                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesResponse.FromString,
                 _registered_method=True)
         self.GetConversation = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/GetConversation',
@@ -351,20 +336,10 @@ class LedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListRuns(self, request, context):
-        """Lists runs of a user, newest first. Read-only.
+    def ListJobs(self, request, context):
+        """Lists the jobs of a user or of a store, newest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListAttention(self, request, context):
-        """Lists the runs of a store that need attention, of all users, longest first,
-        with their calls in doubt as `pending_calls`. Read-only.
-
-        Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,30 +354,12 @@ class LedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListCalls(self, request, context):
-        """Lists the calls of a run, with whole results. Read-only.
-
-        Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListPendingCalls(self, request, context):
         """Lists the calls of a user that wait for someone, or the gated calls of a
         store that wait for an approval, oldest first; after them the runs that wait
         for tokens, oldest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListMessages(self, request, context):
-        """Lists the messages of a conversation. Read-only.
-
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -520,35 +477,20 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetRunRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetRunResponse.SerializeToString,
             ),
-            'ListRuns': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRuns,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsResponse.SerializeToString,
-            ),
-            'ListAttention': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListAttention,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionResponse.SerializeToString,
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListJobsRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListJobsResponse.SerializeToString,
             ),
             'GetCall': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCall,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallResponse.SerializeToString,
             ),
-            'ListCalls': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListCalls,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCallsRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCallsResponse.SerializeToString,
-            ),
             'ListPendingCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPendingCalls,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListPendingCallsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListPendingCallsResponse.SerializeToString,
-            ),
-            'ListMessages': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListMessages,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesResponse.SerializeToString,
             ),
             'GetConversation': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConversation,
@@ -1010,7 +952,7 @@ class LedgerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ListRuns(request,
+    def ListJobs(request,
             target,
             options=(),
             channel_credentials=None,
@@ -1023,36 +965,9 @@ class LedgerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pawl.job.v1.LedgerService/ListRuns',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListAttention(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.LedgerService/ListAttention',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionResponse.FromString,
+            '/pawl.job.v1.LedgerService/ListJobs',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListJobsRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1091,33 +1006,6 @@ class LedgerService(object):
             _registered_method=True)
 
     @staticmethod
-    def ListCalls(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.LedgerService/ListCalls',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListCallsRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def ListPendingCalls(request,
             target,
             options=(),
@@ -1134,33 +1022,6 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/ListPendingCalls',
             pawl_dot_job_dot_v1_dot_ledger__pb2.ListPendingCallsRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.ListPendingCallsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListMessages(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.job.v1.LedgerService/ListMessages',
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -160,26 +160,15 @@ class LedgerServiceStub:
 
     Errors: RUN_NOT_FOUND.
     """
-    ListRuns: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListRunsRequest, _ledger_pb2.ListRunsResponse]
-    """Lists runs of a user, newest first. Read-only.
+    ListJobs: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListJobsRequest, _ledger_pb2.ListJobsResponse]
+    """Lists the jobs of a user or of a store, newest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
-    """
-    ListAttention: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListAttentionRequest, _ledger_pb2.ListAttentionResponse]
-    """Lists the runs of a store that need attention, of all users, longest first,
-    with their calls in doubt as `pending_calls`. Read-only.
-
-    Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
     """
     GetCall: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCallRequest, _ledger_pb2.GetCallResponse]
     """Reads one call with its whole result. Read-only.
 
     Errors: CALL_NOT_FOUND.
-    """
-    ListCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListCallsRequest, _ledger_pb2.ListCallsResponse]
-    """Lists the calls of a run, with whole results. Read-only.
-
-    Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
     """
     ListPendingCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]
     """Lists the calls of a user that wait for someone, or the gated calls of a
@@ -187,11 +176,6 @@ class LedgerServiceStub:
     for tokens, oldest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
-    """
-    ListMessages: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListMessagesRequest, _ledger_pb2.ListMessagesResponse]
-    """Lists the messages of a conversation. Read-only.
-
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
     """
     GetConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetConversationRequest, _ledger_pb2.GetConversationResponse]
     """Reads a conversation. Read-only.
@@ -337,26 +321,15 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     Errors: RUN_NOT_FOUND.
     """
-    ListRuns: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListRunsRequest, _ledger_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """Lists runs of a user, newest first. Read-only.
+    ListJobs: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListJobsRequest, _ledger_pb2.ListJobsResponse]  # type: ignore[assignment]
+    """Lists the jobs of a user or of a store, newest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
-    """
-    ListAttention: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListAttentionRequest, _ledger_pb2.ListAttentionResponse]  # type: ignore[assignment]
-    """Lists the runs of a store that need attention, of all users, longest first,
-    with their calls in doubt as `pending_calls`. Read-only.
-
-    Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
     """
     GetCall: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCallRequest, _ledger_pb2.GetCallResponse]  # type: ignore[assignment]
     """Reads one call with its whole result. Read-only.
 
     Errors: CALL_NOT_FOUND.
-    """
-    ListCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListCallsRequest, _ledger_pb2.ListCallsResponse]  # type: ignore[assignment]
-    """Lists the calls of a run, with whole results. Read-only.
-
-    Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
     """
     ListPendingCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]  # type: ignore[assignment]
     """Lists the calls of a user that wait for someone, or the gated calls of a
@@ -364,11 +337,6 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     for tokens, oldest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
-    """
-    ListMessages: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListMessagesRequest, _ledger_pb2.ListMessagesResponse]  # type: ignore[assignment]
-    """Lists the messages of a conversation. Read-only.
-
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
     """
     GetConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetConversationRequest, _ledger_pb2.GetConversationResponse]  # type: ignore[assignment]
     """Reads a conversation. Read-only.
@@ -609,26 +577,14 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ListRuns(
+    def ListJobs(
         self,
-        request: _ledger_pb2.ListRunsRequest,
+        request: _ledger_pb2.ListJobsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.ListRunsResponse, _abc.Awaitable[_ledger_pb2.ListRunsResponse]]:
-        """Lists runs of a user, newest first. Read-only.
+    ) -> _typing.Union[_ledger_pb2.ListJobsResponse, _abc.Awaitable[_ledger_pb2.ListJobsResponse]]:
+        """Lists the jobs of a user or of a store, newest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
-        """
-
-    @_abc_1.abstractmethod
-    def ListAttention(
-        self,
-        request: _ledger_pb2.ListAttentionRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.ListAttentionResponse, _abc.Awaitable[_ledger_pb2.ListAttentionResponse]]:
-        """Lists the runs of a store that need attention, of all users, longest first,
-        with their calls in doubt as `pending_calls`. Read-only.
-
-        Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
         """
 
     @_abc_1.abstractmethod
@@ -643,17 +599,6 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ListCalls(
-        self,
-        request: _ledger_pb2.ListCallsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.ListCallsResponse, _abc.Awaitable[_ledger_pb2.ListCallsResponse]]:
-        """Lists the calls of a run, with whole results. Read-only.
-
-        Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
-        """
-
-    @_abc_1.abstractmethod
     def ListPendingCalls(
         self,
         request: _ledger_pb2.ListPendingCallsRequest,
@@ -664,17 +609,6 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         for tokens, oldest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
-        """
-
-    @_abc_1.abstractmethod
-    def ListMessages(
-        self,
-        request: _ledger_pb2.ListMessagesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.ListMessagesResponse, _abc.Awaitable[_ledger_pb2.ListMessagesResponse]]:
-        """Lists the messages of a conversation. Read-only.
-
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
         """
 
     @_abc_1.abstractmethod

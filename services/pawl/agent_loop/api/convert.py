@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from pawl.agent.v1 import agent_pb2, conversation_pb2, types_pb2, undo_pb2
-from pawl.agent_loop.api.inbox import check_kind
 from pawl.agent_loop.api.values import PageAsked
 from pawl.agent_loop.conversations.rules import HistoryCall, HistoryMessage
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.loop.rules.options import NAME_CHARACTERS_MAX
 from pawl.agent_loop.undo.rules import CallUndo
-from pawl.chassis.ids import RequestId, RunId, check_agent_name, check_id
-from pawl.chassis.labels import check_labels
+from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -49,28 +47,6 @@ def page(request: Any) -> PageAsked:
         InvalidField
     """
     return PageAsked(page_size=checks.page_size(request.page_size), page_token=request.page_token)
-
-
-def run_filter(request: agent_pb2.ListRunsRequest) -> ledger_pb2.ListRunsRequest:
-    """Return which runs a list is asked for, and in which order; job-store checks the rest.
-
-    Raises:
-        InvalidId, InvalidField
-    """
-    _check_known(agent_pb2.RunOrder, [request.order], "order")
-    return ledger_pb2.ListRunsRequest(
-        conversation_id=request.conversation_id,
-        states=request.states,
-        oldest_first=request.order == agent_pb2.RUN_ORDER_OLDEST_FIRST,
-        create_time_from=request.create_time_from if request.HasField("create_time_from") else None,
-        create_time_before=request.create_time_before if request.HasField("create_time_before") else None,
-        waits=request.waits,
-        parent_run_id=request.parent_run_id,
-        agent_name=check_agent_name(request.agent, "agent", optional=True),
-        labels=check_labels(request.labels),
-        page_size=checks.page_size(request.page_size),
-        page_token=request.page_token,
-    )
 
 
 def _check_known(kind: Any, values: Sequence[int], field: str) -> None:
@@ -151,6 +127,12 @@ def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> t
     """
     check_kind(message)
     return _with_ids(message, "decision", run_id)
+
+
+def check_kind(decision: types_pb2.CallDecision) -> None:
+    """Raise InvalidField if this version does not know the kind of a decision."""
+    if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
+        raise InvalidField("decision.kind has no known value", field="decision.kind")
 
 
 def _with_ids(message: P, field: str, run_id: RunId) -> P:

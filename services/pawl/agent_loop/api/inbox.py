@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.agent_loop.api import approvers, operators, replies
+from pawl.agent_loop.api import approvers, convert, operator_rpc, replies
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.ports import CallChecker
 from pawl.agent_loop.api.replies import Reply
@@ -280,7 +280,7 @@ class Inbox:
             raise InvalidField("content_json goes with HAPPENED only", field="content_json")
         resolve = pb.ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
         command = pb.Command(command_id=request_id or self._ids.new("cmd"), resolve=resolve)
-        return await operators.send(self._ledger, caller, run_id, command, act="resolved")
+        return await operator_rpc.send(self._ledger, caller, run_id, command, act="resolved")
 
     async def top_up(self, caller: Principal, request_id: RequestId, run_id: RunId, tokens: int) -> Reply:
         """Add to the token budget of a run.
@@ -331,14 +331,8 @@ def _derived(request_id: RequestId, part: types_pb2.ToolResult | types_pb2.CallD
     return derived_id(request_id, part.call_id) if request_id else request_id
 
 
-def check_kind(decision: types_pb2.CallDecision) -> None:
-    """Raise InvalidField if this version does not know the kind of a decision."""
-    if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
-        raise InvalidField("decision.kind has no known value", field="decision.kind")
-
-
 def _check_decision(decision: types_pb2.CallDecision) -> None:
-    check_kind(decision)
+    convert.check_kind(decision)
     kind, edit = decision.kind, call_pb2.DECISION_KIND_EDIT
     checks.text(decision.digest, "decision.digest", bytes_max=_DIGEST_BYTES_MAX, may_be_empty=True)
     if kind == edit:

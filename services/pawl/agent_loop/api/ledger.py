@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from pawl.agent.v1 import conversation_pb2 as public
 from pawl.agent.v1 import conversation_pb2_grpc
-from pawl.agent_loop.api.values import ClientSession, PageAsked
+from pawl.agent_loop.api.values import ClientSession
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.message import Message
@@ -192,23 +192,15 @@ class PublicLedger:
         request = pb.ListEventsRequest(**_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE)
         return await translated(self._stub.ListEvents(request))
 
-    async def list_runs(self, caller: Principal, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
-        """Read the user's runs.
+    async def list_jobs(self, caller: Principal, request: pb.ListJobsRequest) -> pb.ListJobsResponse:
+        """Read the user's jobs, or the running ones of the store.
 
         Raises:
             InvalidPageToken
         """
         request.store_id = caller.store_id
         request.user_id = "" if request.running_jobs_of_store else caller.user_id
-        return await translated(self._stub.ListRuns(request))
-
-    async def list_calls(self, caller: Principal, run_id: RunId, page: PageAsked) -> pb.ListCallsResponse:
-        """Read the calls of a run with whole results.
-
-        Raises:
-            RunNotFound, InvalidPageToken
-        """
-        return await translated(self._stub.ListCalls(pb.ListCallsRequest(**_of(caller), run_id=run_id, **asdict(page))))
+        return await translated(self._stub.ListJobs(request))
 
     async def undo_sources(self, caller: Principal, run_id: RunId) -> tuple[UndoSource, ...]:
         """Read the calls of a run, each with the calls that have tried to undo it.
@@ -216,18 +208,7 @@ class PublicLedger:
         Raises:
             RunNotFound
         """
-        return await undo_reads.sources(self._stub, caller.store_id, caller.user_id, run_id)
-
-    async def list_messages(
-        self, caller: Principal, conversation_id: ConversationId, page: PageAsked
-    ) -> pb.ListMessagesResponse:
-        """Read the messages of a conversation.
-
-        Raises:
-            ConversationNotFound, InvalidPageToken
-        """
-        request = pb.ListMessagesRequest(**_of(caller), conversation_id=conversation_id, **asdict(page))
-        return await translated(self._stub.ListMessages(request))
+        return await undo_reads.sources(self._channel, caller.store_id, caller.user_id, run_id)
 
     async def import_conversation(
         self,
@@ -253,17 +234,6 @@ class PublicLedger:
             conversation_key=conversation_key,
         )
         return (await translated(self._stub.ImportConversation(request))).conversation
-
-    async def list_attention(self, caller: Principal, run_id: RunId, page: PageAsked) -> pb.ListAttentionResponse:
-        """Read the runs of the store that need attention, of all users, or the one with `run_id`.
-
-        With their calls in doubt, the longest waiting first.
-
-        Raises:
-            InvalidPageToken
-        """
-        request = pb.ListAttentionRequest(store_id=caller.store_id, run_id=run_id, **asdict(page))
-        return await translated(self._stub.ListAttention(request))
 
     async def list_pending(self, caller: Principal, request: pb.ListPendingCallsRequest) -> pb.ListPendingCallsResponse:
         """Read the calls that wait, oldest first, then the runs that wait for tokens.

@@ -1,57 +1,81 @@
-"""pawl.agent.v1.OperatorService: requests to use cases, what they return to responses."""
+"""pawl.agent.v1.OperatorService: what operators do about runs of their store. Its list is forwarded to job-store."""
 
 from __future__ import annotations
 
-from pawl.agent.v1 import operator_pb2 as pb
-from pawl.agent.v1 import operator_pb2_grpc
+import asyncio
+from typing import Final
+
+from pawl.agent.v1 import operator_pb2
 from pawl.agent_loop.api import convert
 from pawl.agent_loop.api.ledger import PublicLedger
-from pawl.agent_loop.api.operators import Operators
+from pawl.agent_loop.api.replies import Reply, is_taken, run_after
+from pawl.agent_loop.loop.rules import checks
 from pawl.chassis.identity.auth import Principal, require_user
-from pawl.chassis.ids import RequestId, RunId, check_id
+from pawl.chassis.ids import IdSource, RequestId, RunId
+from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
+from pawl.errors import AttentionNotNeeded, RunNotFound
 from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values import CommandOutcome, RunState
+
+STOPPED: Final[frozenset[int]] = frozenset({RunState.CANCELLING, RunState.CANCELLED})
+"""The states of a run that somebody has stopped."""
+
+_log = logs.get_logger(__name__)
 
 
-class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
+async def send(ledger: PublicLedger, caller: Principal, run_id: RunId, command: pb.Command, *, act: str) -> Reply:
+    """Send what an operator does about a run, and log who did it. The log of the run says it too, if taken."""
+    reply = await ledger.send_command(caller, run_id, command, as_operator=True)
+    outcome = CommandOutcome(reply.outcome).name
+    _log.info("operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=outcome)
+    return reply
+
+
+class OperatorServicer:
     """Serves those who look after a store. Store and role come from their credential alone."""
 
-    def __init__(self, ledger: PublicLedger, operators: Operators) -> None:
+    def __init__(self, ledger: PublicLedger, ids: IdSource) -> None:
         self._ledger = ledger
-        self._operators = operators
+        self._ids = ids
 
-    async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
-        run_id = check_id(request.run_id, "run_id", optional=True)
-        page = await self._ledger.list_attention(require_user(), run_id, convert.page(request))
-        return pb.ListAttentionResponse(runs=map(_run_in_need, page.runs), next_page_token=page.next_page_token)
+    async def RedriveRun(
+        self, request: operator_pb2.RedriveRunRequest, context: Context
+    ) -> operator_pb2.RedriveRunResponse:
+        run_id, command = convert.run_id(request), pb.Command(redrive=pb.RedriveCommand(reason=_reason(request.reason)))
+        command.command_id = convert.request_id(request) or self._ids.new("cmd")
+        reply = await send(self._ledger, require_user(), run_id, command, act="redriven")
+        run = run_after(reply, AttentionNotNeeded if reply.HasField("run") else RunNotFound)
+        return operator_pb2.RedriveRunResponse(state=run.state)
 
-    async def RedriveRun(self, request: pb.RedriveRunRequest, context: Context) -> pb.RedriveRunResponse:
-        run = await self._operators.redrive(*_act(request))
-        return pb.RedriveRunResponse(state=run.state)
+    async def EndRun(self, request: operator_pb2.EndRunRequest, context: Context) -> operator_pb2.EndRunResponse:
+        request_id, run_id = convert.request_id(request), convert.run_id(request)
+        reply = await self._end(request_id or self._ids.new("cmd"), run_id, request.reason)
+        return operator_pb2.EndRunResponse(state=run_after(reply, RunNotFound, also_late=True).state)
 
-    async def EndRun(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
-        run = await self._operators.end(*_act(request))
-        return pb.EndRunResponse(state=run.state)
+    async def EndJobs(self, request: operator_pb2.EndJobsRequest, context: Context) -> operator_pb2.EndJobsResponse:
+        command_id = convert.request_id(request) or RequestId(self._ids.new("req"))
+        _reason(request.reason)
+        wanted = pb.ListJobsRequest(running_jobs_of_store=True, stopped_by_command_id=command_id)
+        stopped = operator_pb2.EndJobsResponse()
+        while True:
+            found = await self._ledger.list_jobs(require_user(), wanted)
+            replies = await asyncio.gather(
+                *(self._end(command_id, RunId(job.run_id), request.reason) for job in found.runs)
+            )
+            # Of those that were not taken, the job has ended or was removed meanwhile.
+            ended = (reply.run for reply in replies if is_taken(reply) and reply.HasField("run"))
+            stopped.job_ids.extend(job.run_id for job in ended if job.state in STOPPED)
+            wanted.page_token = found.next_page_token
+            if not wanted.page_token:
+                return stopped
 
-    async def EndJobs(self, request: pb.EndJobsRequest, context: Context) -> pb.EndJobsResponse:
-        job_ids = await self._operators.end_jobs(require_user(), convert.request_id(request), request.reason)
-        return pb.EndJobsResponse(job_ids=job_ids)
+    async def _end(self, command_id: str, run_id: RunId, reason: str) -> Reply:
+        cancel = pb.CancelCommand(cause=run_pb2.STOP_CAUSE_OPERATOR, reason=_reason(reason))
+        command = pb.Command(command_id=command_id, cancel=cancel)
+        return await send(self._ledger, require_user(), run_id, command, act="ended")
 
 
-def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Principal, RequestId, RunId, str]:
-    """Return who acts, with which command, on which run, and why."""
-    request_id = convert.request_id(request)
-    return require_user(), request_id, convert.run_id(request), request.reason
-
-
-def _run_in_need(run: run_pb2.Run) -> pb.RunInNeed:
-    return pb.RunInNeed(
-        run_id=run.run_id,
-        user_id=run.user_id,
-        conversation_id=run.conversation_id,
-        attention=run.attention,
-        crash_count=run.crash_count,
-        round=run.round,
-        stop_cause=run.stop_cause,
-        calls=run.pending_calls,
-    )
+def _reason(reason: str) -> str:
+    return checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Final
 
 from pawl.agent.v1 import agent_pb2 as pb
-from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, undo_pb2, whoami_pb2
+from pawl.agent.v1 import session_pb2, steps_pb2, undo_pb2, whoami_pb2
 from pawl.agent_loop.api import convert
 from pawl.agent_loop.api.inbox import Inbox
-from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.api.pending import Pending
 from pawl.agent_loop.api.replies import decided, receipt, run_after
@@ -36,13 +35,12 @@ WRITE_SECONDS_MAX: Final = 60.0
 """A client that takes nothing for so long is cut off."""
 
 
-class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
-    """Serves users. Store and user come from their credential alone."""
+class AgentServicer:
+    """Serves users. Store and user come from their credential alone. Other methods are forwarded to job-store."""
 
     def __init__(
         self,
         *,
-        ledger: PublicLedger,
         messages: Messages,
         inbox: Inbox,
         jobs: Jobs,
@@ -54,7 +52,6 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         introductions: Introductions,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
-        self._ledger = ledger
         self._messages = messages
         self._inbox = inbox
         self._jobs = jobs
@@ -78,16 +75,11 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         sent = await self._messages.send(require_user(), request_id, request)
         return pb.SendMessageResponse(run=convert.run_message(sent.run), steered=sent.steered)
 
-    # Both streams write for themselves, so that a client that does not read can be
-    # cut off in the middle of a write; the generated types know generators only.
-    async def Session(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Context
-    ) -> None:
+    # Streams write for themselves, so that a client that does not read can be cut off in the middle of a write.
+    async def Session(self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Context) -> None:
         await self._sessions.serve(require_user(), request_iterator, partial(_write, context))
 
-    async def WatchRun(  # type: ignore[override]
-        self, request: pb.WatchRunRequest, context: Context
-    ) -> None:
+    async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> None:
         run_id = convert.run_id(request)
         after_seq = checks.seq(request.after_seq, "after_seq")
         async with (
@@ -198,20 +190,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run = await self._watches.wait_for_rest(require_user(), run_id, seconds=seconds, after_seq=after_seq)
         return pb.GetRunResponse(run=convert.run_message(run))
 
-    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        page = await self._ledger.list_runs(require_user(), convert.run_filter(request))
-        return pb.ListRunsResponse(runs=map(convert.run_message, page.runs), next_page_token=page.next_page_token)
-
-    async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
-        page = await self._ledger.list_calls(require_user(), convert.run_id(request), convert.page(request))
-        return pb.ListCallsResponse(calls=page.calls, next_page_token=page.next_page_token)
-
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
         return await self._steps.list(require_user(), convert.run_id(request), convert.page(request))
 
-    async def WatchSteps(  # type: ignore[override]
-        self, request: steps_pb2.WatchStepsRequest, context: Context
-    ) -> None:
+    async def WatchSteps(self, request: steps_pb2.WatchStepsRequest, context: Context) -> None:
         run_id = convert.run_id(request)
         after_seq = checks.seq(request.after_seq, "after_seq")
         parts = self._steps.watch(require_user(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
@@ -219,20 +201,12 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             async for part in parts:
                 await _write(context, part)
 
-    async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
-        page = await self._ledger.list_messages(
-            require_user(), check_id(request.conversation_id, "conversation_id"), convert.page(request)
-        )
-        return pb.ListMessagesResponse(messages=page.messages, next_page_token=page.next_page_token)
-
     async def ListPending(self, request: pb.ListPendingRequest, context: Context) -> pb.ListPendingResponse:
         wanted = convert.pending_filter(request.filter, page_size=request.page_size, page_token=request.page_token)
         page = await self._pending.page(require_user(), wanted)
         return pb.ListPendingResponse(calls=page.calls, runs=page.runs, next_page_token=page.next_page_token)
 
-    async def WatchPending(  # type: ignore[override]
-        self, request: pb.WatchPendingRequest, context: Context
-    ) -> None:
+    async def WatchPending(self, request: pb.WatchPendingRequest, context: Context) -> None:
         wanted = convert.pending_filter(request.filter)
         parts = self._pending.watch(require_user(), wanted, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):

@@ -11,7 +11,7 @@ from pawl.agent.v1.agent_pb2 import StartRunRequest
 from pawl.agent_loop.api.inbox import Inbox
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.messages import Messages
-from pawl.agent_loop.api.operators import STOPPED
+from pawl.agent_loop.api.operator_rpc import STOPPED
 from pawl.agent_loop.api.ports import CallChecker
 from pawl.agent_loop.api.replies import is_taken, run_after
 from pawl.agent_loop.loop import wire
@@ -140,19 +140,18 @@ class Jobs:
             raise RunNotFound("the run is no job")
         return run
 
-    async def list(self, caller: Principal, wanted: pb.ListRunsRequest, *, open_only: bool) -> pb.ListRunsResponse:
+    async def list(self, caller: Principal, wanted: pb.ListJobsRequest, *, open_only: bool) -> pb.ListJobsResponse:
         """Return a page of jobs, the newest first, of one conversation if it is named.
 
         Raises:
             InvalidPageToken
         """
-        wanted.jobs_only = True
         wanted.states.extend(_OPEN if open_only else ())
-        return await self._ledger.list_runs(caller, wanted)
+        return await self._ledger.list_jobs(caller, wanted)
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
         """Return the open jobs that a run began, the newest first."""
-        return (await self.list(caller, pb.ListRunsRequest(parent_run_id=run.run_id), open_only=True)).runs
+        return (await self.list(caller, pb.ListJobsRequest(parent_run_id=run.run_id), open_only=True)).runs
 
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
@@ -164,7 +163,7 @@ class Jobs:
         """
         if not run.conversation_id:
             return ()
-        wanted = pb.ListRunsRequest(parent_run_id=run.run_id, reports_to_conversation_id=run.conversation_id)
+        wanted = pb.ListJobsRequest(parent_run_id=run.run_id, reports_to_conversation_id=run.conversation_id)
         return await self._stop(caller, request_id, wanted, reason)
 
     async def stop(self, caller: Principal, request_id: RequestId, job_id: RunId, reason: str) -> run_pb2.Run:
@@ -202,18 +201,18 @@ class Jobs:
             ConversationNotFound, ConversationErased, RequestIdReused, TooLarge, InvalidField
         """
         await self._ledger.get_conversation(caller, conversation_id)
-        wanted = pb.ListRunsRequest(reports_to_conversation_id=conversation_id)
+        wanted = pb.ListJobsRequest(reports_to_conversation_id=conversation_id)
         return await self._stop(caller, request_id, wanted, reason)
 
     async def _stop(
-        self, caller: Principal, request_id: RequestId, wanted: pb.ListRunsRequest, reason: str
+        self, caller: Principal, request_id: RequestId, wanted: pb.ListJobsRequest, reason: str
     ) -> Sequence[run_pb2.Run]:
         stopped: list[run_pb2.Run] = []
         request_id = request_id or RequestId(self._ids.new("req"))
-        wanted.jobs_only, wanted.stopped_by_command_id = True, request_id
+        wanted.stopped_by_command_id = request_id
         wanted.states.extend(_OPEN)
         while True:
-            found = await self._ledger.list_runs(caller, wanted)
+            found = await self._ledger.list_jobs(caller, wanted)
             for job in found.runs:
                 reply = await self._inbox.cancel(caller, request_id, RunId(job.run_id), reason)
                 if not is_taken(reply):

@@ -29,7 +29,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return pb.GetJobResponse(job=convert_jobs.job(await self._jobs.get(require_user(), _job_id(request))))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
-        wanted = ledger_pb2.ListRunsRequest(
+        wanted = ledger_pb2.ListJobsRequest(
             reports_to_conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,

@@ -92,6 +92,7 @@ class WorkerLedgerClient:
     """A `WorkerLedger` over a channel to job-store. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
     async def claim(
@@ -149,7 +150,7 @@ class WorkerLedgerClient:
         return wire.CALL.read(response.call)
 
     async def undo_sources(self, store_id: StoreId, user_id: UserId, run_id: RunId) -> tuple[UndoSource, ...]:
-        return await undo_reads.sources(self._stub, store_id, user_id, run_id)
+        return await undo_reads.sources(self._channel, store_id, user_id, run_id)
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:

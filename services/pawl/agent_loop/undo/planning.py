@@ -6,8 +6,11 @@ import asyncio
 import itertools
 from typing import Final
 
+import grpc
 from msgspec.structs import replace
 
+from pawl.agent.v1.agent_pb2 import ListCallsRequest
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.ports import WorkerLedger
 from pawl.agent_loop.loop.rules.call import Call
@@ -16,6 +19,7 @@ from pawl.agent_loop.loop.rules.run import FailureClass, PinnedTool, Run, RunFai
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import UndoSource
+from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.retry import Retry
@@ -27,7 +31,7 @@ _READS_AT_ONCE_MAX: Final = 16
 
 
 async def sources(
-    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: StoreId, user_id: UserId, run_id: RunId
+    channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId
 ) -> tuple[UndoSource, ...]:
     """Return the calls of a run, each with the calls that have tried to undo it, without the contents of results.
 
@@ -36,12 +40,13 @@ async def sources(
     Raises:
         RunNotFound: the user has no such run.
     """
-    calls: list[Call] = []
+    stub, calls = ledger_pb2_grpc.LedgerServiceStub(channel), list[Call]()
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
     trimmed = (await translated(stub.GetRun(of_run))).run.trimmed_rounds
-    request = ledger_pb2.ListCallsRequest(store_id=store_id, user_id=user_id, run_id=run_id, page_size=_CALLS_PER_PAGE)
+    request = ListCallsRequest(run_id=run_id, page_size=_CALLS_PER_PAGE)
+    named = for_user(Principal(store_id=store_id, user_id=user_id))
     while True:
-        page = await translated(stub.ListCalls(request))
+        page = await translated(AgentServiceStub(channel).ListCalls(request, metadata=named))
         calls += (undo.slim(wire.CALL.read(call)) for call in page.calls)
         request.page_token = page.next_page_token
         if not page.next_page_token:

@@ -92,10 +92,10 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.job.v1.ErasureService": {(TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure"},
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
-        " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListAttention ListCalls"
-        " ListPendingCalls ListMessages ListEvents ImportConversation",
+        " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListPendingCalls ListEvents"
+        " ImportConversation",
         (TOOL_REGISTRY,): "NoteCompletion GetConversation",
-        (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListRuns StopJob GetCall",
+        (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListJobs StopJob GetCall",
     },
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.job.v1.ScheduleLedgerService": {

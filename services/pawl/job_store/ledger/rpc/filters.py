@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pawl.agent.v1 import agent_pb2
 from pawl.chassis.ids import CommandId, ConversationId, RunId, UserId, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
@@ -25,34 +26,44 @@ def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter
     )
 
 
-def run_filter(request: ledger_pb2.ListRunsRequest) -> RunFilter:
+def run_filter(request: agent_pb2.ListRunsRequest) -> RunFilter:
     """Return which runs a ListRuns asks for, and in which order."""
-    stopped_by = CommandId(check_id(request.stopped_by_command_id, "stopped_by_command_id", optional=True))
-    if request.running_jobs_of_store:
-        if request.user_id:
-            raise InvalidField("the jobs of a store are of all users", field="user_id")
-        return RunFilter(running_jobs_of_store=True, stopped_by=stopped_by)
-    if stopped_by and not request.reports_to_conversation_id:
-        raise InvalidField("it goes with a conversation, or a store", field="stopped_by_command_id")
-    waits, states = (
-        wait_kinds(request.waits),
-        tuple(sorted({enum_member(RunState, state, "states") for state in request.states})),
-    )
+    if request.order not in agent_pb2.RunOrder.values():
+        raise InvalidField("order has no known value", field="order")
+    waits, states = wait_kinds(request.waits), _states(request)
     if waits and states and RunState.WAITING not in states:
         raise InvalidField("only WAITING runs wait for something: leave `states` empty", field="waits")
     return RunFilter(
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         states=states,
-        oldest_first=request.oldest_first,
+        oldest_first=request.order == agent_pb2.RUN_ORDER_OLDEST_FIRST,
         create_time_from=optional_moment(request, "create_time_from"),
         create_time_before=optional_moment(request, "create_time_before"),
         waits=waits,
         parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
-        agent_name=check_agent_name(request.agent_name, "agent_name", optional=True),
+        agent_name=check_agent_name(request.agent, "agent", optional=True),
         labels=tuple(sorted(check_labels(request.labels).items())),
-        reports_to=ConversationId(
-            check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
-        ),
-        jobs_only=request.jobs_only,
+    )
+
+
+def job_filter(request: ledger_pb2.ListJobsRequest) -> RunFilter:
+    """Return which jobs a ListJobs asks for."""
+    stopped_by = CommandId(check_id(request.stopped_by_command_id, "stopped_by_command_id", optional=True))
+    if request.running_jobs_of_store:
+        if request.user_id:
+            raise InvalidField("the jobs of a store are of all users", field="user_id")
+        return RunFilter(running_jobs_of_store=True, stopped_by=stopped_by)
+    told = ConversationId(check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True))
+    if stopped_by and not told:
+        raise InvalidField("it goes with a conversation, or a store", field="stopped_by_command_id")
+    return RunFilter(
+        states=_states(request),
+        parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
+        reports_to=told,
+        jobs_only=True,
         stopped_by=stopped_by,
     )
+
+
+def _states(request: agent_pb2.ListRunsRequest | ledger_pb2.ListJobsRequest) -> tuple[RunState, ...]:
+    return tuple(sorted({enum_member(RunState, state, "states") for state in request.states}))

@@ -287,10 +287,10 @@ def call_for_reader(row: CallRow) -> call_pb2.Call:
 def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Message:
     """Return a message of a conversation of `user_id`: to others than its author what was said, not what was thought.
 
-    Of a summary and a notice there is the place. An empty reader is a service.
+    Of a summary and a notice there is the place.
     """
     whole = message(row, user_id)
-    return whole if reader_id in {"", whole.user_id} else _for_others(whole)
+    return whole if reader_id == whole.user_id else _for_others(whole)
 
 
 def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:

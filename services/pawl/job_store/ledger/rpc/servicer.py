@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -18,13 +17,14 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.ledger.lanes import Lane
 from pawl.job_store.ledger.ledger import Ledger
-from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
+from pawl.job_store.ledger.pages import Id, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.ports import Operation
 from pawl.job_store.ledger.reading import PendingFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
+from pawl.job_store.ledger.rpc.lists import list_runs
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
-from pawl.job_store.ledger.rules.waiting import explain, explain_all
+from pawl.job_store.ledger.rules.waiting import explain_all
 from pawl.values import CommandOutcome
 
 T = TypeVar("T")
@@ -133,7 +133,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             message=receipt.message,
         )
         if receipt.run is not None and (request.as_operator or receipt.run.user_id == request.user_id):
-            response.run.CopyFrom(_run_view(RunView(run=receipt.run, pending=receipt.pending)))
+            view = RunView(run=receipt.run, pending=receipt.pending)
+            response.run.CopyFrom(_with_calls(messages.run(receipt.run), view))
         elif receipt.run is not None:
             response.run.CopyFrom(messages.run_for_approver(receipt.run))
         return response
@@ -199,56 +200,16 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         tools = () if reader else own_tools.of_run(view.run)
         return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
 
-    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         store_id = check_id(request.store_id, "store_id")
         user_id = check_id(request.user_id, "user_id", optional=request.running_jobs_of_store)
-        wanted = filters.run_filter(request)
-        selection = (store_id, user_id, *astuple(wanted))
-        page = await self._ledger.reads.runs(
-            store_id,
-            user_id,
-            wanted,
-            after=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
-            rows_max=page_size(request.page_size),
-        )
-        token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
-        places = self._ledger.limits.places
-        runs = (messages.run_in(each, explain(each, places)) for each in page.rows)
-        return pb.ListRunsResponse(runs=runs, next_page_token=token)
-
-    async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
-        store_id = check_id(request.store_id, "store_id")
-        run_id = check_id(request.run_id, "run_id", optional=True)
-        selection = (store_id, run_id)
-        page = await self._ledger.attention_repository.listed(
-            store_id,
-            run_id=run_id,
-            after=read_token(request.page_token, "ListAttention", selection, tuple[datetime, Id]),
-            rows_max=page_size(request.page_size),
-        )
-        response = pb.ListAttentionResponse(runs=map(_run_view, page.rows))
-        if page.has_more and (last := page.rows[-1].run).attention is not None:
-            position = (last.attention.since_time, last.run_id)
-            response.next_page_token = make_token("ListAttention", selection, position)
-        return response
+        runs, token = await list_runs(self._ledger, store_id, user_id, filters.job_filter(request), request)
+        return pb.ListJobsResponse(runs=runs, next_page_token=token)
 
     async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
         key = operations.call_key(request)
         row = await self._ledger.reads.call(key, _reader(request), for_approval=request.for_approval)
         return pb.GetCallResponse(call=messages.call(row))
-
-    async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
-        selection = (request.store_id, request.user_id, request.run_id)
-        page = await self._ledger.reads.calls(
-            operations.run_key(request),
-            _reader(request),
-            after=read_token(request.page_token, "ListCalls", selection, tuple[Small, Small, Id]),
-            rows_max=page_size(request.page_size),
-        )
-        token = next_token("ListCalls", selection, page, lambda call: (call.round, call.index, call.call_id))
-        is_own = all(row.user_id == request.user_id or not request.user_id for row in page.rows)
-        shown = map(messages.call if is_own else messages.call_for_reader, page.rows)
-        return pb.ListCallsResponse(calls=shown, next_page_token=token)
 
     async def ListPendingCalls(
         self, request: pb.ListPendingCallsRequest, context: Context
@@ -299,19 +260,6 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         shown = [messages.run_short_of_tokens(row, request.user_id) for row in page.rows]
         token = next_token(_PENDING_RUNS, selection, page, lambda run: (run.create_time, run.run_id))
         return pb.ListPendingCallsResponse(runs=shown, next_page_token=token)
-
-    async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
-        selection = (request.store_id, request.user_id, request.conversation_id)
-        page = await self._ledger.reads.messages(
-            check_id(request.store_id, "store_id"),
-            _reader(request),
-            check_id(request.conversation_id, "conversation_id"),
-            after=(read_token(request.page_token, "ListMessages", selection, tuple[Large]) or (0,))[0],
-            rows_max=page_size(request.page_size),
-        )
-        token = next_token("ListMessages", selection, page, lambda message: (message.number,))
-        shown = (messages.message_for(row, page.user_id, request.user_id) for row in page.rows)
-        return pb.ListMessagesResponse(messages=shown, next_page_token=token)
 
     async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
