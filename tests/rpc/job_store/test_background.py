@@ -16,6 +16,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
+from pawl.tool_registry.builtin.jobs import state_of
 from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import Shared, listed, take_in
@@ -301,19 +302,19 @@ async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica, owne
     ledger = LedgerReads(replica.channel)
     where = (StoreId("acme"), UserId("ann"), ConversationId(await conversation_of(user, owner)))
     found = await ledger.jobs(*where, ended_max=10)
-    assert [(job.job_id, job.state, job.is_over) for job in found] == [
-        ("run_b", "AWAITING_APPROVAL", False),
-        ("run_a", "WAITING", False),
-        ("run_c", "FAILED", True),
+    assert [(run.run_id, state_of(run)) for run in found] == [
+        ("run_b", "AWAITING_APPROVAL"),
+        ("run_a", "WAITING"),
+        ("run_c", "FAILED"),
     ]
     _, beats, failed = found
-    assert (beats.tool, beats.interval_seconds, beats.iterations, beats.result) == ("work", 60, 1, "7")
-    assert (beats.waits_for_time, failed.error) == (True, "no such page")
+    assert (beats.job.tool_name, beats.job.interval_seconds, beats.round, beats.output_text) == ("work", 60, 1, "7")
+    assert (list(beats.waits), failed.failure.message) == ([run_pb2.WAIT_KIND_TIME], "no such page")
 
     async def stop(run_id: str) -> tuple[str, bool] | None:
         key = RunKey(where[0], RunId(run_id))
         stopped = await ledger.stop_job(key, where[1], where[2], CommandId("c1"))
-        return stopped and (stopped[0].state, stopped[1])
+        return stopped and (state_of(stopped[0]), stopped[1])
 
     assert await stop("run_a") == ("CANCELLING", True)
     assert await stop("run_c") == ("FAILED", False)

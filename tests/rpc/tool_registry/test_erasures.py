@@ -16,7 +16,7 @@ from pawl.errors import ConversationErased, DependencyUnavailable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2
 from pawl.tool_registry.builtin.files.folders import FileFolders
-from pawl.tool_registry.builtin.files.rules import FileLimits, Planned, PutFile
+from pawl.tool_registry.builtin.files.rules import FileChange, FileLimits, Planned
 from pawl.tool_registry.execution.store.erasures import PostgresErasures
 from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
 from pawl.tool_registry.policy.rules.rules import RuleScope
@@ -160,7 +160,7 @@ async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> No
 def test_file_tools_forget_what_calls_did_and_keep_the_files(tmp_path: Path) -> None:
     limits = FileLimits(file_bytes_max=1000, store_bytes_max=10_000)
     folders = FileFolders(tmp_path, limits, lambda: 0.0)
-    planned = Planned(outcome=MARKER.encode(), change=PutFile(path="note.txt", content=b"kept"))
+    planned = Planned(outcome=MARKER.encode(), change=FileChange(kind="put", path="note.txt", content=b"kept"))
     folders.change(StoreId("acme"), "c1", lambda _: planned, lambda _: False)
     assert MARKER.encode() in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 

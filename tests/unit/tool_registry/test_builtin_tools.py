@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import CommandId, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import InvalidField, TooLarge
+from pawl.event.v1 import run_pb2
 from pawl.tool_registry.builtin.calculator import EXPRESSION_CHARACTERS_MAX, evaluate
 from pawl.tool_registry.builtin.jobs import job_tools
 from pawl.tool_registry.builtin.web.text import ELEMENTS_MAX, LINKS_MAX, NotText, Page, read_page
 from pawl.tool_registry.documents.rules import PART_CHARACTERS_MAX, TEXT_BYTES_MAX, check_document, parts_of
 from pawl.tool_registry.ledger import LedgerReads
-from pawl.tool_registry.rules.jobs import Job
 from pawl.tools import ToolContext, ToolError
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each
@@ -134,17 +133,17 @@ def test_whole_numbers_are_exact(left: int, right: int, sign: str) -> None:
 def test_the_parts_of_a_text_are_the_text_and_say_where_they_begin(pieces: list[str], times: int) -> None:
     text = "".join(piece * times for piece in pieces)
     parts = parts_of(text)
-    assert "".join(part.content for part in parts) == text
+    assert "".join(content for _, content in parts) == text
     whole = text.encode()
-    for part in parts:
-        assert 1 <= len(part.content) <= PART_CHARACTERS_MAX
-        assert whole[part.byte_offset :].startswith(part.content.encode())
+    for byte_offset, content in parts:
+        assert 1 <= len(content) <= PART_CHARACTERS_MAX
+        assert whole[byte_offset:].startswith(content.encode())
 
 
 @for_each("separator", ["\n\n", "\n", " "])
 def test_a_text_is_cut_between_paragraphs_lines_or_words(separator: str) -> None:
-    first, *_ = parts_of((("x" * 99) + separator) * 2000)
-    assert first.content.endswith("x" + separator)
+    (_, first), *_ = parts_of((("x" * 99) + separator) * 2000)
+    assert first.endswith("x" + separator)
 
 
 def test_what_cannot_be_kept_is_refused() -> None:
@@ -250,41 +249,36 @@ def test_any_bytes_become_text_that_json_can_hold(body: bytes, content_type: str
 
 
 MINUTE = 60.0
-JOB = Job(
-    job_id="run_1",
-    tool="look",
-    state="WAITING",
-    is_over=False,
-    waits_for_time=True,
-    begin_time=1000 * MINUTE,
-    interval_seconds=MINUTE,
-    end_time=None,
-    iterations=3,
-    result="{}",
-    error="",
-)
+
+
+def job_run(run_id: str = "run_1", **changes: Any) -> run_pb2.Run:
+    """A series that waits for its next iteration."""
+    job: Any = {"tool_name": "look", "begin_time": {"seconds": 1000 * 60}, "interval_seconds": MINUTE}
+    job |= changes.pop("job", {})
+    fields: dict[str, Any] = {"state": run_pb2.RUN_STATE_WAITING, "waits": [run_pb2.WAIT_KIND_TIME]} | changes
+    return run_pb2.Run(run_id=run_id, job=job, round=3, output_text="{}", **fields)
 
 
 class SomeJobs(LedgerReads):
     """The jobs of one conversation of one user."""
 
-    def __init__(self, *jobs: Job) -> None:
-        self.jobs_by_id = {job.job_id: job for job in jobs}
+    def __init__(self, *jobs: run_pb2.Run) -> None:
+        self.jobs_by_id = {job.run_id: job for job in jobs}
         self.commands: list[CommandId] = []
 
     async def jobs(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
-    ) -> Sequence[Job]:
+    ) -> Sequence[run_pb2.Run]:
         assert (store_id, user_id, conversation_id, ended_max) == ("local", "me", "conversation", 10)
         return list(self.jobs_by_id.values())
 
     async def stop_job(
         self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
-    ) -> tuple[Job, bool] | None:
+    ) -> tuple[run_pb2.Run, bool] | None:
         assert (key.store_id, user_id, conversation_id) == ("local", "me", "conversation")
         self.commands.append(command_id)
         job = self.jobs_by_id.get(key.run_id)
-        return None if job is None else (job, not job.is_over or job.state == "CANCELLED")
+        return None if job is None else (job, job.state != run_pb2.RUN_STATE_COMPLETED)
 
 
 def call(jobs: SomeJobs, name: str, now: float = 1000 * MINUTE, **arguments: object) -> Any:
@@ -293,7 +287,7 @@ def call(jobs: SomeJobs, name: str, now: float = 1000 * MINUTE, **arguments: obj
 
 
 def test_a_series_is_shown_with_its_iterations_and_the_next_time() -> None:
-    (shown,) = call(SomeJobs(JOB), "list_jobs", now=1002.5 * MINUTE)
+    (shown,) = call(SomeJobs(job_run()), "list_jobs", now=1002.5 * MINUTE)
     assert shown == {
         "job_id": "run_1",
         "tool": "look",
@@ -309,21 +303,21 @@ def test_a_series_is_shown_with_its_iterations_and_the_next_time() -> None:
 @for_each(
     "job",
     [
-        replace(JOB, waits_for_time=False),
-        replace(JOB, interval_seconds=0.0),
-        replace(JOB, end_time=1002.9 * MINUTE),
+        job_run(waits=[]),
+        job_run(job={"interval_seconds": 0.0}),
+        job_run(job={"end_time": {"seconds": 60174}}),
     ],
 )
-def test_no_next_time_is_shown_where_none_is_known(job: Job) -> None:
+def test_no_next_time_is_shown_where_none_is_known(job: run_pb2.Run) -> None:
     (shown,) = call(SomeJobs(job), "list_jobs", now=1002.5 * MINUTE)
     assert "next" not in shown
 
 
 def test_a_stop_says_what_is_so() -> None:
     """It is never said of a job of others, or of one that was over, that it was stopped."""
-    over = replace(JOB, job_id="run_2", state="COMPLETED", is_over=True)
-    ended = replace(JOB, job_id="run_3", state="CANCELLED", is_over=True)
-    jobs = SomeJobs(replace(JOB, state="CANCELLING"), over, ended)
+    over = job_run("run_2", state=run_pb2.RUN_STATE_COMPLETED, waits=[])
+    ended = job_run("run_3", state=run_pb2.RUN_STATE_CANCELLED, waits=[])
+    jobs = SomeJobs(job_run(state=run_pb2.RUN_STATE_CANCELLING, waits=[]), over, ended)
     stopping, late, stopped = (call(jobs, "stop_job", job_id=job_id) for job_id in ("run_1", "run_2", "run_3"))
     assert stopping["state"] == "CANCELLING"
     assert (late["state"], late["note"]) == ("COMPLETED", "It was over already: nothing was stopped.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -9,8 +10,9 @@ import msgspec
 
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.process.clock import Clock
-from pawl.tool_registry.ledger import LedgerReads
-from pawl.tool_registry.rules.jobs import Job
+from pawl.chassis.rpc.translate import seconds
+from pawl.event.v1 import run_pb2
+from pawl.tool_registry.ledger import ENDED, LedgerReads
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
@@ -30,7 +32,7 @@ def job_tools(jobs: LedgerReads, clock: Clock) -> list[Tool[..., Any]]:
         """List the jobs of this conversation: calls in the background. Ends are told unasked."""
         store_id, user_id, conversation_id = _where(context)
         found = await jobs.jobs(store_id, user_id, conversation_id, ended_max=ENDED_MAX)
-        return [_shown(job, clock.now()) for job in found]
+        return [_shown(run, clock.now()) for run in found]
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, background=False)
     async def stop_job(context: ToolContext, job_id: JobId) -> dict[str, Any]:
@@ -40,13 +42,13 @@ def job_tools(jobs: LedgerReads, clock: Clock) -> list[Tool[..., Any]]:
         stopped = await jobs.stop_job(RunKey(store_id, RunId(job_id)), user_id, conversation_id, command_id)
         if stopped is None:
             raise ToolError(f"this conversation has no job {job_id!r}; list_jobs has those that it has")
-        job, was_open = stopped
+        run, was_open = stopped
         if not was_open:
-            return {**_shown(job, clock.now()), "note": "It was over already: nothing was stopped."}
+            return {**_shown(run, clock.now()), "note": "It was over already: nothing was stopped."}
         note = "It is over, and nothing more of it runs."
-        if not job.is_over:
+        if run.state not in ENDED:
             note = "It is being stopped. A call under way may still have its effect; list_jobs says how it ended."
-        return {"job_id": job.job_id, "tool": job.tool, "state": job.state, "note": note}
+        return {"job_id": run.run_id, "tool": run.job.tool_name, "state": state_of(run), "note": note}
 
     return [list_jobs, stop_job]
 
@@ -55,21 +57,44 @@ def _where(context: ToolContext) -> tuple[StoreId, UserId, ConversationId]:
     return StoreId(context.store_id), UserId(context.user_id), ConversationId(context.conversation_id)
 
 
-def _shown(job: Job, now: float) -> dict[str, Any]:
+def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
     """Return what the model is given of a job."""
-    shown: dict[str, Any] = {"job_id": job.job_id, "tool": job.tool, "state": job.state, "begun": _time(job.begin_time)}
+    job = run.job
+    shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name, "state": state_of(run)}
+    shown["begun"] = _time(seconds(job.begin_time))
     if job.interval_seconds:
-        shown |= {"iterations": job.iterations, "interval_seconds": job.interval_seconds}
-    due = job.next_time(now)
+        shown |= {"iterations": run.round, "interval_seconds": job.interval_seconds}
+    due = _next_time(run, now)
     if due is not None:
         shown["next"] = _time(due)
-    if job.result:
-        cut = job.result[:RESULT_CHARACTERS_MAX]
-        shown["result"] = cut if cut == job.result else f"{cut}..."
-    if job.error:
-        shown["error"] = job.error
+    if run.output_text:
+        cut = run.output_text[:RESULT_CHARACTERS_MAX]
+        shown["result"] = cut if cut == run.output_text else f"{cut}..."
+    if run.failure.message:
+        shown["error"] = run.failure.message
     return shown
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def state_of(run: run_pb2.Run) -> str:
+    """Return the name of the state of a run, or of what it waits for."""
+    if run_pb2.WAIT_KIND_APPROVAL in run.waits:
+        return "AWAITING_APPROVAL"
+    if run_pb2.WAIT_KIND_PAUSED in run.waits:
+        return "PAUSED"
+    if run.state not in run_pb2.RunState.values():
+        return "RUNNING"
+    return run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
+
+
+def _next_time(run: run_pb2.Run, now: float) -> float | None:
+    """Return when the next iteration of a job is due; None unless it waits for that time."""
+    job, begin_time = run.job, seconds(run.job.begin_time)
+    if list(run.waits) != [run_pb2.WAIT_KIND_TIME] or not job.interval_seconds:
+        return None
+    beats = math.floor((now - begin_time) / job.interval_seconds) + 1
+    due = begin_time + job.interval_seconds * max(0, beats)
+    return None if job.HasField("end_time") and due > seconds(job.end_time) else due
+
+
+def _time(since_epoch: float) -> str:
+    return datetime.fromtimestamp(since_epoch, UTC).isoformat(timespec="seconds")

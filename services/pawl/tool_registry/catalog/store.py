@@ -153,9 +153,8 @@ class PostgresToolRepository(DatabaseAdapter):
 
     async def _check_share(self, connection: Connection, store_id: StoreId, source: str, registrant: Principal) -> None:
         kind = source.partition(":")[0]
-        row = await connection.fetchrow(_COUNT, store_id, registrant.user_id, kind)
-        if row is not None:
-            check_share(kind, registrant, of_user=row["of_user"], of_store=row["of_store"])
+        (row,) = await connection.fetch(_COUNT, store_id, registrant.user_id, kind)
+        check_share(kind, registrant, of_user=row["of_user"], of_store=row["of_store"])
 
     async def _insert(
         self,
@@ -167,7 +166,7 @@ class PostgresToolRepository(DatabaseAdapter):
         binding: bytes = b"",
         user_id: UserId = UserId(""),
     ) -> ToolVersion:
-        row = await connection.fetchrow(
+        (row,) = await connection.fetch(
             _INSERT,
             store_id,
             definition.name,
@@ -177,8 +176,6 @@ class PostgresToolRepository(DatabaseAdapter):
             binding,
             user_id,
         )
-        if row is None:
-            raise LookupError("INSERT ... RETURNING gives a row")
         return _version(row)
 
 

@@ -51,14 +51,6 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A piece of a text, and the byte of the text that it begins at."""
-
-    byte_offset: int
-    content: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
     """A document that a search has found, and where in it."""
 
@@ -99,14 +91,17 @@ def check_name(name: str) -> None:
         )
 
 
-def parts_of(text: str) -> list[Part]:
-    """Return a text in parts, cut between paragraphs, lines or words if possible; joined they are the text."""
-    parts: list[Part] = []
+def parts_of(text: str) -> list[tuple[int, str]]:
+    """Return a text in parts, each with the byte of the text that it begins at; joined they are the text.
+
+    It is cut between paragraphs, lines or words if possible.
+    """
+    parts = []
     start = offset = 0
     while start < len(text):
         end = _cut(text, start)
         content = text[start:end]
-        parts.append(Part(byte_offset=offset, content=content))
+        parts.append((offset, content))
         start, offset = end, offset + len(content.encode())
     return parts
 

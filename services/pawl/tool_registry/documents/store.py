@@ -112,18 +112,15 @@ class PostgresDocumentRepository(DatabaseAdapter):
             earlier = await connection.fetchrow(_FOUND, store_id, [owner_id], name)
             if earlier is not None and (earlier["text_sha256"], earlier["language"]) == (digest, language):
                 return Document(**earlier), False
-            room = await connection.fetchrow(_ROOM, *key)
-            if room is not None and room["documents"] >= DOCUMENTS_MAX:
+            (room,) = await connection.fetch(_ROOM, *key)
+            if room["documents"] >= DOCUMENTS_MAX:
                 raise TooLarge(f"a store has at most {DOCUMENTS_MAX} documents; remove some first")
-            if room is not None and room["bytes"] + len(content) > STORE_BYTES_MAX:
+            if room["bytes"] + len(content) > STORE_BYTES_MAX:
                 raise TooLarge(f"the documents of a store have at most {STORE_BYTES_MAX} bytes; remove some first")
-            written = await connection.fetchrow(_WRITE, *key, language, len(content), digest)
+            (written,) = await connection.fetch(_WRITE, *key, language, len(content), digest)
             await connection.execute(_CLEAR_PARTS, *key)
-            numbered = enumerate(parts_of(text))
-            parts = [(*key, number, part.byte_offset, part.content, language) for number, part in numbered]
+            parts = [(*key, number, *part, language) for number, part in enumerate(parts_of(text))]
             await connection.executemany(_WRITE_PART, parts)
-        if written is None:
-            raise AssertionError("an upsert returns its row")
         return Document(**written), earlier is None
 
     async def delete(self, store_id: StoreId, owner_id: UserId, name: str) -> bool:

@@ -56,14 +56,12 @@ class PostgresMemoryRepository(DatabaseAdapter):
             known = await connection.fetchrow(_KNOWN, *key, memory_id, text)
             if known is not None:
                 return Memory(**known)
-            counts = await connection.fetchrow(_COUNTS, *key)
-            if counts is not None and counts["of_agent"] >= MEMORIES_MAX:
+            (counts,) = await connection.fetch(_COUNTS, *key)
+            if counts["of_agent"] >= MEMORIES_MAX:
                 raise TooLarge(f"an agent has at most {MEMORIES_MAX} memories about a user")
-            if counts is not None and counts["of_user"] >= USER_MEMORIES_MAX:
+            if counts["of_user"] >= USER_MEMORIES_MAX:
                 raise TooLarge(f"there are at most {USER_MEMORIES_MAX} memories about a user")
-            added = await connection.fetchrow(_ADD, *key, memory_id, text)
-        if added is None:
-            raise AssertionError("an insert returns its row")
+            (added,) = await connection.fetch(_ADD, *key, memory_id, text)
         return Memory(**added)
 
     async def search(self, owner: MemoryOwner, query: str, most: int) -> Sequence[Memory]:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -26,11 +26,7 @@ from pawl.tool_registry.builtin.files.rules import (
     Entry,
     FileChange,
     FileLimits,
-    MakeFolder,
-    Move,
-    Plan,
-    PutFile,
-    Remove,
+    Planned,
     path_problem,
 )
 from pawl.tool_registry.rules.violations import did_you_mean
@@ -74,7 +70,7 @@ class FileFolders:
             ToolError: there is none, or it cannot be read.
         """
         with self._root(store_id) as root:
-            content = _View(root, self._limits).read(path)
+            content = FileView(root, self._limits).read(path)
             if content is None:
                 raise ToolError(f"there is no file {path!r}{_near(root, path)}")
             return content
@@ -110,7 +106,7 @@ class FileFolders:
             earlier = _record(done, key)
             if earlier is not None:
                 return earlier
-            planned = plan(_View(root, self._limits))
+            planned = plan(FileView(root, self._limits))
             if planned.change is not None:
                 self._check_room(root, planned.change)
                 _make(root, state, planned.change, key, planned.outcome)
@@ -157,20 +153,19 @@ class FileFolders:
 
     def _check_room(self, root: int, change: FileChange) -> None:
         limits = self._limits
-        if isinstance(change, Remove):
+        if change.kind == "remove":
             return
         size, count, _ = handles.measure(root)
-        if isinstance(change, Move):
+        if change.kind == "move":
             _check_depth(root, change)
-        elif isinstance(change, PutFile):
+        elif change.kind == "put":
             if len(change.content) > limits.file_bytes_max:
                 raise ToolError(f"a file has at most {limits.file_bytes_max} bytes, this has {len(change.content)}")
-            old = _View(root, limits).entry(change.path)
+            old = FileView(root, limits).entry(change.path)
             size += len(change.content) - (old.size_bytes if old else 0)
             if size > limits.store_bytes_max:
                 raise ToolError(f"the store's files would have {size} bytes, the limit is {limits.store_bytes_max}")
-        target = change.new_path if isinstance(change, Move) else change.path
-        if count + _missing(root, target) > limits.entries_max:
+        if count + _missing(root, change.target) > limits.entries_max:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
@@ -184,25 +179,31 @@ class FileFolders:
                 os.unlink(name, dir_fd=done)
 
 
-class _View:
-    """The FileView of a store's open folder."""
+class FileView:
+    """The files of a store while nobody else changes them. Methods raise ToolError for what they cannot read."""
 
     def __init__(self, root: int, limits: FileLimits) -> None:
         self._root = root
         self._limits = limits
 
     def read(self, path: str) -> bytes | None:
+        """Return the content of a file; None if nothing is there."""
         *above, name = _parts(path)
         with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
             return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
         return None
 
     def entry(self, path: str) -> Entry | None:
+        """Return what is at a path; None if nothing is."""
         *above, name = _parts(path)
         with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
             found = handles.look(folder, name)
             return None if found is None else handles.entry_of(name, found)
         return None
+
+
+Plan: TypeAlias = Callable[[FileView], Planned]
+"""Decides on a change, looking at the files as they are; may raise a ToolError, and then nothing is changed."""
 
 
 def _parts(path: str) -> list[str]:
@@ -230,7 +231,7 @@ def _missing(root: int, path: str) -> int:
     return len(names)
 
 
-def _check_depth(root: int, move: Move) -> None:
+def _check_depth(root: int, move: FileChange) -> None:
     with suppress(NotADirectoryError), handles.opened_folder(root, move.path.split("/")) as folder:
         if len(move.new_path.split("/")) + handles.measure(folder)[2] > DEPTH_MAX:
             raise ToolError(f"there would be paths of more than {DEPTH_MAX} parts")
@@ -252,18 +253,17 @@ def _record(folder: int, name: str) -> bytes | None:
 
 def _make(root: int, state: int, change: FileChange, key: str, outcome: bytes) -> None:
     """Make a change that is written down first."""
-    target = change.new_path if isinstance(change, Move) else change.path
-    *above, name = target.split("/")
+    *above, name = change.target.split("/")
     with (
         handles.explained(change.path),
-        handles.opened_folder(root, above, make=not isinstance(change, Remove)) as folder,
+        handles.opened_folder(root, above, make=change.kind != "remove") as folder,
     ):
         inode = 0
-        if isinstance(change, PutFile):
+        if change.kind == "put":
             handles.write_file(state, _NEXT, change.content)
-        elif isinstance(change, Move):
+        elif change.kind == "move":
             inode = _inode(root, change.path)
-        pending = _Pending(key=key, kind=type(change).__name__, path=change.path, inode=inode, outcome=outcome)
+        pending = _Pending(key=key, kind=change.kind, path=change.path, inode=inode, outcome=outcome)
         handles.write_file(state, _PART, msgspec.msgpack.encode(pending))
         os.rename(_PART, _PENDING, src_dir_fd=state, dst_dir_fd=state)
         os.fsync(state)
@@ -276,23 +276,21 @@ def _make(root: int, state: int, change: FileChange, key: str, outcome: bytes) -
 
 
 def _apply(root: int, state: int, folder: int, name: str, change: FileChange) -> None:
-    match change:
-        case PutFile():
+    match change.kind:
+        case "put":
             os.rename(_NEXT, name, src_dir_fd=state, dst_dir_fd=folder)
-        case Move():
+        case "move":
             *above, old_name = change.path.split("/")
             with handles.opened_folder(root, above) as old_folder:
                 os.rename(old_name, name, src_dir_fd=old_folder, dst_dir_fd=folder)
-        case Remove():
+        case "remove":
             found = handles.look(folder, name)
             if found is not None and handles.entry_of(name, found).kind == "folder":
                 os.rmdir(name, dir_fd=folder)
             else:
                 os.unlink(name, dir_fd=folder)
-        case MakeFolder():
+        case "make_folder":
             os.mkdir(name, 0o700, dir_fd=folder)
-        case _:
-            assert_never(change)
 
 
 def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
@@ -319,11 +317,11 @@ def _recover(root: int, state: int, done: int) -> None:
 
 def _was_made(root: int, state: int, pending: _Pending) -> bool:
     inode = _inode(root, pending.path)
-    if pending.kind == PutFile.__name__:
+    if pending.kind == "put":
         return handles.look(state, _NEXT) is None
-    if pending.kind == Move.__name__:
+    if pending.kind == "move":
         return inode != pending.inode
-    return (inode == 0) is (pending.kind == Remove.__name__)
+    return (inode == 0) is (pending.kind == "remove")
 
 
 def _inode(root: int, path: str) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal
 
 PATH_CHARACTERS_MAX: Final = 512
 NAME_BYTES_MAX: Final = 200
@@ -76,36 +75,23 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutFile:
-    """A file gets this content; it and the folders above it are made if need be."""
+class FileChange:
+    """A change of one file or folder.
 
+    `put` gives a file its `content`; it and the folders above it are made if need be. `move` gives a file or folder
+    the `new_path`, at which nothing is. `remove` takes away a file or an empty folder. `make_folder` makes a folder,
+    with the folders above it.
+    """
+
+    kind: Literal["put", "move", "remove", "make_folder"]
     path: str
-    content: bytes
+    content: bytes = b""
+    new_path: str = ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A file or folder gets another path, at which nothing is."""
-
-    path: str
-    new_path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remove:
-    """A file, or an empty folder, goes away."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakeFolder:
-    """A folder is made, with the folders above it."""
-
-    path: str
-
-
-FileChange: TypeAlias = PutFile | Move | Remove | MakeFolder
+    @property
+    def target(self) -> str:
+        """The path that is written to."""
+        return self.new_path or self.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,21 +100,3 @@ class Planned:
 
     change: FileChange | None
     outcome: bytes
-
-
-class FileView(Protocol):
-    """The files of a store while nobody else changes them."""
-
-    def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if nothing is there.
-
-        Raises:
-            ToolError: something else is there, or it cannot be read.
-        """
-
-    def entry(self, path: str) -> Entry | None:
-        """Return what is at a path; None if nothing is."""
-
-
-Plan: TypeAlias = Callable[[FileView], Planned]
-"""Decides on a change, looking at the files as they are; may raise a ToolError, and then nothing is changed."""

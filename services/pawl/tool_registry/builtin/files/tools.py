@@ -9,20 +9,8 @@ import msgspec
 
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.audit.rules import sha256_hex
-from pawl.tool_registry.builtin.files.folders import FileFolders
-from pawl.tool_registry.builtin.files.rules import (
-    PATH_CHARACTERS_MAX,
-    Entry,
-    FileChange,
-    FileView,
-    MakeFolder,
-    Move,
-    Plan,
-    Planned,
-    PutFile,
-    Remove,
-    path_problem,
-)
+from pawl.tool_registry.builtin.files.folders import FileFolders, FileView, Plan
+from pawl.tool_registry.builtin.files.rules import PATH_CHARACTERS_MAX, Entry, FileChange, Planned
 from pawl.tool_registry.rules.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
@@ -162,12 +150,11 @@ def _planned(change: FileChange | None, value: dict[str, Any], inverse: Inverse 
 
 def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expected: str | None) -> Planned:
     """Decide on writing a file."""
-    _check_path(path)
     new, old = content.encode(), view.read(path)
     _check_expected(path, old, expected)
     value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
     if old is None:
-        return _planned(PutFile(path=path, content=new), value, _delete(path, new))
+        return _planned(FileChange(kind="put", path=path, content=new), value, _delete(path, new))
     if old == new:
         return _planned(None, value, None)
     if not overwrite:
@@ -178,22 +165,20 @@ def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expe
             f"{path!r} is not overwritten, because that could not be undone: it is no text, or has over"
             f" {TAKEN_BACK_BYTES_MAX} bytes. Use edit_file, or delete_file first"
         )
-    return _planned(PutFile(path=path, content=new), value, inverse)
+    return _planned(FileChange(kind="put", path=path, content=new), value, inverse)
 
 
 def plan_append(view: FileView, path: str, content: str) -> Planned:
     """Decide on adding to a file."""
-    _check_path(path)
     old = view.read(path)
     new = (_text(old or b"", path) + content).encode()
     value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
     inverse = _delete(path, new) if old is None else _restore(path, old, new)
-    return _planned(PutFile(path=path, content=new), value, inverse)
+    return _planned(FileChange(kind="put", path=path, content=new), value, inverse)
 
 
 def plan_edit(view: FileView, path: str, old_text: str, new_text: str) -> Planned:
     """Decide on replacing a piece of a file."""
-    _check_path(path)
     old = view.read(path)
     if old is None:
         raise ToolError(f"there is no file {path!r}")
@@ -212,13 +197,11 @@ def plan_edit(view: FileView, path: str, old_text: str, new_text: str) -> Planne
         back = {"path": path, "old_text": new_text, "new_text": old_text}
         inverse = _inverse("edit_file", back, f"Edit {path!r} back")
     inverse = inverse or _restore(path, old, new)
-    return _planned(PutFile(path=path, content=new), value, inverse)
+    return _planned(FileChange(kind="put", path=path, content=new), value, inverse)
 
 
 def plan_move(view: FileView, path: str, new_path: str) -> Planned:
     """Decide on moving a file or folder."""
-    _check_path(path)
-    _check_path(new_path)
     found = view.entry(path)
     if found is None or found.kind == "other":
         raise ToolError(f"there is no file or folder {path!r}")
@@ -228,12 +211,13 @@ def plan_move(view: FileView, path: str, new_path: str) -> Planned:
         raise ToolError("a folder cannot be moved into itself")
     back = {"path": new_path, "new_path": path}
     inverse = Inverse(tool_name="move_file", arguments=back, summary=f"Move {new_path!r} back to {path!r}")
-    return _planned(Move(path=path, new_path=new_path), {"path": path, "new_path": new_path}, inverse)
+    return _planned(
+        FileChange(kind="move", path=path, new_path=new_path), {"path": path, "new_path": new_path}, inverse
+    )
 
 
 def plan_folder(view: FileView, path: str) -> Planned:
     """Decide on making a folder."""
-    _check_path(path)
     found = view.entry(path)
     if found is not None and found.kind != "folder":
         raise ToolError(f"{path!r} is a file")
@@ -241,29 +225,22 @@ def plan_folder(view: FileView, path: str) -> Planned:
     if found is not None:
         return _planned(None, value, None)
     inverse = Inverse(tool_name="delete_file", arguments={"path": path}, summary=f"Delete the folder {path!r}")
-    return _planned(MakeFolder(path=path), value, inverse)
+    return _planned(FileChange(kind="make_folder", path=path), value, inverse)
 
 
 def plan_delete(view: FileView, path: str, expected: str | None) -> Planned:
     """Decide on deleting a file or an empty folder."""
-    _check_path(path)
     found = view.entry(path)
     if found is None or found.kind == "other":
         raise ToolError(f"there is no file or folder {path!r}")
     if found.kind == "folder":
         inverse = Inverse(tool_name="make_folder", arguments={"path": path}, summary=f"Make the folder {path!r} again")
-        return _planned(Remove(path=path), {"path": path, "deleted": "folder"}, inverse)
+        return _planned(FileChange(kind="remove", path=path), {"path": path, "deleted": "folder"}, inverse)
     content = view.read(path) if expected or found.size_bytes <= TAKEN_BACK_BYTES_MAX else None
     _check_expected(path, content, expected)
     text = _text_or_none(content) if content is not None else None
     again = None if text is None else _inverse("write_file", {"path": path, "content": text}, f"Write {path!r} again")
-    return _planned(Remove(path=path), {"path": path, "deleted": "file"}, again)
-
-
-def _check_path(path: str) -> None:
-    problem = path_problem(path)
-    if problem:
-        raise ToolError(problem)
+    return _planned(FileChange(kind="remove", path=path), {"path": path, "deleted": "file"}, again)
 
 
 def _check_expected(path: str, content: bytes | None, expected: str | None) -> None:

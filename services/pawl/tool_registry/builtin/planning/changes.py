@@ -10,7 +10,7 @@ import msgspec
 
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.tool_registry.builtin.planning.repository import find_project, find_task
-from pawl.tool_registry.builtin.planning.rules import Owner, PlanChange, Project, ProjectStatus, Task, TitleTaken
+from pawl.tool_registry.builtin.planning.rules import Owner, PlanChange, Project, ProjectStatus, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
@@ -46,10 +46,7 @@ def _update_project(repository: PostgresPlanRepository) -> Tool[..., Any]:
 
         async def make(owner: Owner, key: str) -> PlanChange:
             found = await find_project(repository, owner, project)
-            try:
-                return await repository.change_project(owner, found.project_id, fields, idempotency_key=key)
-            except TitleTaken:
-                raise ToolError(f"there is a project {title!r} already; nothing was changed") from None
+            return await repository.change_project(owner, found.project_id, fields, idempotency_key=key)
 
         change = await _once(repository, context, make)
         before, after = change.project_before, change.project_after

@@ -45,11 +45,3 @@ class PlanChange:
     project_after: Project | None = None
     tasks_before: tuple[Task, ...] = ()
     tasks_after: tuple[Task, ...] = ()
-
-
-class ParentGone(Exception):
-    """The task that a subtask was for has been deleted."""
-
-
-class TitleTaken(Exception):
-    """Another project of the user has the title."""

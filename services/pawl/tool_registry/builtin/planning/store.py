@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import DatabaseAdapter
-from pawl.tool_registry.builtin.planning.rules import Owner, ParentGone, PlanChange, Project, Task, TitleTaken
-
-if TYPE_CHECKING:
-    from pawl.chassis.db.database import Connection, DatabaseAdapter
+from pawl.chassis.db.database import Connection, DatabaseAdapter
+from pawl.tool_registry.builtin.planning.rules import Owner, PlanChange, Project, Task
+from pawl.tool_registry.sdk.context import ToolError
 
 _TASK_COLUMNS: Final = (
     "task_id, project_id, parent_task_id, title, notes, to_char(due, 'YYYY-MM-DD') AS due, is_done, run_id"
@@ -101,14 +99,14 @@ class PostgresPlanRepository(DatabaseAdapter):
         """Add a task, or return the one that was added with that key.
 
         Raises:
-            ParentGone: its parent is not there any more.
+            ToolError: its parent is not there any more.
         """
         place = (task.task_id, task.project_id, task.parent_task_id)
         fields = (*place, task.title, task.notes, task.due, task.run_id)
         try:
             row = await self._database.fetchrow(_ADD_TASK, *owner, *fields, idempotency_key)
         except asyncpg.ForeignKeyViolationError:
-            raise ParentGone from None
+            raise ToolError(f"there is no task {task.parent_task_id!r} any more") from None
         return task if row is None else Task(**row)
 
     async def projects(self, owner: Owner, most: int) -> Sequence[Project]:
@@ -138,7 +136,7 @@ class PostgresPlanRepository(DatabaseAdapter):
         """Set fields of a project; an empty change if there is none of that id.
 
         Raises:
-            TitleTaken: another project has the new title.
+            ToolError: another project has the new title.
         """
         try:
             async with self._database.transaction() as connection:
@@ -155,7 +153,7 @@ class PostgresPlanRepository(DatabaseAdapter):
                     connection, owner, idempotency_key, PlanChange(project_before=before, project_after=after)
                 )
         except asyncpg.UniqueViolationError:
-            raise TitleTaken from None
+            raise ToolError(f"there is a project {fields['title']!r} already; nothing was changed") from None
 
     async def change_tasks(
         self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str

@@ -16,10 +16,10 @@ from pawl.tool_registry.builtin.planning.changes import (
     task_shown,
 )
 from pawl.tool_registry.builtin.planning.repository import PROJECTS_MAX, find_project, find_task
-from pawl.tool_registry.builtin.planning.rules import Owner, ParentGone, Project, Task
+from pawl.tool_registry.builtin.planning.rules import Owner, Project, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.rules.violations import near_matches
-from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
@@ -91,10 +91,7 @@ def _add_subtask(repository: PostgresPlanRepository, ids: IdSource) -> Tool[...,
             due=due.isoformat() if due else None,
             run_id=RunId(context.run_id),
         )
-        try:
-            task = await repository.add_task(owner, task, idempotency_key=context.idempotency_key)
-        except ParentGone:
-            raise ToolError(f"there is no task {parent!r} any more") from None
+        task = await repository.add_task(owner, task, idempotency_key=context.idempotency_key)
         result: dict[str, Any] = {
             "task_id": task.task_id,
             "title": task.title,
