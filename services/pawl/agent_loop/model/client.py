@@ -15,7 +15,6 @@ import openai
 
 from pawl.agent_loop.model import failure, words
 from pawl.agent_loop.model.answer import Answer
-from pawl.agent_loop.model.names import names_of, renamed
 from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece, Problem
 
 # After the finish reason only usage and the end can come; a server that keeps the
@@ -81,19 +80,14 @@ class OpenAiModel:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         deadline = asyncio.get_running_loop().time() + request.deadline_seconds
-        names = names_of(request)
         answer = Answer()
         try:
-            response = await self._open(request if names is None else renamed(request, names))
+            response = await self._open(request)
             async with aclosing(response), aclosing(response.aiter_bytes()) as body:
                 while not answer.done and (data := await _read(body, answer, request, deadline)) is not None:
                     for piece in answer.feed(data):
-                        if names is None:
-                            yield piece
-                        else:
-                            for named in names.inward(piece):
-                                yield named
-                for piece in answer.end() if names is None else names.last(answer.end()):
+                        yield piece
+                for piece in answer.end():
                     yield piece
                 with suppress(TimeoutError, httpx2.HTTPError):
                     async with asyncio.timeout(_DRAIN_SECONDS):

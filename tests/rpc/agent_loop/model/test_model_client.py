@@ -17,7 +17,7 @@ from pawl.agent_loop.loop.rules import retry
 from pawl.agent_loop.loop.rules.run import FailureClass
 from pawl.agent_loop.model import client
 from pawl.agent_loop.model.client import OpenAiModel
-from pawl.agent_loop.model.request import CallPiece, ModelRequest
+from pawl.agent_loop.model.request import ModelRequest
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
     DONE,
@@ -91,15 +91,6 @@ async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pyt
         "content-type": "application/json",
     }
     assert fields(asked).items() >= expected.items()
-
-
-async def test_tools_with_a_dot_go_out_without_it_and_come_back_with_it() -> None:
-    message = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "time__now", "arguments": "{}"}}]}
-    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
-    async with serving(responds(200, body)) as (server, model):
-        pieces = await collect(model, tools=({"type": "function", "function": {"name": "time.now"}},))
-    assert [piece.name for piece in pieces if isinstance(piece, CallPiece)] == ["time.now"]
-    assert server.exchanges[0].body["tools"][0]["function"]["name"] == "time__now"
 
 
 async def test_a_json_body_instead_of_a_stream_is_an_answer() -> None:
