@@ -10,7 +10,6 @@ from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
-from pawl.agent_loop.loop.metrics import BusWakeups
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
@@ -196,7 +195,7 @@ class AgentLoop:
         self._add_starters(chance, history, job_stores)
         self._fires = are_played(chance)
         self._is_triggered = triggers.are_played(chance)
-        self._wakeups = BusWakeups(bus)
+        self._bus = bus
         self.stop = asyncio.Event()
 
     def _add_starters(self, chance: Chance, history: History, job_stores: Sequence[JobStore]) -> None:
@@ -223,7 +222,7 @@ class AgentLoop:
     async def serve(self) -> None:
         """Serve until `stop`, then hand the runs over."""
         worker = self.worker
-        await worker.listen(self._wakeups)
+        await worker.listen(self._bus)
         async with self.clients.watches, Background() as background:
             background.start("claims", worker.claim_forever)
             background.start("leases", worker.renew_forever)

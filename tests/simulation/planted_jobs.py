@@ -43,7 +43,7 @@ OF_JOBS = (
     Mutant(
         name="grants_outlive_a_higher_number_of_approvals",
         module="pawl.agent_loop.loop.drive",
-        text="as_deployed(loaded.run.options, self._dependencies.approvals_required)",
+        text="as_deployed(run.options, self._dependencies.approvals_required)",
         instead="as_deployed(loaded.run.options, 1)",
         checker="grants_are_of_as_many_people_as_are_wanted",
         seed=23,
@@ -94,7 +94,7 @@ OF_JOBS = (
     Mutant(
         name="every_job_is_told_of_as_a_success",
         module=_LOOP,
-        text='told["state"] = notice.state.name',
+        text='told["state"] = run.state.name',
         instead='told["state"] = "COMPLETED"',
         checker="notices_are_new_once",
         seed=1,

@@ -49,7 +49,7 @@ OF_RUNS = (
     Mutant(
         name="agents_are_free",
         module="pawl.agent_loop.loop.rules.delegation",
-        text="usage=state.run.usage + command.usage",
+        text="usage=state.run.usage + run.usage",
         instead="usage=state.run.usage",
         checker="callers_pay_for_their_agents",
         seed=11,

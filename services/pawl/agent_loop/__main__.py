@@ -16,7 +16,7 @@ from pawl.agent_loop.agents.ledger import AgentLedger
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.loop.metrics import BusWakeups, PrometheusMeter
+from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
@@ -135,7 +135,7 @@ async def _worker(
         limits = replace(limits, hearsay_seconds=0.0)
     # A name of its own for each start: what an earlier process held is not this one's.
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
-    await worker.listen(BusWakeups(bus))
+    await worker.listen(bus)
     service.background.start("claims", worker.claim_forever)
     service.background.start("leases", worker.renew_forever)
     service.background.start("fence", worker.fence_forever)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import zoneinfo
 
-_REGIONS = ("Europe", "America", "Asia", "Africa", "Australia", "Pacific", "Atlantic", "Indian", "Antarctica", "Arctic")
+_REGIONS = {"Europe", "America", "Asia", "Africa", "Australia", "Pacific", "Atlantic", "Indian", "Antarctica", "Arctic"}
 _ALSO = {
     "bangalore": "Asia/Kolkata",
     "barcelona": "Europe/Madrid",
@@ -41,16 +41,11 @@ def zone_of(place: str) -> str | None:
 
 @functools.cache
 def _zones() -> dict[str, str]:
-    """City and zone names in lower case; where two zones end in one city name, the region listed first wins."""
+    """City and zone names in lower case."""
     zones: dict[str, str] = {}
-    for zone in sorted(zoneinfo.available_timezones(), key=_preference):
+    for zone in sorted(zoneinfo.available_timezones()):
         spoken = zone.lower().replace("_", " ")
         zones.setdefault(spoken, zone)
         if "/" in zone and zone.split("/")[0] in _REGIONS:
             zones.setdefault(spoken.rsplit("/", 1)[-1], zone)
     return zones | _ALSO
-
-
-def _preference(zone: str) -> tuple[int, str]:
-    region = zone.split("/", maxsplit=1)[0]
-    return (_REGIONS.index(region) if region in _REGIONS else len(_REGIONS), zone)

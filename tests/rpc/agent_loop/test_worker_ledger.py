@@ -160,7 +160,7 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     await drive.run()
     await respond(replica, key)
 
-    loaded = await client.load(await claim(client))
+    loaded = (await client.load(await claim(client))).state
 
     written = drive._base
     assert loaded.run.options == options
@@ -168,17 +168,17 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     assert loaded.loop == written.loop
     assert len(loaded.commands) == 2
     # The ledger knows whose messages they are.
-    messages = [replace(message, message_id="", run_id=key.run_id, user_id="") for message in loaded.messages]
-    assert messages == [replace(message, message_id="", run_id=key.run_id, user_id="") for message in written.messages]
+    messages = [replace(message, run_id=key.run_id, user_id="") for message in loaded.messages]
+    assert messages == [replace(message, run_id=key.run_id, user_id="") for message in written.messages]
     times = ("create_time", "start_time", "end_time", "deadline_time")
     given: dict[str, Any] = {**dict.fromkeys(times), "offer": None, "approval": None}
-    for call in loaded.calls:
+    for call in loaded.calls.values():
         same = written.calls[call.call_id]
         assert replace(call, **given) == replace(same, **given)
         assert (call.approval is None) == (same.approval is None)
         assert (call.deadline_time is None) == (same.deadline_time is None)
         assert call.deadline_time is None or abs(call.deadline_time - (same.deadline_time or 0)) < TICK_SECONDS
-    states = {call.tool_name: call.state for call in loaded.calls}
+    states = {call.tool_name: call.state for call in loaded.calls.values()}
     assert states["mail"] is CallState.AWAITING_APPROVAL
     assert states["show"] is CallState.OFFERED
 
@@ -210,7 +210,7 @@ async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica
     renewal = await client.renew(WorkerId("worker"), lease_seconds=10)
 
     assert (renewal.held, renewal.with_commands) == ((held,), (held,))
-    (read,) = (await client.list_commands(held)).commands
+    (read,) = (await client.read_inbox(held, (await client.load(held)).state)).commands
     assert read.kind == Cancel(cause=StopCause.USER)
     await client.release(WorkerId("worker"))
     assert (await client.renew(WorkerId("worker"), lease_seconds=10)).held == ()
@@ -255,7 +255,7 @@ async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_ow
     assert (again.run_id, again.credential_id, again.delegate_user_id) == (created.run_id, "key_1", "shop")
     assert (await public.submit_message(message(other, policy=MessagePolicy.STEER))).steered
     (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
-    loaded = await worker.load(claim)
+    loaded = (await worker.load(claim)).state
     assert (loaded.run.credential_id, loaded.run.delegate_user_id) == ("key_1", "shop")
     (steer,) = loaded.commands
     assert (steer.user_id, steer.credential_id, steer.delegate_user_id) == ("ann", "key_2", "")
@@ -271,4 +271,4 @@ async def test_neither_a_repetition_nor_a_message_that_enters_widens_the_roles_o
     assert again.run_id == first.run_id
     assert (await public.submit_message(message(ADMIN, policy=MessagePolicy.STEER))).steered
     (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
-    assert (await worker.load(claim)).run.user_roles == ("member",)
+    assert (await worker.load(claim)).state.run.user_roles == ("member",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import budget, history, planning, proposals, step
-from pawl.agent_loop.loop.rules.assembly import ModelAnswer, RawCall
+from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult, TopUp
 from pawl.agent_loop.loop.rules.decision import (
@@ -37,7 +37,7 @@ from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import FailureClass, Run, RunOptions
 from pawl.agent_loop.loop.rules.state import MODEL, State
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, Stopped, Verdict
-from pawl.agent_loop.model.request import Problem, UsageReport
+from pawl.agent_loop.model.request import CallPiece, Problem, UsageReport
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
 from pawl.values import (
     ENDED,
@@ -132,8 +132,7 @@ def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelA
         text=text,
         reasoning="",
         calls=tuple(
-            RawCall(provider_call_id="same", name=name, arguments=given)
-            for name, given in zip(names, written, strict=True)
+            CallPiece(call_id="same", name=name, arguments=given) for name, given in zip(names, written, strict=True)
         ),
         refusal="",
         provider_state_json=b"",
@@ -192,8 +191,7 @@ class Simulation:
             self.facts.clear()
             self._check(before, plan)
             self.told += plan.events
-            answered = step.Committed(first_seq=0, last_seq=0, commands_pending=False, time=self.now)
-            self.base = step.committed(plan.state, answered)
+            self.base = step.committed(plan.state, 0, None)
             for work in plan.work:
                 self._begin(work)
             self.parked = isinstance(plan.rest, Park | Finish)

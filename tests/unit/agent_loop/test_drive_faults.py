@@ -18,8 +18,9 @@ from pawl.agent_loop.loop.rules.event import TAKEOVER, OutputDelta, RoundRetryin
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions
-from pawl.agent_loop.loop.rules.step import Committed, Step
+from pawl.agent_loop.loop.rules.step import Step
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
+from pawl.job.v1.ledger_pb2 import CommitRunResponse
 from pawl.values import RunState, StopCause
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
@@ -112,7 +113,7 @@ def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() ->
         on_its_way: list[Callable[[], Coroutine[Any, Any, object]]] = []
         commit, counts = world.ledger.commit, itertools.count()
 
-        async def hang(claim: Claim, commit_id: str, step: Step) -> Committed:
+        async def hang(claim: Claim, commit_id: str, step: Step) -> CommitRunResponse:
             if next(counts) == position:
                 on_its_way.append(lambda: commit(claim, commit_id, step))
                 await asyncio.get_running_loop().create_future()
@@ -127,7 +128,7 @@ def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() ->
         dropped.cancel()
         await asyncio.wait([dropped])
 
-        async def overtake(claim: Claim, commit_id: str, step: Step) -> Committed:
+        async def overtake(claim: Claim, commit_id: str, step: Step) -> CommitRunResponse:
             world.ledger.commit = commit  # type: ignore[method-assign]
             for late in on_its_way:
                 await late()

@@ -16,6 +16,7 @@ from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, D
 from pawl.agent_loop.loop.rules.command import Cancel, Decide, Steer
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Run, Undo
+from pawl.agent_loop.undo import planning
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import CallUndo, UndoSource, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
@@ -72,7 +73,8 @@ async def finished(world: World) -> RunKey:
 
 async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, UndoState]]:
     """What became of each call, in order."""
-    sources = undo.in_order(await world.ledger.undo_sources(StoreId(STORE), UserId(USER), undone.run_id))
+    read = await planning.sources(world.ledger.channel, StoreId(STORE), UserId(USER), undone.run_id)
+    sources = undo.in_order(read)
     found = [undo.judged(source, by.run_id) for source in sources]
     return [(each.tool_name, each.state) for each in found]
 

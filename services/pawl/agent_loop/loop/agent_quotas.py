@@ -30,30 +30,27 @@ class AgentQuotas:
     def __init__(self) -> None:
         self._rooms: dict[tuple[StoreId, str], _Room] = {}
 
-    def must_be_read(self, run: Run, tokens: int, now: float) -> bool:
-        """Return whether to ask, by a monotonic clock, once a run has used so many tokens since it was here last.
+    async def used_up(
+        self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
+    ) -> AgentQuota | None:
+        """Return the budget of the agent of a run if it is used up.
 
-        A draft has no budget, nor has the default of the deployment.
+        `tokens` are those that the run has used since it was here last, `now` is by a monotonic clock. A draft has no
+        budget, nor has the default of the deployment.
         """
         if run.agent is None or draft_name(run.agent.name):
-            return False
+            return None
         key = run.store_id, run.agent.name
-        room = self._rooms.get(key)
-        if room is None:
-            return True
-        left = self._rooms[key] = room._replace(tokens=room.tokens - tokens)
-        return left.tokens <= 0 or left.until <= now
-
-    async def read(self, run: Run, read: Callable[[StoreId, str], Awaitable[AgentQuota]], now: float) -> AgentQuota:
-        """Return the budget of the agent of a run, and what is used of it."""
-        key = run.store_id, run.agent.name if run.agent else ""
-        quota = await read(*key)
-        self._rooms.pop(key, None)
-        room = _Room(math.inf, now + NONE_SECONDS_MAX)
-        if quota.tokens_max:
-            room = _Room(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
-        if room.tokens > 0:
-            while len(self._rooms) >= _AGENTS_KEPT_MAX:
-                self._rooms.pop(next(iter(self._rooms)))
-            self._rooms[key] = room
-        return quota
+        room = self._rooms.pop(key, _Room(0, now))
+        room = room._replace(tokens=room.tokens - tokens)
+        if room.tokens <= 0 or room.until <= now:
+            quota = await read(*key)
+            if quota.is_used_up:
+                return quota
+            room = _Room(math.inf, now + NONE_SECONDS_MAX)
+            if quota.tokens_max:
+                room = _Room(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
+        while len(self._rooms) >= _AGENTS_KEPT_MAX:
+            self._rooms.pop(next(iter(self._rooms)))
+        self._rooms[key] = room
+        return None

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules import budget, planning, step
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.command import TopUp
 from pawl.agent_loop.loop.rules.command_rules import (
     approvals_given,
     decisions,
@@ -48,9 +47,10 @@ from pawl.agent_loop.loop.rules.state import MODEL, State
 from pawl.agent_loop.loop.rules.step import Step
 from pawl.agent_loop.loop.rules.tool import RecordedDecision, RecordedResult
 from pawl.agent_loop.loop.run_tasks import RunTasks, WorkerDependencies
-from pawl.chassis.ids import CallId, CommandId
+from pawl.chassis.ids import CallId
 from pawl.chassis.process.tasks import within
 from pawl.chassis.rpc.retry import INTERNAL_SECONDS_MAX, Retry
+from pawl.chassis.rpc.translate import seconds
 from pawl.errors import IllegalTransition, InboxChanged
 from pawl.values import ENDED, CallState, LeaseAction, RunState, Usage
 
@@ -91,8 +91,7 @@ class Drive:
         self._shown = Shown()
         self._woken = False
         self._handing_over = False
-        self._recorded: set[CommandId] = set()
-        self._given: frozenset[RecordedDecision] = frozenset()
+        self._recorded: frozenset[RecordedDecision | RecordedResult] = frozenset()
         self._given_up: dict[CallId, RecordedResult] = {}
         self._reported: set[CallId] = set()
         self._refusals = 0
@@ -122,11 +121,11 @@ class Drive:
             LeaseLost, RunEnded, RunNotFound: it is not this worker's any more.
         """
         loaded = await self._load() if loaded is None else self._taken(loaded)
-        self._base = _state_of(loaded)
-        self._active_from = self._dependencies.clock.monotonic() - loaded.run.active_seconds
+        self._base = loaded.state
+        self._active_from = self._dependencies.clock.monotonic() - self._base.run.active_seconds
         self._tasks = RunTasks(
             self._dependencies,
-            loaded.run,
+            self._base.run,
             retry=self._retry,
             signal=self._signal,
             now=self._now,
@@ -229,13 +228,12 @@ class Drive:
 
     async def _record(self) -> None:
         """Have decisions and results written down that the next step consumes, and approvals by several, each once."""
-        commands = [command for command in self._base.commands if command.command_id not in self._recorded]
-        unrecorded = replace(self._base, commands=tuple(commands))
-        given = approvals_given(self._base)
-        decided = (*(note for note in given if note not in self._given), *decisions(unrecorded))
-        await self._tasks.tool_calls.record(decided, results(unrecorded))
-        self._given = frozenset(given)
-        self._recorded = {command.command_id for command in self._base.commands}
+        decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
+        await self._tasks.tool_calls.record(
+            [note for note in decided if note not in self._recorded],
+            [note for note in brought if note not in self._recorded],
+        )
+        self._recorded = frozenset((*decided, *brought))
 
     async def _report(self, plan: Plan) -> None:
         """Have front-end calls counted that were given up.
@@ -270,8 +268,9 @@ class Drive:
     def _taken(self, loaded: Loaded) -> Loaded:
         """Set the time, and return what was loaded as this deployment drives it."""
         self._set_time(loaded.now)
-        options = as_deployed(loaded.run.options, self._dependencies.approvals_required)
-        return replace(loaded, run=replace(loaded.run, options=options))
+        run = loaded.state.run
+        options = as_deployed(run.options, self._dependencies.approvals_required)
+        return replace(loaded, state=replace(loaded.state, run=replace(run, options=options)))
 
     def _has_lapsed_offer(self) -> bool:
         """Return whether an offer is over, of which only the ledger knows since when a client holds it."""
@@ -282,10 +281,9 @@ class Drive:
     async def _read_inbox(self) -> None:
         self._woken = False
         if others_change_calls(self._base):
-            self._base = _state_of(await self._load())
+            self._base = (await self._load()).state
             return
-        inbox = await self._answered(lambda: self._dependencies.ledger.list_commands(self.claim))
-        self._base = replace(self._base, commands=inbox.commands, notices=inbox.notices, open_jobs=inbox.open_job_count)
+        self._base = await self._answered(lambda: self._dependencies.ledger.read_inbox(self.claim, self._base))
 
     async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
         """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
@@ -299,7 +297,7 @@ class Drive:
             answer = await self._answered(lambda: self._dependencies.ledger.commit(self.claim, commit_id, planned))
         except (InboxChanged, IllegalTransition):
             known_seq = self._base.run.last_seq
-            self._base = _state_of(await self._load())
+            self._base = (await self._load()).state
             self._refusals += self._base.run.last_seq == known_seq
             if self._refusals > _REFUSALS_MAX:
                 raise
@@ -309,12 +307,13 @@ class Drive:
         self._forgotten = Usage()
         self._shown = self._shown_with(answer.first_seq)
         del self._outbox[:told], self._facts[:facts_taken]
-        self._set_time(answer.time)
+        self._set_time(seconds(answer.time))
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
         if is_kept and may_have_been_held(self._base, after):
-            self._base = _state_of(await self._load())
+            self._base = (await self._load()).state
         else:
-            self._base = step.committed(after, answer)
+            left = answer.shared_tokens_left if answer.HasField("shared_tokens_left") else None
+            self._base = step.committed(after, answer.last_seq, left)
         if answer.commands_pending:
             self.wake()
         if planned.delegations:
@@ -423,19 +422,3 @@ def _result_of(fact: Fact) -> CallResult | None:
             return fact.answer.result.result if fact.answer.result else None
         case _:
             return None
-
-
-def _state_of(loaded: Loaded) -> State:
-    state = State(
-        run=loaded.run,
-        messages=loaded.messages,
-        calls={call.call_id: call for call in loaded.calls},
-        commands=loaded.commands,
-        loop=loaded.loop,
-        notices=loaded.notices,
-        open_jobs=loaded.open_job_count,
-    )
-    left = loaded.shared_tokens_left
-    # The ledger has counted top-ups that the run has not taken yet.
-    unread = sum(command.kind.tokens for command in loaded.commands if isinstance(command.kind, TopUp))
-    return step.with_shared_budget(state, None if left is None else left - unread)

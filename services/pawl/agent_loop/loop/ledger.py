@@ -8,17 +8,16 @@ import grpc
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop import wire, wire_events
-from pawl.agent_loop.loop.ports import Claim, Inbox, Loaded, Renewal
+from pawl.agent_loop.loop.ports import Claim, Loaded, Renewal
 from pawl.agent_loop.loop.rules import jobs, loop_state
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.run import Delegation, Notice
-from pawl.agent_loop.loop.rules.step import Committed, Step
-from pawl.agent_loop.undo import planning as undo_reads
-from pawl.agent_loop.undo.rules import UndoSource
-from pawl.chassis.ids import CallId, RunId, StoreId, UserId, WorkerId
+from pawl.agent_loop.loop.rules.command import TopUp
+from pawl.agent_loop.loop.rules.run import Notice
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.loop.rules.step import Step, with_shared_budget
+from pawl.chassis.ids import CallId, StoreId, UserId, WorkerId
 from pawl.chassis.rpc.client import translated, translating
-from pawl.chassis.rpc.translate import Exceptions
-from pawl.event.v1 import run_pb2
+from pawl.chassis.rpc.translate import Exceptions, seconds
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
@@ -29,46 +28,7 @@ LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 _PARTS_SECONDS_MAX: Final = 60.0
 
 _CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded",)))
-_COMMITTED: Final = wire.WIRE.struct(Committed, pb.CommitRunResponse)
-wire.WIRE.struct(
-    Notice,
-    pb.Notice,
-    Exceptions(
-        read={
-            "run_id": lambda message: message.run.run_id,
-            "job": lambda message: wire.JOB.read(message.run.job),
-            "state": lambda message: wire.RUN_STATES.read(message.run.state),
-            "round": lambda message: message.run.round,
-            "output_text": lambda message: message.run.output_text,
-            "missed_iterations": lambda message: message.run.missed_iterations,
-            "paused": lambda message: run_pb2.WAIT_KIND_PAUSED in message.run.waits,
-            "failure": lambda message: (
-                wire.FAILURE.read(message.run.failure) if message.run.HasField("failure") else None
-            ),
-        },
-        of_message=("run",),
-    ),
-)
-_INBOX: Final = wire.WIRE.struct(
-    Inbox,
-    pb.ListCommandsResponse,
-    Exceptions(
-        read={"commands": lambda message: tuple(map(wire_events.COMMAND.read, message.commands))},
-        of_message=("commands",),
-    ),
-)
-_LOADED: Final = wire.WIRE.struct(
-    Loaded,
-    pb.LoadRunResponse,
-    Exceptions(
-        read={
-            "commands": lambda message: tuple(map(wire_events.COMMAND.read, message.commands)),
-            "loop": lambda message: loop_state.read(message.loop_state),
-        },
-        of_message=("loop_state", "commands"),
-    ),
-)
-wire.WIRE.struct(Delegation, pb.Delegation)
+_NOTICE: Final = wire.WIRE.struct(Notice, pb.Notice)
 _STEP: Final = wire.WIRE.struct(
     Step,
     pb.CommitRunRequest,
@@ -80,7 +40,7 @@ _STEP: Final = wire.WIRE.struct(
         write={
             "events": lambda step: map(wire_events.EVENT.fields, step.events),
             "entered_notices": lambda step: [
-                pb.EnteredNotice(run_id=each.run_id, occasion=each.occasion) for each in step.entered_notices
+                pb.EnteredNotice(run_id=each.run.run_id, occasion=each.occasion) for each in step.entered_notices
             ],
         },
         of_message=("store_id", "run_id", "epoch", "commit_id"),
@@ -89,15 +49,23 @@ _STEP: Final = wire.WIRE.struct(
 
 
 class WorkerLedgerClient:
-    """A `WorkerLedger` over a channel to job-store. It makes no retries."""
+    """The ledger, for a worker, over a channel to job-store. It makes no retries.
+
+    Every method may raise DependencyUnavailable and then be called again.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+        self.channel = channel
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
     ) -> dict[Claim, Loaded | None]:
+        """Get runs to work on; none if there are none now.
+
+        Of jobs, and the runs that they start, the worker holds at most `background_runs_max` then. What is loaded of
+        a run may come with it, as it was then.
+        """
         request = pb.ClaimRunsRequest(
             worker_id=worker_id,
             runs_max=runs_max,
@@ -108,6 +76,11 @@ class WorkerLedgerClient:
         return {_CLAIM.read(run): _came_along(run) for run in response.runs}
 
     async def load(self, claim: Claim) -> Loaded:
+        """Read all that is known of a claimed run.
+
+        Raises:
+            LeaseLost, RunNotFound: it is not this worker's to drive.
+        """
         request = pb.LoadRunRequest(**_CLAIM.fields(claim))
         response = pb.LoadRunResponse()
         with translating():
@@ -116,6 +89,7 @@ class WorkerLedgerClient:
         return _loaded(response)
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
+        """Renew the leases of all runs of the worker."""
         request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
         response = await translated(self._stub.RenewLeases(request))
         return Renewal(
@@ -124,33 +98,47 @@ class WorkerLedgerClient:
         )
 
     async def release(self, worker_id: WorkerId) -> None:
+        """Give all runs of the worker back. Idempotent."""
         await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
+        """Give a run back that can neither be driven nor ended here; whether it is quarantined.
+
+        Raises:
+            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
+        """
         request = pb.ReportCrashRequest(**_CLAIM.fields(claim))
         response = await translated(self._stub.ReportCrash(request))
         return response.quarantined
 
-    async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
-        request = pb.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))
-        response = await translated(self._stub.CommitRun(request))
-        return _COMMITTED.read(response)
+    async def commit(self, claim: Claim, commit_id: str, step: Step) -> pb.CommitRunResponse:
+        """Write one step. The same commit id again gets the same answer.
 
-    async def list_commands(self, claim: Claim) -> Inbox:
+        Raises:
+            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
+            InboxChanged, IllegalTransition: nothing was written; read again and plan again.
+        """
+        request = pb.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))
+        return await translated(self._stub.CommitRun(request))
+
+    async def read_inbox(self, claim: Claim, state: State) -> State:
+        """Return the state of a run with the commands, and the notices of jobs, that have arrived for it."""
         request = pb.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
         response = pb.ListCommandsResponse()
         with translating():
             async for part in self._stub.ListCommands(request, timeout=_PARTS_SECONDS_MAX):
                 response.MergeFrom(part)
-        return _INBOX.read(response)
+        return _with_inbox(state, response)
 
     async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
+        """Read one call, also of another run of the user.
+
+        Raises:
+            CallNotFound
+        """
         request = pb.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
         response = await translated(self._stub.GetCall(request))
         return wire.CALL.read(response.call)
-
-    async def undo_sources(self, store_id: StoreId, user_id: UserId, run_id: RunId) -> tuple[UndoSource, ...]:
-        return await undo_reads.sources(self._channel, store_id, user_id, run_id)
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:
@@ -164,5 +152,25 @@ def _came_along(run: pb.ClaimedRun) -> Loaded | None:
 
 
 def _loaded(response: pb.LoadRunResponse) -> Loaded:
-    loaded = _LOADED.read(response)
-    return replace(loaded, run=jobs.as_driven(loaded.run))
+    run = State(
+        run=jobs.as_driven(wire.RUN.read(response.run)),
+        messages=tuple(map(wire.MESSAGE.read, response.messages)),
+        calls={call.call_id: call for call in map(wire.CALL.read, response.calls)},
+        loop=loop_state.read(response.loop_state),
+    )
+    state, left = _with_inbox(run, response), None
+    if response.HasField("shared_tokens_left"):
+        # The ledger has counted top-ups that the run has not taken yet.
+        unread = sum(command.kind.tokens for command in state.commands if isinstance(command.kind, TopUp))
+        left = response.shared_tokens_left - unread
+    own_tools = tuple(map(wire.OWN_TOOL.read, response.own_tools))
+    return Loaded(state=with_shared_budget(state, left), now=seconds(response.now), own_tools=own_tools)
+
+
+def _with_inbox(state: State, response: pb.LoadRunResponse | pb.ListCommandsResponse) -> State:
+    return replace(
+        state,
+        commands=tuple(map(wire_events.COMMAND.read, response.commands)),
+        notices=tuple(map(_NOTICE.read, response.notices)),
+        open_jobs=response.open_job_count,
+    )

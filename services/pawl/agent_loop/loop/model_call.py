@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.run import ToolChoice, ToolChoiceMode
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import Tool
+from pawl.agent_loop.model.names import names_of, renamed
 from pawl.agent_loop.model.request import (
     NETWORK,
     CallPiece,
@@ -33,24 +34,22 @@ from pawl.agent_loop.model.request import (
     TextPiece,
     UsageReport,
 )
+from pawl.chassis.strict_json import storable
 
 _SUMMARY_INSTRUCTIONS: Final = (
     "Summarise the conversation that follows, so that an assistant can go on with it. Keep every fact, name, id, "
     "decision and open question, and the user's last request word for word. Write only the summary."
 )
 
-# Once an answer is whole, what is left of it is shown by the step that takes it, unless the check of its calls is slow.
-_TOGETHER_SECONDS: Final = coalesce.INTERVAL_SECONDS
-
 _NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
-
-Monotonic: TypeAlias = Callable[[], float]
 
 
 class ModelCall:
     """Makes the open model call of a state once; holds what it has written, also while it goes on."""
 
-    def __init__(self, state: State, *, model: ModelPort, monotonic: Monotonic, on_output: Callable[[], None]) -> None:
+    def __init__(
+        self, state: State, *, model: ModelPort, monotonic: Callable[[], float], on_output: Callable[[], None]
+    ) -> None:
         opened = state.loop.model_call
         if opened is None:
             raise RuntimeError("no model call was announced")
@@ -76,7 +75,11 @@ class ModelCall:
         if needed := budget.needed(self._state, prompt_tokens):
             return ModelFailed(error=budget.TOO_LITTLE, answer=self.answer(), jitter=random(), tokens_needed=needed)
         self._prompt_bytes = prompt_bytes
-        request = replace(request, output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens))
+        names = names_of(request)
+        self._assembly = Assembly(names.inward)
+        request = replace(
+            renamed(request, names), output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens)
+        )
         try:
             async with aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
@@ -106,7 +109,8 @@ class ModelCall:
         due = None if self._may_be_silent else self._coalescer.due_at()
         if due is None or self._whole_at is None:
             return due
-        return max(due, self._whole_at + _TOGETHER_SECONDS)
+        # What is left of a whole answer is shown by the step that takes it, unless the check of its calls is slow.
+        return max(due, self._whole_at + coalesce.INTERVAL_SECONDS)
 
     def take_output(self) -> tuple[OutputDelta, ...]:
         """Return all output that was not taken yet, as events."""
@@ -200,8 +204,8 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any] | None:
 def _size(piece: Piece) -> int:
     match piece:
         case TextPiece() | ReasoningPiece() | RefusalPiece():
-            return len(piece.text.encode())
+            return len(storable(piece.text).encode())
         case CallPiece():
-            return len((piece.name + piece.arguments).encode())
+            return len((piece.name + storable(piece.arguments)).encode())
         case _:
             return 0

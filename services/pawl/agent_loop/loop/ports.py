@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion
-from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.command import Command
 from pawl.agent_loop.loop.rules.fact import OutputChecked
-from pawl.agent_loop.loop.rules.loop_state import LoopState
-from pawl.agent_loop.loop.rules.message import Message
-from pawl.agent_loop.loop.rules.run import Notice, PinnedTool, Run, RunAbove
-from pawl.agent_loop.loop.rules.step import Committed, Step
+from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunAbove
+from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import (
     ExecutionPiece,
     ProposedCall,
@@ -25,8 +21,7 @@ from pawl.agent_loop.loop.rules.tool import (
     Tool,
     Verdict,
 )
-from pawl.agent_loop.undo.rules import UndoSource
-from pawl.chassis.ids import CallId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallId, RunKey, StoreId, UserId
 from pawl.values import Execution, ReadTimeouts, RunContext, Usage
 
 Randomness = Callable[[], float]
@@ -41,27 +36,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as the ledger has it at `now`, by the database's clock."""
+    """A run as the ledger has it at `now`, by the database's clock, and the tools that came with it."""
 
-    run: Run
-    messages: tuple[Message, ...]
-    calls: tuple[Call, ...]
-    commands: tuple[Command, ...]
-    loop: LoopState
+    state: State
     now: float
-    own_tools: tuple[Tool, ...] = ()
-    """The tools that came with it."""
-    notices: tuple[Notice, ...] = ()
-    open_job_count: int = 0
-    shared_tokens_left: int | None = None
-
-
-class Inbox(msgspec.Struct, frozen=True, kw_only=True):
-    """The unconsumed commands of a run, in order of arrival, and what jobs have told its conversation (see `State`)."""
-
-    commands: tuple[Command, ...] = ()
-    notices: tuple[Notice, ...] = ()
-    open_job_count: int = 0
+    own_tools: tuple[Tool, ...]
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,66 +48,6 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]
-
-
-class WorkerLedger(Protocol):
-    """The ledger, for a worker. Every method may raise DependencyUnavailable and then be called again."""
-
-    async def claim(
-        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
-    ) -> Mapping[Claim, Loaded | None]:
-        """Get runs to work on; none if there are none now.
-
-        Of jobs, and what they begin, the worker holds at most `background_runs_max` then.
-
-        What is loaded of a run may come with it. That is how it was then: whoever drives it already knows better.
-        """
-
-    async def load(self, claim: Claim) -> Loaded:
-        """Read all that is known of a claimed run.
-
-        Raises:
-            LeaseLost, RunNotFound: it is not this worker's to drive.
-        """
-
-    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
-        """Renew the leases of all runs of the worker."""
-
-    async def release(self, worker_id: WorkerId) -> None:
-        """Give all runs of the worker back. Idempotent."""
-
-    async def report_crash(self, claim: Claim) -> bool:
-        """Give a run back that can neither be driven nor ended here; whether it is quarantined.
-
-        Raises:
-            LeaseLost, RunEnded, RunNotFound: the run is not this worker's any more.
-        """
-
-    async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
-        """Write one step. The same commit id again gets the same answer.
-
-        Raises:
-            LeaseLost, RunEnded, RunNotFound: the run is not this worker's any more.
-            InboxChanged, IllegalTransition: nothing was written; read again and plan again.
-        """
-
-    async def list_commands(self, claim: Claim) -> Inbox:
-        """Read what has come for a run."""
-
-    async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
-        """Read one call, also of another run of the user.
-
-        Raises:
-            CallNotFound
-        """
-        ...
-
-    async def undo_sources(self, store_id: StoreId, user_id: UserId, run_id: RunId) -> tuple[UndoSource, ...]:
-        """Read the calls of a run, each with the calls that have tried to undo it.
-
-        Raises:
-            RunNotFound: the user has no such run.
-        """
 
 
 class AgentReader(Protocol):
@@ -249,16 +168,3 @@ class Meter(Protocol):
 
         `parked`, `ended`, `handed_over`, `lost`, `failed`, `given_up` or `crashed`.
         """
-
-
-class Wakeups(Protocol):
-    """Hints that there is something to do; any of them may be missing."""
-
-    async def subscribe(
-        self,
-        worker_id: WorkerId,
-        *,
-        on_work: Callable[[], Awaitable[None]],
-        on_command: Callable[[RunKey], Awaitable[None]],
-    ) -> None:
-        """Call `on_work` when runs may be claimed, `on_command` when a run of the worker got a command."""

@@ -11,10 +11,11 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import draft_name
+from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
 from pawl.agent_loop.loop.agent_quotas import AgentQuotas
+from pawl.agent_loop.loop.ledger import WorkerLedgerClient
 from pawl.agent_loop.loop.model_call import ModelCall, request_of
-from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry, WorkerLedger
+from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
 from pawl.agent_loop.loop.rules import budget, delegation, jobs, output, proposals, repetition, step
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
@@ -56,11 +57,11 @@ from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.model.request import ModelPort
 from pawl.agent_loop.undo import planning as undo_planning
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallId, IdSource
+from pawl.chassis.ids import CallId, IdSource, StoreId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import AgentNotFound, ToolNotFound
-from pawl.values import Disposition, ExecutionContext, Progress, Usage
+from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class WorkerDependencies:
     `run_due` has the worker look for runs at once, `run_due_at` at a time of the monotonic clock.
     """
 
-    ledger: WorkerLedger
+    ledger: WorkerLedgerClient
     agents: AgentReader
     registry: Registry
     model: ModelPort
@@ -164,10 +165,10 @@ class RunTasks(Tasks):
             case PinTools():
                 start(BEGIN, self._pin_tools(state))
             case PlanUndo():
-                planning = undo_planning.plan(
-                    state.run, ledger=self._dependencies.ledger, tool_calls=self.tool_calls, retry=self._retry
+                channel = self._dependencies.ledger.channel
+                start(
+                    BEGIN, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
                 )
-                start(BEGIN, planning)
             case ReadCalls():
                 start(READ, self._read(work.call_ids, state.run))
             case ReadAgent():
@@ -248,17 +249,19 @@ class RunTasks(Tasks):
         return ToolsPinned(tools=pinned, left_out=found.left_out)
 
     async def _resolved(self, run: Run) -> Resolved:
-        """Return the tools of a run: those that came with it, and as many of the register as there is room for."""
+        """Return the tools of a run, and those that they fall back to: as many as there is room for."""
         if run.options.without_tools:
             return Resolved(tools=())
         own = {tool.name: tool for tool in self._own_tools}
         found = await self._registered(run, own)
         # One that was registered since, or is the same: what came with the run counts.
-        others = [tool for tool in found.tools if tool.name not in own]
-        missing = {tool.fallback_tool_name for tool in own.values()} - {tool.name for tool in others} - {""}
+        tools = [*own.values(), *(tool for tool in found.tools if tool.name not in own)]
+        missing = {tool.fallback_tool_name for tool in tools} - {tool.name for tool in tools} - {""}
         if missing:
-            others += (await self.tool_calls.resolve(sorted(missing), skip_missing=True)).tools
-        return replace(found, tools=(*own.values(), *others)[:TOOLS_MAX])
+            # The check of the call will say which is not found when it comes to it.
+            tools += (await self.tool_calls.resolve(sorted(missing), skip_missing=True)).tools
+        kept = tuple(tools[:TOOLS_MAX])
+        return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
         """Return the tools of the register: the one that the model must call is among them, however many there are."""
@@ -318,16 +321,17 @@ class RunTasks(Tasks):
 
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
         """Return that a call is not made, if the agent of its run has used up its tokens of the day."""
-        needed, now = self._dependencies, self._dependencies.clock.monotonic()
+        needed = self._dependencies
         used = run.usage.total_tokens - self._tokens_used
         self._tokens_used = run.usage.total_tokens
-        if not needed.quotas.must_be_read(run, used, now):
-            return None
-        # What the last call has used is counted then.
-        await self._is_durable.wait()
-        reading = partial(needed.quotas.read, run, needed.agents.agent_quota, now)
-        quota = await self._retry.until_answered(reading)
-        if not quota.is_used_up:
+
+        async def read(store_id: StoreId, name: str) -> AgentQuota:
+            # What the last call has used is counted then.
+            await self._is_durable.wait()
+            return await self._retry.until_answered(partial(needed.agents.agent_quota, store_id, name))
+
+        quota = await needed.quotas.used_up(run, used, needed.clock.monotonic(), read)
+        if quota is None:
             return None
         error, end_time = budget.quota_used_up(quota), quota.day_end_time
         return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
@@ -378,16 +382,15 @@ class RunTasks(Tasks):
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
         """Return the agent that a call names, if that of the run may give it tasks."""
-        agents, until_answered = self._dependencies.agents, self._retry.until_answered
         if run.agent is None:
             return AgentRead(call_id=work.call_id)
         delegates = await self._delegates(run, run.agent)
-        if work.name not in delegates:
-            return AgentRead(call_id=work.call_id, delegates=delegates)
-        with suppress(AgentNotFound):
-            found = await until_answered(partial(agents.get_agent, run.store_id, work.name, 0))
-            return AgentRead(call_id=work.call_id, delegates=delegates, agent=found)
-        return AgentRead(call_id=work.call_id, delegates=delegates)
+        agent: AgentVersion | None = None
+        if work.name in delegates:
+            read = partial(self._dependencies.agents.get_agent, run.store_id, work.name, 0)
+            with suppress(AgentNotFound):
+                agent = await self._retry.until_answered(read)
+        return AgentRead(call_id=work.call_id, delegates=delegates, agent=agent)
 
     async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
         """Return the agents to which that of a run may give tasks; of a draft as it is now, if it is still there."""
@@ -423,13 +426,9 @@ class RunTasks(Tasks):
 
     async def _check_fallback(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
-        proposed = ProposedCall(
-            call_id=call_id,
-            tool_name=call.fallback_tool_name,
-            tool_version=state.run.tool_version(call.fallback_tool_name),
-            arguments_json=call.arguments_json,
-        )
-        verdicts = await self.tool_calls.check([proposed], [tool.name for tool in state.run.tools])
+        instead = replace(call, state=CallState.PROPOSED, tool_name=call.fallback_tool_name)
+        proposed = proposals.to_check(state.run, [instead])
+        verdicts = await self.tool_calls.check(proposed, [tool.name for tool in state.run.tools])
         return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Final
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import TRANSIENT, Retry
-from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ToolNotFound
+from pawl.errors import DependencyUnavailable, Overloaded, PawlError
 from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Progress, ReadTimeouts, Series
 
 _PATIENCE_SECONDS: Final = 30.0
@@ -70,27 +70,14 @@ class ToolCalls:
     async def resolve(
         self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
     ) -> Resolved:
-        """Return tools, and those that they fall back to; `most` 0 means any number.
-
-        `skip_missing` leaves those out that do not exist for this user.
+        """Return tools; `most` 0 means any number, `skip_missing` leaves those out that do not exist for this user.
 
         Raises:
             ToolNotFound: there is no such tool for this user.
         """
-        found = await self._retry.until_answered(
+        return await self._retry.until_answered(
             lambda: self._registry.resolve(self._context, names, pinned, most=most, skip_missing=skip_missing)
         )
-        tools = found.tools
-        known = {tool.name for tool in tools}
-        missing = {tool.fallback_tool_name for tool in tools} - known - {""}
-        if missing and not pinned:
-            # The check of the call will say which is not found when it comes to it.
-            with suppress(ToolNotFound):
-                more = await self._retry.until_answered(lambda: self._registry.resolve(self._context, sorted(missing)))
-                tools = (*tools, *more.tools)
-        # No more than `most`, also with the tools that they fall back to.
-        kept = tools[:most] if most else tools
-        return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def check(
         self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False

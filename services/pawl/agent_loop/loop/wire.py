@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Final
 
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult
-from pawl.agent_loop.loop.rules.condition import Condition
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
@@ -15,15 +14,13 @@ from pawl.agent_loop.loop.rules.run import (
     FailureClass,
     Grant,
     Job,
-    Monitor,
     PinnedAgent,
     Run,
-    RunFailure,
     RunOptions,
     Undo,
 )
 from pawl.agent_loop.loop.rules.tool import Tool
-from pawl.chassis.rpc.translate import Exceptions, Translator, Unknown, enum_defaults
+from pawl.chassis.rpc.translate import Exceptions, Translator, enum_defaults
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
@@ -32,11 +29,8 @@ from pawl.values import (
     ExecutionContext,
     JobReports,
     OfferFallback,
-    Question,
     QuestionKind,
-    RunState,
     Series,
-    Usage,
 )
 
 _DEFAULTS: Final[dict[type[Enum], Enum]] = {
@@ -49,10 +43,6 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
 }
 
 
-def _unknown(unknown: Unknown) -> ValueError:
-    return ValueError(f"{unknown.value} is not known")
-
-
 def _result(message: call_pb2.Call) -> CallResult | None:
     """Return the result, or what stands for one that the ledger left out; None if there is none yet."""
     if message.HasField("result"):
@@ -63,14 +53,11 @@ def _result(message: call_pb2.Call) -> CallResult | None:
     return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to be repeated here.")
 
 
-WIRE: Final = Translator(_unknown, defaults=_DEFAULTS)
-
-
-def _no_known_value(unknown: Unknown) -> InvalidField:
-    return InvalidField(f"{unknown.field} has no known value", field=unknown.field)
-
-
-CLIENTS: Final = Translator(_no_known_value, defaults=enum_defaults(AskedOptions()))
+WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is not known"), defaults=_DEFAULTS)
+CLIENTS: Final = Translator(
+    lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
+    defaults=enum_defaults(AskedOptions()),
+)
 """For requests of clients: a value that is not known is an InvalidField."""
 _LIMITS_ASKED: Final = Exceptions(
     read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
@@ -79,12 +66,7 @@ _LIMITS_ASKED: Final = Exceptions(
 asked_options: Final = CLIENTS.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED, field="options").read
 """Return what a client asks of a run; InvalidField if an enum has no known value."""
 
-USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
-FAILURE: Final = WIRE.struct(RunFailure, run_pb2.RunFailure)
-WIRE.struct(Condition, run_pb2.JobCondition)
-WIRE.struct(Monitor, run_pb2.JobMonitor)
 JOB: Final = WIRE.struct(Job, run_pb2.Job)
-RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState)
 SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))
 UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
@@ -124,11 +106,10 @@ MESSAGE: Final = WIRE.struct(
     message_pb2.Message,
     # The ledger gives ids, numbers and times.
     Exceptions(
-        unwritten=("message_id", "run_id", "number", "user_id"),
-        of_message=("conversation_id", "create_time"),
+        unwritten=("run_id", "number", "user_id"),
+        of_message=("message_id", "conversation_id", "create_time"),
     ),
 )
-QUESTION: Final = WIRE.struct(Question, call_pb2.Question)
 RESULT: Final = WIRE.struct(CallResult, call_pb2.CallResult)
 WIRE.struct(
     ApprovalRequest,

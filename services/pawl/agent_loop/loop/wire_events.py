@@ -43,22 +43,10 @@ EVENT: Final = wire.WIRE.one_of(
 
 wire.WIRE.struct(ToolResult, ledger_pb2.ToolResultCommand, Exceptions(of_message=("client_id", "offer_epoch")))
 wire.WIRE.struct(Decide, ledger_pb2.DecisionCommand, Exceptions(of_message=("digest",)))
-wire.WIRE.struct(Progress, ledger_pb2.ProgressCommand, Exceptions(of_message=("client_id", "offer_epoch")))
 wire.WIRE.struct(
-    AgentEnded,
-    ledger_pb2.AgentEndedCommand,
-    Exceptions(
-        read={
-            "run_id": lambda message: message.run.run_id,
-            "state": lambda message: wire.RUN_STATES.read(message.run.state),
-            "usage": lambda message: wire.USAGE.read(message.run.usage),
-            "output_text": lambda message: message.run.output_text,
-            "failure": lambda message: (
-                wire.FAILURE.read(message.run.failure) if message.run.HasField("failure") else None
-            ),
-        },
-        of_message=("run",),
-    ),
+    Progress,
+    ledger_pb2.ProgressCommand,
+    Exceptions(of_message=("call_id", "fraction", "message", "client_id", "offer_epoch")),
 )
 KIND: Final = wire.WIRE.one_of(
     ledger_pb2.Command,

@@ -12,13 +12,14 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from pawl.agent_loop.loop.drive import Drive, Left
-from pawl.agent_loop.loop.ports import Claim, Loaded, Wakeups
+from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
-from pawl.chassis.ids import RunKey, WorkerId
+from pawl.chassis.bus.connection import Bus
+from pawl.chassis.ids import RunId, RunKey, StoreId, WorkerId
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
@@ -45,9 +46,6 @@ _BACKGROUND_SHARE: Final = 0.75
 # From here on the next claim may find more that is due than this worker had room for.
 _CROWDED_SHARE: Final = 0.5
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 _log = logs.get_logger(__name__)
 
 
@@ -73,16 +71,6 @@ class _Held:
     confirmed_until: float
 
 
-class _Recent(dict[K, V]):
-    """The entries that were put in last, a bounded number."""
-
-    def put(self, key: K, value: V) -> None:
-        self.pop(key, None)
-        self[key] = value
-        if len(self) > _REMEMBERED_MAX:
-            del self[next(iter(self))]
-
-
 class Worker:
     """Drives runs until it is told to stop.
 
@@ -106,10 +94,9 @@ class Worker:
         self._limits = limits
         self._new_drive = new_drive
         self._held: dict[Claim, _Held] = {}
-        # So that a late answer about a claim that was left is not taken for a new one.
-        self._left_at = _Recent[Claim, float]()
-        # What came with a claim is how the run was before its first drive.
-        self._begun = _Recent[Claim, None]()
+        # The claims that were driven, each with the time when it was left, so that a late answer about one is not taken
+        # for a new claim; and what came with a claim is how the run was before its first drive.
+        self._left_at: dict[Claim, float] = {}
         self._work_may_be_there = False
         self._work_is_ours = asyncio.Event()
         # That one of these is so, or that something is due sooner.
@@ -119,9 +106,10 @@ class Worker:
         self._claiming = asyncio.Lock()
         self._stopping = False
 
-    async def listen(self, wakeups: Wakeups) -> None:
-        """Be woken by hints from now on. Without them the worker polls."""
-        await wakeups.subscribe(self.worker_id, on_work=self._on_work, on_command=self._on_command)
+    async def listen(self, bus: Bus) -> None:
+        """Be woken by hints of the bus from now on. Without them the worker polls."""
+        await bus.subscribe("pawl.internal.v1.work", self._on_work)
+        await bus.subscribe(f"pawl.internal.v1.worker.{self.worker_id}", self._on_command)
 
     def wake(self) -> None:
         """Claim at once: what came through this process may have made a run due."""
@@ -216,11 +204,13 @@ class Worker:
             # The leases end by themselves.
             _log.warning("worker.not_released", error=_said(error))
 
-    async def _on_work(self) -> None:
+    async def _on_work(self, _subject: str, _data: bytes) -> None:
         self._work_may_be_there = True
         self._news.set()
 
-    async def _on_command(self, key: RunKey) -> None:
+    async def _on_command(self, _subject: str, data: bytes) -> None:
+        store_id, _, run_id = data.decode(errors="replace").partition("/")
+        key = RunKey(StoreId(store_id), RunId(run_id))
         for claim, held in self._held.items():
             if claim.key == key:
                 held.drive.wake()
@@ -262,8 +252,8 @@ class Worker:
     def _start(self, claim: Claim, began: float, loaded: Loaded | None = None) -> None:
         if self._has_driven(claim, began) or self._stopping:
             return
-        loaded = None if claim in self._begun else loaded
-        self._begun.put(claim, None)
+        loaded = None if claim in self._left_at else loaded
+        self._note(claim, -math.inf)
         drive = self._new_drive(claim, self._dependencies, None)
         task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
         task.add_done_callback(lambda ended: self._forget(claim, ended))
@@ -271,6 +261,13 @@ class Worker:
             drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
         )
         self._meter.runs_held(len(self._held))
+
+    def _note(self, claim: Claim, left_at: float) -> None:
+        """Remember when a claim was left; of all claims a bounded number, the last ones."""
+        self._left_at.pop(claim, None)
+        self._left_at[claim] = left_at
+        if len(self._left_at) > _REMEMBERED_MAX:
+            del self._left_at[next(iter(self._left_at))]
 
     def _has_driven(self, claim: Claim, since: float) -> bool:
         """Return whether there is a drive of this claim, or one has ended meanwhile."""
@@ -317,7 +314,7 @@ class Worker:
         else:
             _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
-            self._left_at.put(claim, self._clock.monotonic())
+            self._note(claim, self._clock.monotonic())
         return left
 
     async def _fail(self, claim: Claim) -> bool:

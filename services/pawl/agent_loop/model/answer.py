@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
-
-import msgspec
+from typing import Final
 
 from pawl.agent_loop.model import chunk, failure, words
 from pawl.agent_loop.model.request import (
-    CallPiece,
     Finished,
     ModelError,
     Piece,
     Problem,
-    ReasoningPiece,
-    RefusalPiece,
-    TextPiece,
     UsageReport,
 )
 from pawl.agent_loop.model.sse import EventTooLargeError, SseDecoder
-from pawl.chassis.strict_json import storable
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes of one answer."""
 
 # What a line of a stream of events begins with that says nothing.
 _OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data:")
-_REPLACEMENT: Final = "\ufffd"
-
-_Text: TypeAlias = tuple[type[TextPiece | ReasoningPiece | RefusalPiece | CallPiece], int | None]
-"""The kind of a text, and the index of the call whose arguments it is."""
 
 
 class Answer:
@@ -50,7 +39,6 @@ class Answer:
         self._lead = b""
         self._has_output = False
         self._finish_reason: str | None = None
-        self._halves: dict[_Text, str] = {}
         self.done = False
 
     @property
@@ -74,7 +62,7 @@ class Answer:
             if not text:
                 return
             self._json = [] if text.startswith(b"{") else None
-            data, self._start = self._start, None
+            data, self._start = text, None
         if self._json is not None:
             self._json.append(data)
             return
@@ -100,8 +88,7 @@ class Answer:
             raise ModelError(failure.CONTENT_FILTER)
         if self._finish_reason == "error":
             raise ModelError(failure.reported({}))
-        lone = [_piece(text, _REPLACEMENT) for text in self._halves]
-        return [*pieces, *lone, Finished(reason=self._finish_reason or "")]
+        return [*pieces, Finished(reason=self._finish_reason or "")]
 
     def _nothing(self) -> Problem:
         lines = [line for line in self._lead.splitlines() if line.strip() and not line.startswith(_OF_A_STREAM)]
@@ -124,43 +111,11 @@ class Answer:
         if text == b"[DONE]":
             self.done = True
             return []
-        found = [each for piece in chunk.pieces(text, whole=whole) for each in self._storable(piece)]
-        if len(found) == 1 and type(found[0]) is TextPiece:
-            self._has_output = True
-            return found
         pieces: list[Piece] = []
-        for piece in found:
+        for piece in chunk.pieces(text, whole=whole):
             if isinstance(piece, Finished):
                 self._finish_reason = self._finish_reason or piece.reason
             else:
                 self._has_output = self._has_output or not isinstance(piece, UsageReport)
                 pieces.append(piece)
         return pieces
-
-    def _storable(self, piece: Piece) -> Iterator[Piece]:
-        """Give `piece` without NUL and lone surrogates; the first half of a pair waits for the second."""
-        match piece:
-            case TextPiece(text=written) | ReasoningPiece(text=written) | RefusalPiece(text=written):
-                text: _Text = type(piece), None
-            case CallPiece(arguments=written):
-                text = CallPiece, piece.index
-            case _:
-                yield piece
-                return
-        half = self._halves.pop(text, "")
-        if half and not "\udc00" <= written[:1] <= "\udfff":
-            yield _piece(text, _REPLACEMENT)
-            half = ""
-        whole = half + written
-        if "\ud800" <= whole[-1:] <= "\udbff":
-            self._halves[text], whole = whole[-1], whole[:-1]
-        whole = storable(whole)
-        if isinstance(piece, CallPiece):
-            yield piece if whole == written else msgspec.structs.replace(piece, arguments=whole)
-        elif whole:
-            yield piece if whole == written else _piece(text, whole)
-
-
-def _piece(text: _Text, written: str) -> Piece:
-    kind, index = text
-    return CallPiece(index=index, arguments=written) if issubclass(kind, CallPiece) else kind(text=written)

@@ -27,47 +27,13 @@ from pawl.agent_loop.model.request import (
 )
 from pawl.chassis.strict_json import storable
 
-_EMPTY: Final = msgspec.Raw(b"")
-
-
-class _Function(msgspec.Struct, forbid_unknown_fields=True):
-    name: Any = None
-    arguments: msgspec.Raw = _EMPTY
-
-
-class _LooseFunction(_Function, forbid_unknown_fields=False):
-    pass
-
-
-class _ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    index: Any = None
-    id: Any = None
-    type: Any = None
-    function: _Function | None = None
-
-
-class _LooseToolCall(_ToolCall, forbid_unknown_fields=False):
-    function: _LooseFunction | None = None
-
-
-class _Delta(msgspec.Struct, forbid_unknown_fields=True):
-    role: Any = None
-    content: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    refusal: Any = None
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: _LooseFunction | None = None
-
-
-class _LooseDelta(_Delta, forbid_unknown_fields=False):
-    pass
+_NULL: Final = msgspec.Raw(b"null")
 
 
 class _Choice(msgspec.Struct):
     index: Any = 0
-    delta: msgspec.Raw = _EMPTY
-    message: msgspec.Raw = _EMPTY
+    delta: msgspec.Raw = _NULL
+    message: msgspec.Raw = _NULL
     finish_reason: Any = None
     usage: Any = None
 
@@ -84,13 +50,14 @@ class _Chunk(msgspec.Struct):
 
 
 _chunks: Final = msgspec.json.Decoder(_Chunk)
-_texts: Final = msgspec.json.Decoder(str)
-_deltas: Final = msgspec.json.Decoder(_Delta)
-_loose_deltas: Final = msgspec.json.Decoder(_LooseDelta)
-_calls: Final = msgspec.json.Decoder(_ToolCall | None)
-_loose_calls: Final = msgspec.json.Decoder(_LooseToolCall)
+_objects: Final = msgspec.json.Decoder(fields.RawObject | None)
+_lists: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
 
-_NOTHING: Final = (b"", b"null")
+_DELTA: Final = frozenset(
+    {"role", "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call"}
+)
+_CALL: Final = frozenset({"index", "id", "type", "function"})
+_FUNCTION: Final = frozenset({"name", "arguments"})
 _ESCAPE: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
@@ -115,8 +82,6 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
         chunk = _decoded(data)
         if _is_error(chunk):
             raise ModelError(failure.reported(msgspec.to_builtins(msgspec.structs.replace(chunk, choices=None))))
-        if not whole and (text_piece := _only_text(chunk)) is not None:
-            return [text_piece]
         found = [piece for choice in chunk.choices or () for piece in _choice(choice, whole=whole)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ModelError(failure.garbled(data)) from None
@@ -143,51 +108,30 @@ def _is_error(chunk: _Chunk) -> bool:
     return chunk.choices is None and bool(chunk.detail or chunk.message)
 
 
-def _only_text(chunk: _Chunk) -> TextPiece | None:
-    """Return the piece of a chunk that holds text and nothing else, as nearly all do."""
-    if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None:
-        return None
-    choice = chunk.choices[0]
-    if choice is None or choice.index or choice.finish_reason or choice.usage is not None:
-        return None
-    try:
-        delta = _deltas.decode(choice.delta)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    content = delta.content
-    if type(content) is not str or delta != _Delta(role=delta.role, content=content):
-        return None
-    written = _text(content)
-    return TextPiece(text=written) if written else None
-
-
 def _choice(choice: _Choice | None, *, whole: bool) -> Iterator[Piece]:
     if choice is None or choice.index:
         return
-    delta = choice.message if whole else choice.delta
-    if bytes(delta) not in _NOTHING:
+    delta = _objects.decode(choice.message if whole else choice.delta)
+    if delta is not None:
         yield from _delta(delta)
     yield from _usage(choice.usage)
     if choice.finish_reason or whole:
         yield Finished(reason=storable(_text(choice.finish_reason)))
 
 
-def _delta(data: msgspec.Raw) -> Iterator[Piece]:
-    try:
-        delta = _deltas.decode(data)
-    except msgspec.ValidationError:
-        delta = _loose_deltas.decode(data)
-        if more := fields.unknown(data, _Delta.__struct_fields__):
-            yield ProviderState(fields_json=_written(more))
-    if reasoning := _text(delta.reasoning_content) or _text(delta.reasoning):
+def _delta(delta: fields.RawObject) -> Iterator[Piece]:
+    if more := fields.unknown(delta, _DELTA):
+        yield ProviderState(fields_json=_written(more))
+    if reasoning := _text(_value(delta, "reasoning_content")) or _text(_value(delta, "reasoning")):
         yield ReasoningPiece(text=reasoning)
-    yield from _content(delta.content)
-    if refusal := _text(delta.refusal):
+    yield from _content(_value(delta, "content"))
+    if refusal := _text(_value(delta, "refusal")):
         yield RefusalPiece(text=refusal)
-    for call in delta.tool_calls or ():
-        yield from _tool_call(call)
-    if delta.function_call is not None:
-        yield _call(None, None, delta.function_call)
+    for call in map(_objects.decode, _lists.decode(delta.get("tool_calls", _NULL)) or ()):
+        if call is not None:
+            yield _call(call)
+    if bytes(function := delta.get("function_call", _NULL)) != b"null":
+        yield _call({"function": function})
 
 
 def _content(content: Any) -> Iterator[Piece]:
@@ -206,38 +150,34 @@ def _content(content: Any) -> Iterator[Piece]:
                 yield ReasoningPiece(text=reasoning)
 
 
-def _tool_call(data: msgspec.Raw) -> Iterator[CallPiece]:
-    try:
-        call = _calls.decode(data)
-        if call is not None:
-            yield _call(call.index, call.id, call.function)
-    except msgspec.ValidationError:
-        call = _loose_calls.decode(data)
-        more = fields.unknown(data, _ToolCall.__struct_fields__)
-        if call.function is not None and (inside := fields.unknown_of_function(data, _Function.__struct_fields__)):
-            more[fields.FUNCTION] = msgspec.Raw(_written(inside))
-        yield msgspec.structs.replace(_call(call.index, call.id, call.function), fields_json=_written(more))
-
-
-def _call(index: Any, call_id: Any, function: _Function | None) -> CallPiece:
-    function = function or _Function()
+def _call(call: fields.RawObject) -> CallPiece:
+    function = _objects.decode(call.get("function", _NULL)) or {}
+    more = fields.unknown(call, _CALL)
+    if inside := fields.unknown(function, _FUNCTION):
+        more[fields.FUNCTION] = msgspec.Raw(_written(inside))
+    index = _value(call, "index")
     return CallPiece(
         index=index if type(index) is int else None,
-        call_id=storable(_text(call_id)),
-        name=storable(_text(function.name)),
-        arguments=_text(_arguments(bytes(function.arguments))),
+        call_id=storable(_text(_value(call, "id"))),
+        name=storable(_text(_value(function, "name"))),
+        arguments=_arguments(bytes(function.get("arguments", _NULL))),
+        fields_json=_written(more),
     )
+
+
+def _value(whole: fields.RawObject, name: str) -> Any:
+    return msgspec.json.decode(whole.get(name, _NULL))
 
 
 def _arguments(raw: bytes) -> str:
     """Return the text of arguments: usually a JSON string, sometimes null or the object itself."""
-    if raw in {b"", b"null"}:
+    if raw == b"null":
         return ""
-    return _texts.decode(raw) if raw.startswith(b'"') else _MARKED_ESCAPE.sub(rb"\\ufffd", raw).decode()
+    return _text(msgspec.json.decode(raw)) if raw.startswith(b'"') else _MARKED_ESCAPE.sub(rb"\\ufffd", raw).decode()
 
 
 def _written(more: fields.RawObject) -> bytes:
-    return _MARKED_ESCAPE.sub(rb"\\ufffd", fields.written(more))
+    return _MARKED_ESCAPE.sub(rb"\\ufffd", msgspec.json.encode(more) if more else b"")
 
 
 def _usage(usage: Any) -> list[Piece]:

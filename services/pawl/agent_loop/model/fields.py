@@ -6,7 +6,7 @@ what the model server wrote, because it may have signed them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
@@ -51,26 +51,16 @@ class Fields:
         return _object(self._values, _DEPTH_MAX) if self._values else b""
 
 
-def unknown(object_json: bytes | msgspec.Raw, known: Iterable[str]) -> RawObject:
-    """Return the fields of a JSON object that are not `known` and say something.
+def unknown(whole: Mapping[str, msgspec.Raw], known: Collection[str]) -> RawObject:
+    """Return the fields of an object that are not `known` and say something.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError: it is no such object.
+        UnicodeDecodeError: one of them is no JSON.
     """
-    left = {name: value for name, value in _read(object_json).items() if name not in known}
+    left = {name: value for name, value in whole.items() if name not in known}
     for value in left.values():
         bytes(value).decode()
     return {name: value for name, value in left.items() if bytes(value) not in _NOTHING}
-
-
-def unknown_of_function(call_json: bytes | msgspec.Raw, known: Iterable[str]) -> RawObject:
-    """Return the fields of the function inside a call that are not `known`; raises as `unknown` does."""
-    return unknown(_read(call_json)[FUNCTION], known)
-
-
-def written(fields: Mapping[str, msgspec.Raw]) -> bytes:
-    """Return fields as a JSON object; empty for none."""
-    return _write(fields) if fields else b""
 
 
 def with_calls(message_json: bytes, calls_json: Iterable[bytes]) -> bytes:

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pawl.agent_loop.model.fields import Fields
-from pawl.agent_loop.model.request import CallPiece, ModelRequest, Piece
+from pawl.agent_loop.model.request import ModelRequest
 
 _DOT: Final = "__"
 _DIGEST_DIGITS: Final = 8
@@ -33,56 +32,12 @@ class Names:
         for name in dotted:
             self._outward[name] = free = next(form for form in _forms(name) if form not in taken)
             taken.add(free)
-        self._inward = {form: name for name, form in self._outward.items()}
-        self._plain = taken - self._inward.keys()
-        self._held: CallPiece | None = None
+        self.inward: Mapping[str, str] = {form: name for name, form in self._outward.items()}
+        """The names here of the tools that have another one towards the model server."""
 
     def outward(self, name: str) -> str:
         """Return what a tool is called towards the model server, also one that is not offered any more."""
         return self._outward.get(name) or (next(_forms(name)) if "." in name else name)
-
-    def inward(self, piece: Piece) -> Iterator[Piece]:
-        """Give the pieces of an answer with the names that the tools have here.
-
-        The beginning of a name that comes in parts is kept until the rest is there.
-        """
-        held, self._held = self._held, None
-        if held is not None:
-            if isinstance(piece, CallPiece) and piece.index == held.index and piece.call_id in {"", held.call_id}:
-                piece = _joined(held, piece)
-            else:
-                yield held
-        if isinstance(piece, CallPiece) and piece.name:
-            known = self._inward.get(piece.name)
-            if known is not None:
-                piece = msgspec.structs.replace(piece, name=known)
-            elif not piece.arguments and self._begins_one(piece.name):
-                self._held = piece
-                return
-        yield piece
-
-    def last(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """Give the last pieces of an answer, and before them what was kept."""
-        for piece in pieces:
-            yield from self.inward(piece)
-        if self._held is not None:
-            yield self._held
-
-    def _begins_one(self, name: str) -> bool:
-        return name not in self._plain and any(form.startswith(name) for form in self._inward)
-
-
-def _joined(held: CallPiece, piece: CallPiece) -> CallPiece:
-    both = Fields()
-    both.add(held.fields_json)
-    both.add(piece.fields_json)
-    return CallPiece(
-        index=held.index,
-        call_id=held.call_id,
-        name=held.name + piece.name if piece.name != held.name else held.name,
-        arguments=piece.arguments,
-        fields_json=both.json(),
-    )
 
 
 def _forms(name: str) -> Iterator[str]:
@@ -97,12 +52,9 @@ def _forms(name: str) -> Iterator[str]:
         salt += 1
 
 
-def names_of(request: ModelRequest) -> Names | None:
-    """Return the names of a request, or None if each can go out as it is."""
-    offered = [str(_function(tool).get("name", "")) for tool in request.tools]
-    if any("." in name for name in offered) or any("." in name for name in _called(request)):
-        return Names(offered)
-    return None
+def names_of(request: ModelRequest) -> Names:
+    """Return the names of the tools that a request offers."""
+    return Names(str(_function(tool).get("name", "")) for tool in request.tools)
 
 
 def renamed(request: ModelRequest, names: Names) -> ModelRequest:
@@ -114,12 +66,6 @@ def renamed(request: ModelRequest, names: Names) -> ModelRequest:
         tools=tuple(_with_name(tool, names) for tool in request.tools),
         tool_choice=_with_name(choice, names) if isinstance(choice, Mapping) else choice,
     )
-
-
-def _called(request: ModelRequest) -> Iterator[str]:
-    for message in request.messages:
-        for call in message.get("tool_calls") or ():
-            yield str(_function(call).get("name", ""))
 
 
 def _message(message: Mapping[str, Any], names: Names) -> Mapping[str, Any]:

@@ -136,8 +136,8 @@ class ModelPort(Protocol):
         Consume it inside `contextlib.aclosing`: that closes the connection when
         the consumer is cancelled or stops early. A stream that ends normally is
         whole, and one `Finished` is among its last pieces; every other end
-        raises. Deadlines count only while the next piece is awaited. Its texts have
-        neither NUL nor lone surrogates.
+        raises. Deadlines count only while the next piece is awaited. Its texts may
+        have NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
 
         Raises:
             ModelError: the call failed; pieces given before are void if it is

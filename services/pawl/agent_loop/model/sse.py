@@ -1,7 +1,7 @@
 """Server-sent events from bytes, however the bytes were cut.
 
 Follows "Parsing an event stream" of the HTML standard, for what a model server
-sends: event names and ids are read over, a comment is nothing but a life sign.
+sends: event names and ids are read over, a comment is nothing but a life sign. `Answer` drops a byte order mark.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Final
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """Most bytes of one event, or of one line."""
 
-_BOM: Final = b"\xef\xbb\xbf"
-_JOINED_BYTES_MAX: Final = 64 * 1024
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
@@ -30,7 +28,6 @@ class SseDecoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._scanned = 0
-        self._started = False
         self._after_cr = False
         self._data: list[bytes] = []
         self._data_bytes = 0
@@ -45,16 +42,9 @@ class SseDecoder:
             return []
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
-        waiting = len(self._buffer)
         self._buffer += chunk
-        if not self._started and not self._start():
-            return []
         events: list[bytes] = []
-        # Nearly always there are whole events, and lines end in LF: the rest of the last read is small and joined anew.
-        if self._data or waiting > _JOINED_BYTES_MAX or b"\r" in self._buffer:
-            self._take_lines(events)
-        else:
-            self._take_blocks(events)
+        self._take_lines(events)
         if len(self._buffer) > EVENT_BYTES_MAX:
             raise EventTooLargeError
         return events
@@ -72,19 +62,6 @@ class SseDecoder:
         self._take_lines(events)
         return events[0] if events else None
 
-    def _take_blocks(self, events: list[bytes]) -> None:
-        *blocks, rest = bytes(self._buffer).split(b"\n\n")
-        for block in blocks:
-            if block.startswith(b"data: ") and b"\n" not in block and len(block) <= EVENT_BYTES_MAX:
-                events.append(block[6:])
-                continue
-            for line in block.split(b"\n"):
-                self._take_line(line, events)
-            self._take_line(b"", events)
-        self._buffer = bytearray(rest)
-        self._scanned = 0
-        self._after_cr = False
-
     def _take_lines(self, events: list[bytes]) -> None:
         start = 0
         for line_end, next_start in [match.span() for match in _LINE_END.finditer(self._buffer, self._scanned)]:
@@ -94,15 +71,6 @@ class SseDecoder:
         self._after_cr = start == len(self._buffer) and self._buffer.endswith(b"\r")
         del self._buffer[:start]
         self._scanned = len(self._buffer)
-
-    def _start(self) -> bool:
-        """Drop a byte order mark; return False while there may be half of one."""
-        if len(self._buffer) < len(_BOM) and _BOM.startswith(self._buffer):
-            return False
-        if self._buffer.startswith(_BOM):
-            del self._buffer[: len(_BOM)]
-        self._started = True
-        return True
 
     def _take_line(self, line: bytes, events: list[bytes]) -> None:
         if not line:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from pawl.agent.v1.agent_pb2 import ListCallsRequest
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.loop import wire
-from pawl.agent_loop.loop.ports import WorkerLedger
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import Fact, RunRefused, ToolsPinned
 from pawl.agent_loop.loop.rules.run import FailureClass, PinnedTool, Run, RunFailure
@@ -83,17 +82,17 @@ async def _tries(
     return tuple(tries)
 
 
-async def plan(run: Run, *, ledger: WorkerLedger, tool_calls: ToolCalls, retry: Retry) -> Fact:
+async def plan(run: Run, *, channel: grpc.aio.Channel, tool_calls: ToolCalls, retry: Retry) -> Fact:
     """Return what an undo does, with the versions of the tools that it needs, or that it cannot begin."""
     undone_run_id = run.undo.run_id if run.undo else RunId("")
     try:
-        sources = await retry.until_answered(lambda: ledger.undo_sources(run.store_id, run.user_id, undone_run_id))
+        read = await retry.until_answered(lambda: sources(channel, run.store_id, run.user_id, undone_run_id))
     except RunNotFound as error:
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=error.message)
         return RunRefused(failure=failure)
-    planned = undo.plan(sources, run)
+    planned = undo.plan(read, run)
     to_undo = {step.call_id for step in planned.steps}
-    inverses = (undo.inverse_of(source.call) for source in sources if source.call.call_id in to_undo)
+    inverses = (undo.inverse_of(source.call) for source in read if source.call.call_id in to_undo)
     names = sorted({inverse.tool_name for inverse in inverses if inverse is not None})
     tools = [tool for name in names if (tool := await _pinned(name, tool_calls)) is not None]
     return ToolsPinned(tools=tuple(tools), cursor=planned)

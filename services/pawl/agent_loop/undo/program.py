@@ -8,7 +8,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import budget
-from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import (
     CallModel,
     Decision,
@@ -23,7 +22,7 @@ from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import PlannedUndo, UndoPlan
-from pawl.values import WITH_PEOPLE, RunState
+from pawl.values import RunState
 
 
 def follows(state: State, now: float) -> Decision:
@@ -45,21 +44,6 @@ def follows(state: State, now: float) -> Decision:
     if budget.is_used_up(state):
         return budget.exhausted(state, now)
     return CallModel(round=state.run.round + 1, without_tools=True)
-
-
-def may_start(call: Call, state: State) -> bool:  # noqa: ARG001  # there is one at a time
-    """Return that a call may start."""
-    return True
-
-
-def gives_up(call: Call, state: State) -> bool:  # noqa: ARG001
-    """Return whether the inverse has not begun, for it waits for a person."""
-    return call.state in WITH_PEOPLE
-
-
-def paused(state: State, time: float, *, resumes: bool) -> State:  # noqa: ARG001  # only jobs are paused
-    """Return the state as it is."""
-    return state
 
 
 def concluded(state: State, *, goes_on: bool) -> State:

@@ -15,9 +15,9 @@ import trustme
 
 from pawl.agent_loop.loop.rules import retry
 from pawl.agent_loop.loop.rules.run import FailureClass
-from pawl.agent_loop.model import direct
+from pawl.agent_loop.model import client
 from pawl.agent_loop.model.client import OpenAiModel
-from pawl.agent_loop.model.request import CallPiece, ModelRequest
+from pawl.agent_loop.model.request import ModelRequest
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
     DONE,
@@ -91,15 +91,6 @@ async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pyt
         "content-type": "application/json",
     }
     assert fields(asked).items() >= expected.items()
-
-
-async def test_tools_with_a_dot_go_out_without_it_and_come_back_with_it() -> None:
-    message = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "time__now", "arguments": "{}"}}]}
-    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
-    async with serving(responds(200, body)) as (server, model):
-        pieces = await collect(model, tools=({"type": "function", "function": {"name": "time.now"}},))
-    assert [piece.name for piece in pieces if isinstance(piece, CallPiece)] == ["time.now"]
-    assert server.exchanges[0].body["tools"][0]["function"]["name"] == "time__now"
 
 
 async def test_a_json_body_instead_of_a_stream_is_an_answer() -> None:
@@ -199,7 +190,7 @@ async def test_a_connection_that_is_lost_says_so_unless_the_answer_was_whole() -
 
 
 async def test_a_refusal_without_its_end_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_ERROR_BYTES_MAX", 100_000)
+    monkeypatch.setattr(client, "_ERROR_BYTES_MAX", 100_000)
     head = "HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 99999999\r\n\r\n"
     for then, size in ((Exchange.close, 10), (Exchange.client_left, 100_010)):
         error = await failed(sends(head, b"x" * size, then=then))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.loop.rules import budget, history, order, output
-from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules import budget, history, output
 from pawl.agent_loop.loop.rules.decision import CallModel, Decision, EnterSteers, Fail, Finish, PinTools, Wait
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import FailureClass, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
-from pawl.values import WITH_PEOPLE, CallState, RunState
+from pawl.values import RunState
 
 
 def follows(state: State, now: float) -> Decision:
     """Return the next model call once the batch is closed, or the end. See `Program`."""
-    if state.run.is_turn and not state.run.round and not _is_told(state):
+    run = state.run
+    if run.is_turn and not run.round and not _is_told(state):
         return Finish(state=RunState.COMPLETED)
-    if not _has_begun(state):
+    if not (run.round or run.tools or state.tools_pinned):
         return PinTools()
     if state.loop.model_call is not None or state.open_calls:
         return Wait(until=None)
     if state.loop.steers:
         return EnterSteers()
-    run, last = state.run, state.last_message
+    last = state.last_message
     limits = run.options.limits
     if state.loop.said_nothing and (last is None or last.role is not Role.USER):
         return Finish(state=RunState.COMPLETED)
@@ -39,23 +39,6 @@ def follows(state: State, now: float) -> Decision:
         return budget.exhausted(state, now)
     to_number = history.summarise_to(state) if state.loop.summarised_round <= run.round else 0
     return CallModel(round=run.round + 1, without_tools=is_last, is_last=is_last, summarise_to_number=to_number)
-
-
-def may_start(call: Call, state: State) -> bool:
-    """Return whether a call of the batch may start: serial calls do in the model's order."""
-    return order.may_start(call, state.batch, state.run.options.batch_order)
-
-
-def gives_up(call: Call, state: State) -> bool:
-    """Return whether a call waits for a person, or stands behind one that does."""
-    if call.state is CallState.RUNNABLE:
-        return order.waits_for_decision(call, state.batch)
-    return call.state in WITH_PEOPLE
-
-
-def paused(state: State, time: float, *, resumes: bool) -> State:  # noqa: ARG001  # only jobs are paused
-    """Return the state as it is."""
-    return state
 
 
 def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # the model has the last word
@@ -81,11 +64,6 @@ def _is_told(state: State) -> bool:
     )
     newest = next(answers_and_notices, None)
     return newest is not None and newest.role is Role.NOTICE
-
-
-def _has_begun(state: State) -> bool:
-    """Return whether the tools are pinned, which is committed with the first round."""
-    return state.run.round > 0 or bool(state.run.tools) or state.tools_pinned
 
 
 def _round_limit(rounds_max: int) -> Fail:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, assert_never
 
 import msgspec
@@ -23,6 +24,7 @@ from pawl.agent_loop.model.request import (
     UsageReport,
 )
 from pawl.chassis import strict_json
+from pawl.chassis.strict_json import storable
 from pawl.errors import InvalidJson, TooLarge
 
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
@@ -43,7 +45,7 @@ def _meant(fragments: Sequence[str]) -> str:
 
     Some servers send all arguments again in each fragment, `{}` first, or text after the object.
     """
-    joined = "".join(fragments)
+    joined = storable("".join(fragments))
     if is_json(joined):
         return joined
     return next((reading for reading in _readings(fragments, joined) if is_json(reading, dict)), joined)
@@ -52,7 +54,7 @@ def _meant(fragments: Sequence[str]) -> str:
 def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
     last = fragments[-1] if fragments else ""
     if all(last.startswith(fragment) or fragment == "{}" for fragment in fragments):
-        yield last
+        yield storable(last)
     yield joined.removeprefix("{}")
     with suppress(ValueError, RecursionError):
         end = _decoder.raw_decode(joined[:ARGUMENTS_BYTES_MAX])[1]
@@ -60,20 +62,13 @@ def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
             yield joined[:end]
 
 
-class RawCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as the model wrote it; `arguments` may be anything, also no JSON."""
-
-    provider_call_id: str
-    name: str
-    arguments: str
-
-
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer, or what came of it before it broke off."""
 
     text: str
     reasoning: str
-    calls: tuple[RawCall, ...]
+    calls: tuple[CallPiece, ...]
+    """Each whole, as the model wrote it: its arguments may be anything, also no JSON."""
     refusal: str
     provider_state_json: bytes
     """A JSON object of the extra fields that the message and its calls carry back; empty for none."""
@@ -112,10 +107,11 @@ class Assembly:
     send 0 for every call. A new id that comes with nothing but arguments goes
     on with the call at its index, because some servers make up an id per
     fragment. Calls stand in the order of their indexes where each has one, else
-    in the order in which they were opened.
+    in the order in which they were opened. `names` are those of tools that the model knows by another one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._names = names
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
@@ -157,20 +153,22 @@ class Assembly:
 
     def answer(self) -> ModelAnswer:
         """Return the answer so far."""
-        calls = self._in_order()
+        calls = self._calls
+        if all(call.index is not None for call in calls):
+            calls = sorted(calls, key=lambda call: call.index or 0)
         left_out = self._fields_bytes > fields.BYTES_MAX
         return ModelAnswer(
-            text="".join(self._text),
-            reasoning="".join(self._reasoning),
+            text=storable("".join(self._text)),
+            reasoning=storable("".join(self._reasoning)),
             calls=tuple(
-                RawCall(
-                    provider_call_id=call.provider_call_id,
-                    name=call.name,
+                CallPiece(
+                    call_id=call.provider_call_id,
+                    name=self._names.get(call.name, call.name),
                     arguments=_meant(call.arguments),
                 )
                 for call in calls
             ),
-            refusal="".join(self._refusal),
+            refusal=storable("".join(self._refusal)),
             provider_state_json=b""
             if left_out
             else fields.with_calls(self._fields.json(), (call.fields.json() for call in calls)),
@@ -178,11 +176,6 @@ class Assembly:
             finish_reason=self._finish_reason,
             fields_left_out=left_out,
         )
-
-    def _in_order(self) -> list[_OpenCall]:
-        if any(call.index is None for call in self._calls):
-            return self._calls
-        return sorted(self._calls, key=lambda call: call.index or 0)
 
     def _add_fields(self, to: fields.Fields, fields_json: bytes) -> None:
         self._fields_bytes += len(fields_json)
@@ -201,7 +194,8 @@ class Assembly:
         if piece.arguments:
             call.arguments.append(piece.arguments)
         self._add_fields(call.fields, piece.fields_json)
-        return CallPiece(index=position, call_id=call.provider_call_id, name=call.name, arguments=piece.arguments)
+        name = self._names.get(call.name, call.name)
+        return CallPiece(index=position, call_id=call.provider_call_id, name=name, arguments=piece.arguments)
 
     def _position(self, piece: CallPiece) -> int | None:
         """Return the position of the call that `piece` goes on with, or None if it opens one."""

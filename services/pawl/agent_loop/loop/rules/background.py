@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import jsonschema_rs
 import msgspec
 from msgspec.structs import replace
 
@@ -37,8 +36,6 @@ _UNTIL: Final = "_until"
 _WHEN: Final = "_when"
 NAMES: Final = frozenset({FLAG, _ESTIMATE, _INTERVAL, _COUNT, _DURATION, _DELAY, _REPORTS, _UNTIL, _WHEN})
 """The names of the parameters."""
-# What strangers wrote is matched in linear time.
-_PATTERN_LIMITS: Final = jsonschema_rs.RegexOptions(size_limit=64 * 1024, dfa_size_limit=64 * 1024)
 
 ITERATIONS_MAX: Final = 1_000_000
 """Most iterations of a job."""
@@ -166,7 +163,8 @@ def read(arguments: str, schema_json: bytes) -> Reading:
     """Return what the arguments say that the model wrote for a tool with this schema; `arguments` may be anything."""
     # Most calls have none, and are not parsed twice. The second is how JSON may write the first character, too.
     may_have_any = '"_' in arguments or r"\u005" in arguments
-    if not may_have_any or not _declares_none(schema_json):
+    schema = schema_json.decode(errors="replace")
+    if not may_have_any or any(f'"{name}"' in schema for name in NAMES):
         return Reading(arguments=arguments)
     try:
         data = arguments.encode()
@@ -296,48 +294,6 @@ def _meant(name: str, known: Iterable[str]) -> str:
     """Return the tool of that name, or of a source whose dot model servers are told as two underscores."""
     names = tuple(known)
     return name if name in names else next((tool for tool in names if tool.replace(".", "__") == name), name)
-
-
-def _declares_none(schema_json: bytes) -> bool:
-    """Return whether a schema names none of the parameters, wherever it may declare what, and none by a pattern."""
-    has_patterns = b"patternProperties" in schema_json
-    if b"_" not in schema_json and b"\\u" not in schema_json and not has_patterns:
-        return True
-    try:
-        schema = msgspec.json.decode(schema_json)
-        plain = msgspec.json.encode(schema).decode()
-    except (msgspec.DecodeError, RecursionError):
-        return True
-    if any(f'"{name}"' in plain for name in NAMES):
-        return False
-    patterns = _patterns(schema) if '"patternProperties"' in plain else {}
-    return not patterns or not _any_fits(patterns)
-
-
-def _patterns(schema: Any) -> dict[str, bool]:
-    """Return the patterns of names, wherever they stand, each as one that no name may fit."""
-    found: dict[str, bool] = {}
-    to_visit: list[Any] = [schema]
-    while to_visit:
-        node = to_visit.pop()
-        if isinstance(node, dict):
-            patterns = node.get("patternProperties")
-            found |= dict.fromkeys(patterns, False) if isinstance(patterns, dict) else {}
-            to_visit.extend(node.values())
-        elif isinstance(node, list):
-            to_visit.extend(node)
-    return found
-
-
-def _any_fits(patterns: dict[str, bool]) -> bool:
-    """Return whether a parameter fits any of the patterns; one that cannot be matched in linear time may fit."""
-    try:
-        validator = jsonschema_rs.Draft202012Validator(
-            {"patternProperties": patterns}, offline=True, pattern_options=_PATTERN_LIMITS
-        )
-    except (jsonschema_rs.ValidationError, ValueError):
-        return True
-    return not validator.is_valid(dict.fromkeys(NAMES))
 
 
 def _wish(said: Mapping[str, Any]) -> Wish | None:

@@ -24,7 +24,6 @@ _BYTES_PER_TOKEN: Final = 3
 _BYTES_PER_TOKEN_MAX: Final = 8
 _QUOTA_WAIT_SECONDS: Final = 300.0
 _QUOTA_WAITS_COUNTED_MAX: Final = 8
-_CUT_SHORT: Final = frozenset({"length", "max_tokens"})
 
 
 TOO_LITTLE: Final = Problem(
@@ -154,7 +153,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
     """Return what is wrong with an answer that ended because the budget did: half an answer is none."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
-    if not is_budget or answer.finish_reason.lower() not in _CUT_SHORT:
+    if not is_budget or not answer.cut_off:
         return None
     return Problem(
         reason=BUDGET_EXHAUSTED,

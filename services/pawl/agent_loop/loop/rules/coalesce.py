@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules.event import CallFragment, OutputDelta
 from pawl.agent_loop.loop.rules.text import tool_name
 from pawl.agent_loop.model.request import CallPiece, Piece, ReasoningPiece, RefusalPiece, TextPiece
+from pawl.chassis.strict_json import storable
 
 INTERVAL_SECONDS: Final = 0.1
 PIECES_MAX: Final = 10
@@ -96,9 +97,9 @@ def _join(head: OutputDelta, pieces: list[DisplayPiece]) -> OutputDelta:
     """Return pieces as one output. The calls stand in the order they were written."""
     return replace(
         head,
-        text="".join(piece.text for piece in pieces if isinstance(piece, TextPiece)),
-        reasoning="".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece)),
-        refusal="".join(piece.text for piece in pieces if isinstance(piece, RefusalPiece)),
+        text=storable("".join(piece.text for piece in pieces if isinstance(piece, TextPiece))),
+        reasoning=storable("".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece))),
+        refusal=storable("".join(piece.text for piece in pieces if isinstance(piece, RefusalPiece))),
         calls=tuple(_fragments([piece for piece in pieces if isinstance(piece, CallPiece)])),
     )
 
@@ -110,5 +111,5 @@ def _fragments(pieces: list[CallPiece]) -> Iterator[CallFragment]:
         yield CallFragment(
             index=index or 0,
             tool_name=tool_name(parts[-1].name),
-            arguments_text="".join(part.arguments for part in parts),
+            arguments_text=storable("".join(part.arguments for part in parts)),
         )

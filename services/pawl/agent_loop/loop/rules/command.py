@@ -7,9 +7,9 @@ from typing import TypeAlias
 import msgspec
 
 from pawl.agent_loop.loop.rules.call import ByPerson, CallResult
-from pawl.agent_loop.loop.rules.run import RunFailure
-from pawl.chassis.ids import CallId, CommandId, RunId
-from pawl.values import CallResolution, DecisionKind, RunState, Series, StopCause, Usage
+from pawl.agent_loop.loop.rules.run import Run
+from pawl.chassis.ids import CallId, CommandId
+from pawl.values import CallResolution, DecisionKind, Series, StopCause
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +56,7 @@ class Resolve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A front end reports progress of a call."""
-
-    call_id: CallId
-    fraction: float | None = None
-    message: str = ""
+    """A front end reports progress of a call. The ledger has told it; nothing follows from it."""
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,14 +78,10 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that does a call has ended: how, what it answered, and what it used."""
+    """The run that does a call has ended."""
 
     call_id: CallId
-    run_id: RunId
-    state: RunState
-    usage: Usage
-    output_text: str = ""
-    failure: RunFailure | None = None
+    run: Run
 
 
 CommandKind: TypeAlias = (

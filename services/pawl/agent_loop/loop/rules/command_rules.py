@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import asking, completing, delegation, program, proposals, settle
+from pawl.agent_loop.loop.rules import asking, completing, delegation, job_program, order, proposals, settle
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
 from pawl.agent_loop.loop.rules.command import (
     AgentEnded,
@@ -56,13 +56,12 @@ def apply_command(state: State, command: Command, now: float) -> State:
                 state = replace(state, shared_tokens_max=state.shared_tokens_max + top_up.tokens)
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
         case Pause() as pause:
-            return program.of(state.run).paused(state, command.time, resumes=pause.resumes)
+            return job_program.paused(state, command.time, resumes=pause.resumes)
         case Completed():
             return completing.completed(state, command.kind.call_id)
         case AgentEnded() as ended:
             return delegation.ended(state, ended, now)
         case Progress():
-            # The ledger has told it; nothing follows from it.
             return state
         case _:
             assert_never(command.kind)
@@ -277,14 +276,14 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw what the program gives up for a message of the user; the rest of what is open goes on."""
+    """Withdraw what waits for a person, for a message of the user; the rest of what is open goes on."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = asking.answered(state, call, None)
     withdrawn = [
         settle.withdrawn(call, _WITHDRAWN, now)
         for call in state.open_calls
-        if not call.attempt and program.of(state.run).gives_up(call, state)
+        if not call.attempt and order.gives_up(call, state.batch)
     ]
     loop = replace(state.loop, steers=(*state.loop.steers, steer.text))
     return replace(state.with_calls(withdrawn), loop=loop)

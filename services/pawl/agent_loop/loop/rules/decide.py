@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.agent_loop.loop.rules import budget, completing, delegation, program, settle, step
+from pawl.agent_loop.loop.rules import budget, completing, delegation, order, program, settle, step
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import (
     CheckFallback,
@@ -61,7 +61,7 @@ def decide(state: State, now: float) -> Decision:
     """
     if state.run.state in ENDED:
         return Wait(until=None)
-    if _is_ending(state):
+    if state.run.state is RunState.CANCELLING or state.loop.failure is not None:
         return _end(state, now)
     failure = _limit_reached(state)
     if failure is not None:
@@ -86,10 +86,6 @@ def _begun_here(decision: Decision, state: State) -> Decision:
             return Resume()
         case _:
             return decision
-
-
-def _is_ending(state: State) -> bool:
-    return state.run.state is RunState.CANCELLING or state.loop.failure is not None
 
 
 def _end(state: State, now: float) -> Decision:
@@ -214,7 +210,7 @@ def _can_start(call: Call, state: State, now: float) -> bool:
     if call.state is CallState.RUNNING:
         # Its worker is gone, or it was completed. The registry knows what became of it, by its id.
         return not completing.awaits(state, call, now)
-    return call.state is CallState.RUNNABLE and program.of(state.run).may_start(call, state)
+    return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
 
 
 def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None, now: float) -> Park:

@@ -29,12 +29,6 @@ from pawl.values import CallState, RunState
 OUTPUT_BYTES_MAX: Final = 128 * 1024
 """Most bytes of an answer that the result of the call has: any text of that size fits into a result."""
 
-_REASONS: Final = {
-    RunState.FAILED: "AGENT_FAILED",
-    RunState.CANCELLED: "AGENT_CANCELLED",
-    RunState.EXPIRED: "AGENT_EXPIRED",
-}
-
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a call that a run does; `rounds_max` of 0 means as many as the caller has."""
@@ -88,14 +82,14 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
     call = state.calls.get(command.call_id)
     if call is None or call.state is not CallState.DELEGATED:
         return state
-    note = state.loop.notes.get(call.call_id, "")
-    if command.state is RunState.COMPLETED:
-        call = settle.settled(call, CallState.SUCCEEDED, _answer(command), now, note)
+    note, run = state.loop.notes.get(call.call_id, ""), command.run
+    if run.state is RunState.COMPLETED:
+        call = settle.settled(call, CallState.SUCCEEDED, _answer(run), now, note)
     else:
-        result = settle.error(_REASONS.get(command.state, "AGENT_FAILED"), _why(command))
+        result = settle.error(f"AGENT_{run.state.name}", _why(run))
         call = settle.settled(call, CallState.FAILED, result, now, note)
-    run = replace(state.run, usage=state.run.usage + command.usage)
-    loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + command.usage.total_tokens)
+    loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + run.usage.total_tokens)
+    run = replace(state.run, usage=state.run.usage + run.usage)
     return replace(state.with_calls([call]), run=run, loop=loop)
 
 
@@ -175,8 +169,8 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
     )
 
 
-def _answer(command: AgentEnded) -> CallResult:
-    said = command.output_text
+def _answer(run: Run) -> CallResult:
+    said = run.output_text
     size_bytes = len(said.encode())
     if size_bytes <= OUTPUT_BYTES_MAX:
         return CallResult(content_json=strict_json.dumps_canonical({"answer": said}))
@@ -185,11 +179,11 @@ def _answer(command: AgentEnded) -> CallResult:
     return CallResult(content_json=strict_json.dumps_canonical({"answer": cut}), note=note)
 
 
-def _why(command: AgentEnded) -> str:
+def _why(run: Run) -> str:
     how = {
         RunState.CANCELLED: "The agent was cancelled before it had done it.",
         RunState.EXPIRED: "The agent waited too long for somebody, and was given up.",
-    }.get(command.state, "The agent failed.")
-    why = f" {command.failure.message}" if command.failure is not None else ""
-    so_far = text.cut_bytes(command.output_text.encode(), OUTPUT_BYTES_MAX // 8)
+    }.get(run.state, "The agent failed.")
+    why = f" {run.failure.message}" if run.failure is not None else ""
+    so_far = text.cut_bytes(run.output_text.encode(), OUTPUT_BYTES_MAX // 8)
     return f"{how}{why}" + (f" It had written so far: {so_far}" if so_far else "")

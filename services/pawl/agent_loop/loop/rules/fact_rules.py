@@ -7,7 +7,6 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import answering, asking, completing, program, proposals, settle
-from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Propose
 from pawl.agent_loop.loop.rules.event import OwnerEvent, Warned
 from pawl.agent_loop.loop.rules.fact import (
@@ -90,7 +89,9 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
         doubted = (*state.loop.in_doubt, call.call_id)
         return replace(state, loop=replace(state.loop, in_doubt=doubted))
     state = completing.ended(state, call.call_id)
-    return _settle(state, settle.executed(call, fact.ended, now, state.loop.notes.get(call.call_id, "")))
+    if call.settled:
+        return state
+    return state.with_calls([settle.executed(call, fact.ended, now, state.loop.notes.get(call.call_id, ""))])
 
 
 def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
@@ -137,10 +138,6 @@ def _with_round(state: State, number: int) -> State:
         round_began_active_seconds=state.active_seconds,
     )
     return replace(state, run=replace(state.run, round=number), loop=loop)
-
-
-def _settle(state: State, call: Call) -> State:
-    return state.with_calls([call]) if not state.calls[call.call_id].settled else state
 
 
 def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:

@@ -159,7 +159,13 @@ def _group(
         case Role.ASSISTANT:
             asked = [state.calls[call_id] for call_id in message.call_ids if call_id in state.calls]
             answer = _assistant(_as_told_to(state.model, message), asked, reasoning_field)
-            return [answer, *_tool_messages(asked, result_bytes_max)] if answer else []
+            if answer is None:
+                return []
+            contents = zip(asked, results.contents(asked, result_bytes_max), strict=True)
+            return [
+                answer,
+                *({"role": "tool", "tool_call_id": call.call_id, "content": said} for call, said in contents),
+            ]
 
 
 def _of_another(message: Message) -> list[ProviderMessage]:
@@ -229,11 +235,6 @@ def _tool_call(call: Call, more: fields.RawObject) -> dict[str, Any]:
     """Return a call with the fields that came with it and Pawl does not know."""
     function = {"name": call.name_for_model, "arguments": _arguments(call.proposed_arguments)}
     return {**more, "id": call.call_id, "type": "function", "function": {**fields.of_function(more), **function}}
-
-
-def _tool_messages(asked: Sequence[Call], bytes_max: int) -> Iterable[ProviderMessage]:
-    for call, content in zip(asked, results.contents(asked, bytes_max), strict=True):
-        yield {"role": "tool", "tool_call_id": call.call_id, "content": content}
 
 
 def _arguments(proposed: str) -> str:

@@ -61,16 +61,6 @@ def follows(state: State, now: float) -> Decision:
     return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
 
 
-def may_start(call: Call, state: State) -> bool:  # noqa: ARG001  # there is one at a time
-    """Return that a call may start."""
-    return True
-
-
-def gives_up(call: Call, state: State) -> bool:  # noqa: ARG001  # nobody says anything to a job
-    """Return that no call is withdrawn for a message."""
-    return False
-
-
 def paused(state: State, time: float, *, resumes: bool) -> State:
     """Return the state in which the job begins no iteration, or does so again."""
     cursor = _cursor(state)

@@ -31,7 +31,7 @@ from pawl.agent_loop.loop.rules.tool import Tool, Verdict
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
-from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, JobReports, RunState
+from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, JobReports, RunState, WaitKind
 
 OPEN_MAX: Final = 10
 """Most jobs of a conversation that are open at once (ASYNC-7)."""
@@ -115,7 +115,7 @@ def detached(
             loop = replace(state.loop, notes={**state.loop.notes, call.call_id: note})
             state = replace(state, loop=loop)
             continue
-        key = _fingerprint(call, wish)
+        key = repr((call.tool_name, call.arguments_json, wish))
         if key in begun:
             message = f"The same call is in the background already, by this answer: {begun[key]}. It is not made twice."
             state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
@@ -335,10 +335,6 @@ def _refused(call: Call, reason: str, message: str, now: float) -> Call:
     )
 
 
-def _fingerprint(call: Call, wish: Wish) -> str:
-    return repr((call.tool_name, call.arguments_json, wish))
-
-
 def said(call: Call) -> str:
     """Return what an iteration came to: the JSON of its result, or an object with `error`."""
     content = call.result.content_json if call.result else b"null"
@@ -353,25 +349,37 @@ def said(call: Call) -> str:
 
 def _told(notice: Notice) -> dict[str, Any]:
     """Return what the model is given of a notice."""
-    told: dict[str, Any] = {"job_id": notice.run_id, "tool": notice.job.tool_name}
+    run, job = notice.run, _job(notice)
+    told: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
     if notice.occasion:
-        told |= {"state": "PAUSED" if notice.paused else "RUNNING", "iteration": notice.occasion}
-        if notice.round > notice.occasion:
+        told |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
+        if run.round > notice.occasion:
             # It waited, and the result is that of the last one that has ended by now.
-            told["iterations"] = notice.round
+            told["iterations"] = run.round
     else:
-        told["state"] = notice.state.name
-        if notice.job.interval_seconds:
-            told["iterations"] = notice.round
-        if notice.failure is not None:
-            told["error"] = notice.failure.message
+        told["state"] = run.state.name
+        if job.interval_seconds:
+            told["iterations"] = run.round
+        if run.failure is not None:
+            told["error"] = run.failure.message
     if alarm := _alarm(notice):
         told["alarm"] = alarm
-    if notice.missed_iterations:
-        told["missed"] = notice.missed_iterations
-    if notice.output_text:
-        told["result"] = _json(notice.output_text)
+    if run.missed_iterations:
+        told["missed"] = run.missed_iterations
+    if run.output_text:
+        told["result"] = _json(run.output_text)
     return told
+
+
+def _job(notice: Notice) -> Job:
+    if notice.run.job is None:
+        raise RuntimeError("a notice is of a job")
+    return notice.run.job
+
+
+def _is_paused(notice: Notice) -> bool:
+    """Return whether the job begins no iteration until somebody resumes it."""
+    return WaitKind.PAUSED in notice.run.waits
 
 
 def _json(said: str) -> Any:
@@ -383,14 +391,14 @@ def _json(said: str) -> Any:
 
 def _alarm(notice: Notice) -> str:
     """Return what the user is to be told of a notice in any case; empty if the model decides."""
-    job = notice.job
-    if not notice.occasion and notice.state in {RunState.FAILED, RunState.EXPIRED}:
-        return notice.state.name.lower()
-    if notice.paused:
+    run, job = notice.run, _job(notice)
+    if not notice.occasion and run.state in {RunState.FAILED, RunState.EXPIRED}:
+        return run.state.name.lower()
+    if _is_paused(notice):
         return "paused"
     if job.until is None and job.when is None:
         return ""
-    outcome = _json(notice.output_text)
+    outcome = _json(run.output_text)
     if isinstance(outcome, dict) and (outcome.get("met") or outcome.get("fired")):
         return "condition met"
     return "failing" if notice.occasion and job.reports is JobReports.END else ""
@@ -410,7 +418,7 @@ def _escape(found: re.Match[str]) -> str:
 
 def _line(notice: Notice) -> str:
     """Return what people read of a notice."""
-    what = f"iteration {notice.occasion}" if notice.occasion else notice.state.name.lower()
+    what = f"iteration {notice.occasion}" if notice.occasion else notice.run.state.name.lower()
     if (alarm := _alarm(notice)) not in {"", what}:
         what = f"{what}, {alarm}"
-    return f"{notice.job.tool_name}: {what} ({notice.run_id})"
+    return f"{_job(notice).tool_name}: {what} ({notice.run.run_id})"

@@ -151,7 +151,8 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)
-_encode: Final = msgspec.json.Encoder().encode
+write: Final = msgspec.json.Encoder().encode
+"""Returns the bytes that `read` takes."""
 
 
 def read(data: bytes) -> LoopState:
@@ -161,8 +162,3 @@ def read(data: bytes) -> LoopState:
         msgspec.DecodeError: the bytes are no such state.
     """
     return _decoder.decode(data) if data else LoopState()
-
-
-def write(state: LoopState) -> bytes:
-    """Return the bytes that `read` takes."""
-    return _encode(state)

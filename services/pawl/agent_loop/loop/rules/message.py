@@ -20,12 +20,11 @@ class Role(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a conversation. `message_id` and `number` are the ledger's, empty before."""
+    """One entry of a conversation. `number` is the ledger's, 0 before."""
 
     role: Role
     run_id: RunId
     text: str = ""
-    message_id: str = ""
     number: int = 0
     reasoning: str = ""
     provider_state_json: bytes = b""

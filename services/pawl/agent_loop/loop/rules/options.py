@@ -88,19 +88,15 @@ def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
 
 
 def _check_names(asked: AskedOptions) -> None:
-    if len(asked.model) > NAME_CHARACTERS_MAX or not asked.model.isprintable():
-        raise InvalidField("model must be printable, at most 256 characters", field="options.model")
     if len(asked.model_fallbacks) > FALLBACKS_MAX:
         raise InvalidField(f"at most {FALLBACKS_MAX} models", field="options.model_fallbacks")
-    for name in asked.model_fallbacks:
-        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
-            message = "a model's name is printable, 1 to 256 characters"
-            raise InvalidField(message, field="options.model_fallbacks")
     if len(asked.tool_names) > TOOL_NAMES_MAX:
-        raise InvalidField("at most 1000 tools", field="options.tool_names")
-    for name in asked.tool_names:
-        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
-            raise InvalidField("a tool's name is printable, 1 to 256 characters", field="options.tool_names")
+        raise InvalidField(f"at most {TOOL_NAMES_MAX} tools", field="options.tool_names")
+    fields = {"model": filter(None, (asked.model,)), "model_fallbacks": asked.model_fallbacks}
+    for option, names in {**fields, "tool_names": asked.tool_names}.items():
+        if not all(0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable() for name in names):
+            message = f"a name is printable, 1 to {NAME_CHARACTERS_MAX} characters"
+            raise InvalidField(message, field=f"options.{option}")
 
 
 def _check_format(form: ResponseFormat) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.run import BatchOrder
-from pawl.values import CallState, ExecutionContext
+from pawl.values import WITH_PEOPLE, CallState, ExecutionContext
 
 _DECISIONS: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED})
 _READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING, CallState.DELEGATED})
@@ -25,8 +25,13 @@ def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:
     return not any(_holds_back(other, call, order) for other in batch if other.index < call.index)
 
 
-def waits_for_decision(call: Call, batch: Sequence[Call]) -> bool:
-    """Return whether a call that has not started stands behind a decision of a person."""
+def gives_up(call: Call, batch: Sequence[Call]) -> bool:
+    """Return whether an open call that has not begun is withdrawn when a message of the user enters the run.
+
+    It is if it waits for a person, or stands behind a call that waits for a decision.
+    """
+    if call.state is not CallState.RUNNABLE:
+        return call.state in WITH_PEOPLE
     return not call.parallel and any(other.index < call.index and other.state in _DECISIONS for other in batch)
 
 

@@ -84,17 +84,12 @@ def take_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, lis
 
     What the program makes of the calls that have ended so is in it: what follows may depend on that.
     """
-    state = take_in(base, now)
+    state = _taken(base, sorted(base.commands, key=_order_of), now)
     events: list[OwnerEvent] = []
     for fact in facts:
         state, told = apply_fact(state, fact, now)
         events += told
     return program.of(state.run).reported(base, state), events
-
-
-def take_in(base: State, now: float) -> State:
-    """Return the state with its unconsumed commands applied."""
-    return _taken(base, sorted(base.commands, key=_order_of), now)
 
 
 def take_part(base: State, now: float, bytes_max: int) -> State | None:

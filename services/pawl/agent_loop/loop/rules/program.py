@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from pawl.agent_loop.loop.rules import agent_program, job_program
-from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision
 from pawl.agent_loop.loop.rules.run import Run
 from pawl.agent_loop.loop.rules.state import State
@@ -39,26 +38,11 @@ class Program(Protocol):
         """
         ...
 
-    def may_start(self, call: Call, state: State) -> bool:
-        """Return whether a call that is RUNNABLE may start now: the order of calls. Asked for open calls only."""
-        ...
-
-    def gives_up(self, call: Call, state: State) -> bool:
-        """Return whether an open call that has not begun is withdrawn when a message of the user enters the run."""
-        ...
-
     def reported(self, base: State, after: State) -> State:
         """Return the state with what the program says of the calls that are settled in it and not in `base`.
 
         Asked once facts are taken in, before `follows`, with what the ledger has for `base`; and when a step is
         planned, with the state as it was then.
-        """
-        ...
-
-    def paused(self, state: State, time: float, *, resumes: bool) -> State:
-        """Return the state once somebody has asked, at that time, that nothing more begins, or that it goes on.
-
-        Only jobs are asked.
         """
         ...
 

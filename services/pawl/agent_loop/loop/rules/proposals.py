@@ -8,11 +8,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import settle, text
-from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, RawCall, is_json
+from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, is_json
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, OfferLease
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.run import Run, RunOptions
 from pawl.agent_loop.loop.rules.tool import ProposedCall, Verdict
+from pawl.agent_loop.model.request import CallPiece
 from pawl.chassis.ids import CallId
 from pawl.values import CallState, Disposition, EffectClass, ExecutionContext, Outcome, Series
 
@@ -40,7 +41,7 @@ def draft(
     return tuple(calls)
 
 
-def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: float, call_id: CallId) -> Call:
+def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: float, call_id: CallId) -> Call:
     size = len(raw.arguments.encode())
     call = Call(
         store_id=run.store_id,
@@ -49,7 +50,7 @@ def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: floa
         call_id=call_id,
         round=run.round,
         index=index,
-        provider_call_id=raw.provider_call_id[:256],
+        provider_call_id=raw.call_id[:256],
         tool_name=text.tool_name(raw.name),
         state=CallState.PROPOSED,
         proposed_arguments=raw.arguments if size <= ARGUMENTS_BYTES_MAX else raw.arguments[:_KEPT_CHARACTERS],

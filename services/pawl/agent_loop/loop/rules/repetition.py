@@ -46,7 +46,8 @@ def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Ca
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
         return repeated
-    return calls[0] if _alternates(loop.round_fingerprints, identical_max) else None
+    length = _alternation_length(identical_max)
+    return calls[0] if _takes_turns(loop.round_fingerprints[-length:], length) else None
 
 
 def may_be_stuck(loop: LoopState, calls: Sequence[Call], identical_max: int) -> bool:
@@ -59,11 +60,6 @@ def may_be_stuck(loop: LoopState, calls: Sequence[Call], identical_max: int) -> 
         return True
     before = _alternation_length(identical_max) - 1
     return _takes_turns(loop.round_fingerprints[-before:], before)
-
-
-def _alternates(rounds: Sequence[str], identical_max: int) -> bool:
-    length = _alternation_length(identical_max)
-    return _takes_turns(rounds[-length:], length)
 
 
 def _takes_turns(last: Sequence[str], length: int) -> bool:

@@ -212,21 +212,6 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
         return not self.ended and len({each.user_id for each in self.approvals}) >= max(1, approvals_required)
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """The word of a job to its conversation, of an iteration or with `occasion` 0 of its end: how its run is now."""
-
-    run_id: RunId
-    occasion: int
-    job: Job
-    state: RunState
-    round: int
-    output_text: str
-    failure: RunFailure | None
-    missed_iterations: int = 0
-    paused: bool = False
-    """True if it begins no iteration until somebody resumes it."""
-
-
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
     """The order to take back the calls of a run, or the one named; `user_id` asked for it."""
 
@@ -362,3 +347,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def tool_version(self, name: str) -> int:
         """Return the pinned version of a tool, 0 if the run has no such tool."""
         return next((tool.version for tool in self.tools if tool.name == name), 0)
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """The word of a job to its conversation, of an iteration or with `occasion` 0 of its end: how its run is now."""
+
+    run: Run
+    occasion: int

@@ -99,10 +99,11 @@ def expired(call: Call, options: RunOptions, now: float) -> Call:
         case CallState.ASKED:
             message = "Nobody answered in time."
         case _ if call.offer_fallback is OfferFallback.ASK_USER:
+            asked = f"What is the result of {call.tool_name} with {_short(call.arguments_json)}?"
             return replace(
                 call,
                 state=CallState.ASKED,
-                question=Question(question=_ask_instead(call), why="No client ran this call in time."),
+                question=Question(question=asked, why="No client ran this call in time."),
                 deadline_time=now + options.limits.answer_timeout_seconds,
             )
         case _:
@@ -113,10 +114,6 @@ def expired(call: Call, options: RunOptions, now: float) -> Call:
 def _escalates(call: Call, options: RunOptions) -> bool:
     escalated = call.approval is None or call.approval.escalated
     return options.approval_expiry_policy is ApprovalExpiryPolicy.ESCALATE and not escalated
-
-
-def _ask_instead(call: Call) -> str:
-    return f"What is the result of {call.tool_name} with {_short(call.arguments_json)}?"
 
 
 def _edit_note(call: Call) -> str:

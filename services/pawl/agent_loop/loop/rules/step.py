@@ -74,16 +74,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, active_seconds=None, budget_run_id=RunId("")) == Step()
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """The ledger's answer to a step. Seqs are 0 if the step made no event; `time` is the database's."""
-
-    first_seq: int
-    last_seq: int
-    commands_pending: bool
-    time: float
-    shared_tokens_left: int | None = None
-
-
 def size_bytes(entry: Call | Command) -> int:
     """Return about how much an entry adds to a step."""
     return len(_encode(entry))
@@ -149,20 +139,20 @@ def between(
     )
 
 
-def committed(after: State, answer: Committed) -> State:
+def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> State:
     """Return the state that the ledger has once it has taken a step that leads to `after`.
 
-    Messages get the numbers that the ledger gives: only the owner of the active
-    run appends to a conversation.
+    `last_seq` is 0 if the step made no event. Messages get the numbers that the ledger gives: only the owner of the
+    active run appends to a conversation.
     """
     last = max((message.number for message in after.messages), default=0)
     messages = []
     for message in after.messages:
         last += not message.number
         messages.append(message if message.number else replace(message, number=last))
-    run = replace(after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds)
+    run = replace(after.run, last_seq=max(last_seq, after.run.last_seq), active_seconds=after.active_seconds)
     written = replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), entered=())
-    return with_shared_budget(replace(written, tells_iteration=0), answer.shared_tokens_left)
+    return with_shared_budget(replace(written, tells_iteration=0), shared_tokens_left)
 
 
 def with_shared_budget(state: State, left: int | None) -> State:
