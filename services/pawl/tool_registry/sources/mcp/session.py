@@ -24,7 +24,7 @@ from pawl.errors import SourceUnreachable
 from pawl.tool_registry.sdk.values import hide
 from pawl.tool_registry.sources.mcp.attempts import Fault, Garbled, Lost, Refused, TooLarge
 from pawl.tool_registry.sources.mcp.call import Call
-from pawl.tool_registry.sources.mcp.definitions import ServerTool, listed
+from pawl.tool_registry.sources.mcp.definitions import Described, listed
 from pawl.tool_registry.sources.mcp.program import ProgramProblem
 from pawl.tool_registry.sources.mcp.transports import Streams, Wire
 from pawl.tool_registry.sources.rules import LeftOut
@@ -79,7 +79,7 @@ class Session:
         self._on_end = on_end
         self._wire = Wire()
         self._client: mcp.Client | None = None
-        self._tools: Mapping[str, ServerTool] = {}
+        self._tools: Mapping[str, Described] = {}
         self._listed_at = -math.inf
         self._listing = asyncio.Lock()
         self.left_out: Sequence[LeftOut] = ()
@@ -142,7 +142,7 @@ class Session:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
-    async def tools(self, *, anew: bool = False) -> Mapping[str, ServerTool]:
+    async def tools(self, *, anew: bool = False) -> Mapping[str, Described]:
         """Return the tools by the server's names, listed again after half a minute or an announced change.
 
         Raises:
