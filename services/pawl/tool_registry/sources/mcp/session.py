@@ -268,7 +268,8 @@ class Session:
                     self._listed_at = self._clock.monotonic()
                     self._tools, self.left_out = await listed(client, self._secrets)
             except TimeoutError:
-                raise SourceUnreachable(f"it did not answer within {_CONNECT_SECONDS:g} s") from None
+                late = f"it did not answer within {_CONNECT_SECONDS:g} s"
+                raise SourceUnreachable(": ".join(filter(None, [late, self._wire.noise]))) from None
             self._client = client
             self.used_at = self._clock.monotonic()
             self._opened.set_result(None)
@@ -305,7 +306,9 @@ class Session:
             case ProgramProblem() as problem:
                 text = str(problem)
             case mcp.MCPError() as answer:
-                text = self.problem or self._wire.refusal or f"it answers {answer.message!r}"
+                is_readable = not answer.message.startswith(_UNREADABLE)
+                said = f"it answers {answer.message!r}" if is_readable else "it answers with what is not MCP"
+                text = self.problem or self._wire.refusal or said
             case EgressRefused() as refused:
                 text = f"it may not be reached: {refused}"
             case httpx2.HTTPError() as failure:
