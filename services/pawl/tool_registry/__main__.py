@@ -184,7 +184,7 @@ def _mcp(
 ) -> McpConnector:
     """Return what connects MCP servers, those over HTTP under the egress rules."""
     return McpConnector(
-        find=PostgresSourceRepository(database).source,
+        find=PostgresSourceRepository(database).get,
         secrets=secrets,
         clock=service.clock,
         programs=_programs(settings),

@@ -68,18 +68,18 @@ WIRE: Final = Translator(
     },
 )
 _CONTEXTS: Final = WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
-_CATEGORIES: Final = WIRE.enum(Category, call_pb2.ToolCategory)
-_EFFECTS: Final = WIRE.enum(EffectClass, call_pb2.EffectClass, field="effect_class")
+CATEGORIES: Final = WIRE.enum(Category, call_pb2.ToolCategory)
+EFFECTS: Final = WIRE.enum(EffectClass, call_pb2.EffectClass, field="effect_class")
 _FALLBACKS: Final = WIRE.enum(OfferFallback, call_pb2.OfferFallback)
-_REPORTS: Final = WIRE.struct(ReportPolicy, run_pb2.ReportPolicy)
+REPORTS: Final = WIRE.struct(ReportPolicy, run_pb2.ReportPolicy)
 DEFINITION: Final = WIRE.struct(
     ToolDefinition,
     tool_pb2.ToolDefinition,
     Exceptions(
-        read={"arguments_schema": _schema, "effect": lambda message: _EFFECTS.read(message.effect_class)},
+        read={"arguments_schema": _schema, "effect": lambda message: EFFECTS.read(message.effect_class)},
         write={
             "arguments_schema_json": lambda definition: dumps_canonical(dict(definition.arguments_schema)),
-            "effect_class": lambda definition: _EFFECTS.write(definition.effect),
+            "effect_class": lambda definition: EFFECTS.write(definition.effect),
         },
         of_struct=("bulk_count",),
     ),
@@ -316,13 +316,13 @@ def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> executi
     definition = verdict.definition
     if definition is not None:
         message.context = _CONTEXTS.write(definition.context)
-        message.category = _CATEGORIES.write(definition.category)
-        message.effect_class = _EFFECTS.write(definition.effect)
+        message.category = CATEGORIES.write(definition.category)
+        message.effect_class = EFFECTS.write(definition.effect)
         message.timeout_seconds = definition.timeout_seconds
         message.without_background = definition.without_background
         message.async_timeout_seconds = definition.async_timeout_seconds
         if definition.reports is not None:
-            message.reports.CopyFrom(_REPORTS.write(definition.reports))
+            message.reports.CopyFrom(REPORTS.write(definition.reports))
         message.parallel = definition.runs_beside_others
         if definition.context is ExecutionContext.FRONTEND:
             message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)

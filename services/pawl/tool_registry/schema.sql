@@ -228,14 +228,12 @@ CREATE INDEX worker_calls_news ON worker_calls (asker_id) WHERE state = 'HELD' O
 CREATE INDEX worker_calls_run ON worker_calls (run_id, store_id);
 CREATE INDEX worker_calls_waiting ON worker_calls (group_name, store_id) WHERE state = 'WAITING';
 
--- Tool sources of a store. Their tools are in `tools` with the source `<kind>:<name>`. `config` is JSON with names of
--- secrets, never values.
+-- Tool sources of a store. Their tools are in `tools` with the source `<kind>:<name>`. `config` is a
+-- SourceConfig with names of secrets, never values.
 CREATE TABLE tool_sources (
     store_id text NOT NULL,
     name text NOT NULL,
-    kind text NOT NULL,
     config bytea NOT NULL,
-    runs_program boolean NOT NULL,
     state text NOT NULL,
     problem text NOT NULL DEFAULT '',
     created_at timestamptz NOT NULL DEFAULT now(),

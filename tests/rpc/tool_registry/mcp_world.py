@@ -157,7 +157,7 @@ async def mcp_registry(
     def connectors(store: PostgresSourceRepository, known: FileSecrets) -> Mapping[str, Connector]:
         made.append(
             McpConnector(
-                find=store.source,
+                find=store.get,
                 secrets=known,
                 clock=clock,
                 http=client,

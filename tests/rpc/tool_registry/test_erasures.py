@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from pawl.chassis.db.database import Database
 from pawl.chassis.db.erasures import ErasurePart
-from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId
 from pawl.errors import ConversationErased, DependencyUnavailable
 from pawl.event.v1 import call_pb2
-from pawl.tool.v1 import rule_pb2
+from pawl.tool.v1 import rule_pb2, worker_pb2
 from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileChange, FileLimits, Planned
 from pawl.tool_registry.execution.store.erasures import PostgresErasures
@@ -22,8 +21,8 @@ from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
 from pawl.tool_registry.policy.rules.rules import RuleScope
 from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
 from pawl.tool_registry.rules.journal import JournalCall
-from pawl.tool_registry.sources.worker.rules import CallDetails, Purpose, WorkerCall
-from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
+from pawl.tool_registry.sources.worker.rules import Purpose
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository, WorkerCall
 from pawl.values import EffectClass
 from tests.rpc.tool_registry.registry import refusal, running
 from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified
@@ -115,24 +114,24 @@ async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> No
     """As by a process that stood still while the run was erased."""
     async with Database(database_url, application_name="test") as database:
         await PostgresErasures(database).erase(PART)
-        details = CallDetails(
-            user_id=UserId("ann"),
-            conversation_id=ConversationId("conversation"),
-            run_id=RunId("run"),
-            arguments=MARKER.encode(),
+        details = worker_pb2.Invocation(
+            store_id="acme",
+            call_id="c1",
+            user_id="ann",
+            conversation_id="conversation",
+            run_id="run",
+            tool_name="charge",
+            arguments_json=MARKER.encode(),
+            attempt=1,
         )
         call = WorkerCall(
-            store_id=StoreId("acme"),
-            call_id=CallId("c1"),
+            details=details,
             group_name="billing",
-            tool_name="charge",
             definition_hash="h",
             purpose=Purpose.RUN,
-            details=details,
-            attempt=1,
             seconds=60.0,
             token="t",
-            origin=None,
+            late=None,
         )
         journal = PostgresExecutionJournal(database, instance_id="a", lease_seconds=30.0)
         await journal.renew()
@@ -153,7 +152,8 @@ async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> No
         repository = PostgresWorkerRepository(database, instance_id="a")
         assert await repository.add(call, None) is None
         assert MARKER not in await everything(database)
-        await repository.add(replace(call, details=structs.replace(details, run_id=RunId("other"))), None)
+        details.run_id = "other"
+        await repository.add(call, None)
         assert MARKER in await everything(database)
 
 

@@ -22,6 +22,7 @@ from pawl.tool.v1 import source_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, UNKNOWN, McpRegistry, answer, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, outcome, reason, refusal
+from tests.tables import for_each
 from tests.web_server import Asked, web_server
 from tests.web_server import Reply as WebReply
 
@@ -169,6 +170,23 @@ async def test_a_call_of_a_session_that_the_server_forgot_is_made_once_in_anothe
         await mcp.add(config(url), who="admin")
         assert content(await mcp.run("web.do")) == "done"
     assert len(called) == 2
+
+
+@for_each(
+    "answered",
+    [
+        {"id": None, "error": {"code": -1, "message": "no"}},
+        {"id": 10_000, "result": {}},
+        {"method": "notifications/message"},
+    ],
+)
+async def test_json_that_answers_no_request_is_refused_without_waiting(
+    mcp: McpRegistry, answered: dict[str, Any]
+) -> None:
+    reply = (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", json.dumps({"jsonrpc": "2.0", **answered}).encode())
+    async with serving(lambda _: reply) as url:
+        with pytest.raises(grpc.aio.AioRpcError, match="not the id of the request"):
+            await mcp.add(config(url), who="admin")
 
 
 async def test_what_is_no_mcp_server_is_unreachable(mcp: McpRegistry) -> None:

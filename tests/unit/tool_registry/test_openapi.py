@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from pawl.tool.v1.source_pb2 import OpenApiConfig
 from pawl.tool_registry.rules.check import Accepted, check_arguments
 from pawl.tool_registry.rules.schema import compile_schema
+from pawl.tool_registry.sources.http.openapi import read_operations
+from pawl.tool_registry.sources.http.openapi_extract import extract, read_tools
 from pawl.tool_registry.sources.http.rules.binding import (
     Binding,
     BuiltRequest,
@@ -22,10 +25,7 @@ from pawl.tool_registry.sources.http.rules.binding import (
     may_be_header,
     may_be_header_value,
 )
-from pawl.tool_registry.sources.http.rules.openapi import read_operations
 from pawl.tool_registry.sources.http.rules.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
-from pawl.tool_registry.sources.http.rules.openapi_extract import extract, read_tools
-from pawl.tool_registry.sources.http.rules.source import OpenApi
 from pawl.tool_registry.sources.rules import DiscoveredTool, LeftOut
 from tests.tables import for_each
 
@@ -95,12 +95,10 @@ components:
 
 def read(document: Any, *operation_ids: str, **changes: Any) -> tuple[dict[str, DiscoveredTool], list[LeftOut]]:
     data = document if isinstance(document, bytes) else document.encode()
-    tools, left_out = read_operations(
-        read_document(data), "pets", OpenApi(operation_ids=list(operation_ids), **changes)
-    )
-    for tool in tools:
+    found = read_operations(read_document(data), "pets", OpenApiConfig(operation_ids=list(operation_ids), **changes))
+    for tool in found.tools:
         compile_schema(tool.definition.arguments_schema)
-    return {tool.definition.name: tool for tool in tools}, left_out
+    return {tool.definition.name: tool for tool in found.tools}, list(found.left_out)
 
 
 def one(operation: dict[str, Any], *, path: str = "/a", method: str = "post", **more: Any) -> DiscoveredTool:
@@ -439,7 +437,7 @@ def test_whatever_stands_anywhere_in_a_document_it_is_read_or_refused(version: s
             holder = functools.reduce(lambda found, key: found[key], place[:-1], document)
             holder[place[-1]] = odd
             data = json.dumps(document).encode()
-            for reading in (lambda: read_tools(data, "pets", OpenApi()), lambda: extract(data, ("p",))):  # noqa: B023  # now
+            for reading in (lambda: read_tools(data, "pets", OpenApiConfig()), lambda: extract(data, ("p",))):  # noqa: B023  # now
                 with contextlib.suppress(UnusableDocument):
                     reading()
 

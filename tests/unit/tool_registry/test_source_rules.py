@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from pawl.chassis.identity.auth import Principal, local_principal, set_principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.process.start import StartError
 from pawl.errors import InvalidField, PermissionDenied
+from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2 as pb
 from pawl.tool_registry.rules.definition import ToolDefinition, can_exist
 from pawl.tool_registry.sources.mcp.permission import read_programs_file
@@ -21,15 +22,13 @@ from pawl.tool_registry.sources.mcp.rules import ProgramRule, objection
 from pawl.tool_registry.sources.rpc import SourceServicer
 from pawl.tool_registry.sources.rules import (
     DiscoveredTool,
-    ToolPolicy,
     changes,
     check_source_name,
     definitions_hash,
     plain_schema,
-    read_policies,
     registered_names,
-    under_policies,
 )
+from pawl.tool_registry.sources.source import Source, check_policies, under_policies
 from pawl.values import Category, EffectClass
 from tests.tables import for_each
 
@@ -74,21 +73,16 @@ def test_a_tool_may_have_one_dot_inside_its_name(name: str, holds: bool) -> None
 
 def test_a_policy_of_a_tool_comes_before_that_of_all_and_neither_gives_nothing() -> None:
     policies = [
-        ToolPolicy(tool_name="a", category=Category.SAFE),
-        ToolPolicy(tool_name="*", effect=EffectClass.IDEMPOTENT, timeout_seconds=3),
-        ToolPolicy(tool_name="gone", excluded=True),
+        pb.SourceToolPolicy(tool_name="a", category=call_pb2.TOOL_CATEGORY_SAFE),
+        pb.SourceToolPolicy(tool_name="*", effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT, timeout_seconds=3),
+        pb.SourceToolPolicy(tool_name="gone", excluded=True),
     ]
-    a, b = (tool.definition for tool in under_policies("s", [found("b"), found("gone"), found("a")], policies))
+    source = Source(store_id=StoreId("acme"), config=pb.SourceConfig(name="s", policies=policies))
+    a, b = (tool.definition for tool in under_policies(source, [found("b"), found("gone"), found("a")]))
     assert (a.name, a.category, a.effect) == ("s.a", Category.SAFE, EffectClass.AT_MOST_ONCE)
     assert (b.name, b.category, b.effect, b.timeout_seconds) == ("s.b", Category.SENSITIVE, EffectClass.IDEMPOTENT, 3)
-    assert under_policies("s", [found("a")], [])[0].definition.category is Category.SENSITIVE
-
-
-def test_policies_are_read_from_the_json_of_the_contract() -> None:
-    given_policies = [{"toolName": "a", "category": "TOOL_CATEGORY_SAFE", "effectClass": "EFFECT_CLASS_READ_ONLY"}]
-    config = json.dumps({"name": "s", "policies": given_policies}).encode()
-    assert read_policies(config) == (ToolPolicy(tool_name="a", category=Category.SAFE, effect=EffectClass.READ_ONLY),)
-    assert read_policies(b"{}") == ()
+    bare = Source(store_id=StoreId("acme"), config=pb.SourceConfig(name="s"))
+    assert under_policies(bare, [found("a")])[0].definition.category is Category.SENSITIVE
 
 
 @for_each(
@@ -97,7 +91,7 @@ def test_policies_are_read_from_the_json_of_the_contract() -> None:
         [{"toolName": "a"}, {"toolName": "a"}],
         [{"toolName": "a", "effectClass": "EFFECT_CLASS_RECONCILABLE"}],
         [{"toolName": "a", "category": 17}],
-        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_SOMETIMES"}}],
+        [{"toolName": "a", "reports": {"reports": 17}}],
         [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_DIGEST"}}],
         [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_END", "reportIterations": 2}}],
         [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_END"}, "withoutBackground": True}],
@@ -105,7 +99,7 @@ def test_policies_are_read_from_the_json_of_the_contract() -> None:
 )
 def test_policies_that_cannot_be_kept_are_refused(policies: list[dict[str, Any]]) -> None:
     with pytest.raises(InvalidField):
-        read_policies(json.dumps({"policies": policies}).encode())
+        check_policies(json_format.ParseDict({"policies": policies}, pb.SourceConfig()).policies)
 
 
 def test_changes_name_what_is_new_gone_and_different_also_in_its_binding() -> None:

@@ -7,7 +7,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +27,9 @@ _EXIT_IMPOSSIBLE: Final = 2
 _DEFAULTS: Final = ToolContext()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """An error, which makes the check fail, or a warning."""
-
-    is_error: bool
-    text: str
+ERROR: Final = "error"
+"""Makes the check fail; a warning does not."""
+WARNING: Final = "warning"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,27 +90,27 @@ def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -
             found = list(_findings(tool))
             if tool.name in owners:
                 text = f"the name is taken by a tool of {owners[tool.name]}; this one would be left out"
-                found.append(Finding(is_error=True, text=text))
+                found.append((ERROR, text))
             owners.setdefault(tool.name, module.name)
             tools.setdefault(tool.name, tool)
             _show(tool, found)
-            errors += sum(finding.is_error for finding in found)
-            warnings += sum(not finding.is_error for finding in found)
+            kinds = [kind for kind, _ in found]
+            errors, warnings = errors + kinds.count(ERROR), warnings + kinds.count(WARNING)
     _say(f"{_count(len(tools), 'tool')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}")
     return errors
 
 
-def _findings(tool: Tool[..., Any]) -> Iterator[Finding]:
+def _findings(tool: Tool[..., Any]) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a tool, or could be better."""
     schema = tool.definition.arguments_schema
     for name, part in schema.get("properties", {}).items():
         if "description" not in part and "description" not in _target(schema, part):
             text = f"parameter {name} has no description (Args: of the docstring, or a text in Annotated)"
-            yield Finding(is_error=False, text=text)
+            yield WARNING, text
     if tool.process is not None and not _is_found(tool):
-        yield Finding(
-            is_error=True,
-            text=f"it is no name at the top of its module {tool.function.__module__}: its own process cannot find it",
+        yield (
+            ERROR,
+            f"it is no name at the top of its module {tool.function.__module__}: its own process cannot find it",
         )
 
 
@@ -128,14 +124,14 @@ def _is_found(tool: Tool[..., Any]) -> bool:
     return any(isinstance(value, Tool) and value.name == tool.name for value in names)
 
 
-def _show(tool: Tool[..., Any], found: Sequence[Finding]) -> None:
+def _show(tool: Tool[..., Any], found: Sequence[tuple[str, str]]) -> None:
     definition = tool.definition
     words = [definition.category.lower(), definition.effect.lower().replace("_", " ")]
     if tool.process is not None:
         words.append("process of its own")
     _say(f"  {tool.name}  {', '.join(words)}")
-    for finding in found:
-        _say(f"    {'error' if finding.is_error else 'warning'}: {finding.text}")
+    for kind, text in found:
+        _say(f"    {kind}: {text}")
 
 
 def _count(number: int, noun: str) -> str:

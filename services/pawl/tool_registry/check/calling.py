@@ -119,8 +119,8 @@ async def _within_time(
         if seconds < limit:
             return _failure(tool, error, given, seconds)
         cancelled.set()
-        await asyncio.wait({work.left}, timeout=_UNWIND_SECONDS)
-        end = outcome.ToolEnd.STOPPED if work.left.done() else outcome.ToolEnd.GOES_ON
+        await asyncio.wait({work.task}, timeout=_UNWIND_SECONDS)
+        end = outcome.ToolEnd.STOPPED if work.task.done() else outcome.ToolEnd.GOES_ON
         return outcome.of_timeout(definition, limit, seconds, end, hindrance=work.hindrance)
     except Exception as error:  # noqa: BLE001  # the author's code
         return _failure(tool, error, given, time.monotonic() - began)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pawl.chassis.ids import CallKey
 from pawl.chassis.process import logs
@@ -42,7 +42,7 @@ from pawl.tool_registry.sdk.tool import WholeArguments
 from pawl.tool_registry.sdk.values import hide, without
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.process.runner import ProcessRunner
-from pawl.tool_registry.sources.python.runner import Ended, PythonWork
+from pawl.tool_registry.sources.python.runner import PythonWork
 from pawl.values import EffectClass, Question
 
 _SECRET_CHARACTERS_MIN: Final = 4
@@ -217,7 +217,7 @@ class Attempt:
                 outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
             )
         elif found.finding == "FAILED":
-            self._set(self._of(Ended(error=found.result)))
+            self._set(self._of(error=found.result))
         elif found.finding == "CANNOT_SAY":
             self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
         return self.outcome.done()
@@ -237,15 +237,16 @@ class Attempt:
         try:
             value = await work.result()
         except Exception as error:  # noqa: BLE001  # whatever the author's code raises is its result
-            self._set(self._of(Ended(error=error)))
+            self._set(self._of(error=error))
         else:
-            self._set(self._of(Ended(value=value)))
+            self._set(self._of(value))
         finally:
             if life is not None:
                 life.cancel()
-            await asyncio.wait({work.left})
-            ended = work.left.result()
-            self.late_end = None if ended is None or self.outcome.done() else self._of(ended)
+            await asyncio.wait({work.task})
+            if not work.task.cancelled() and not self.outcome.done():
+                late = work.task.exception()
+                self.late_end = self._of(None if late else work.task.result(), late)
 
     async def _watch_life(self) -> None:
         """End the execution once its tool has been silent for too long, which it is not while it asks somebody.
@@ -264,15 +265,15 @@ class Attempt:
         self.task.add_done_callback(self._parts.forget_silent)
         execution.cancel(CancelCause.SILENT)
 
-    def _of(self, ended: Ended) -> ExecutionResult:
+    def _of(self, value: Any = None, error: BaseException | None = None) -> ExecutionResult:
         definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
-        if isinstance(ended.value, Awaited):
+        if isinstance(value, Awaited):
             if self._completion_token:
                 return awaiting_completion()
-            ended = Ended(error=ToolError(f"{definition.name} awaits a completion for which it has taken no token"))
-        if ended.error is not None:
-            return outcome.of_error(definition, ended.error, secrets=secrets, seconds=seconds)
-        return outcome.of_value(definition, ended.value, secrets=secrets, seconds=seconds)
+            error = ToolError(f"{definition.name} awaits a completion for which it has taken no token")
+        if error is not None:
+            return outcome.of_error(definition, error, secrets=secrets, seconds=seconds)
+        return outcome.of_value(definition, value, secrets=secrets, seconds=seconds)
 
     def _context(self) -> ToolContext:
         context = self._job.context

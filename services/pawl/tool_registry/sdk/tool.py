@@ -263,7 +263,7 @@ def _checked(made: Tool[P, R]) -> Tool[P, R]:
 
 def forwarded(
     definition: ToolDefinition,
-    forward: Callable[[dict[str, Any], ToolContext], Awaitable[Any]],
+    forward: Callable[..., Awaitable[Any]],
     *,
     reconcile: Reconcile | None = None,
     preview: Callable[[dict[str, Any]], str] | None = None,
@@ -272,15 +272,11 @@ def forwarded(
 ) -> Tool[..., Any]:
     """Return a tool that hands its calls on: to a worker, an MCP server, an HTTP endpoint.
 
-    `forward` gets the arguments as they are. Everything that holds for a Python
+    `forward` is a coroutine function of `arguments`, as they are, and `context`. Everything that holds for a Python
     tool holds for it: checks, journal, timeout, cancellation, progress, secrets.
     """
-
-    async def function(arguments: dict[str, Any], context: ToolContext) -> Any:
-        return await forward(arguments, context)
-
     return Tool(
-        function=function,
+        function=forward,
         definition=definition,
         signature=WholeArguments(),
         reconcile=reconcile,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from google.protobuf import json_format
-
 from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, require_decider, require_user
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, PermissionDenied
@@ -14,11 +12,9 @@ from pawl.tool.v1 import source_pb2 as pb
 from pawl.tool.v1 import source_pb2_grpc
 from pawl.tool_registry import convert
 from pawl.tool_registry.sources.http.rules.binding import without_values
-from pawl.tool_registry.sources.rules import Source, ToolChange
-from pawl.tool_registry.sources.sources import ListedSource, Sources, may_change
-
-# Who understands the configuration.
-_KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "http_endpoint": "http"}
+from pawl.tool_registry.sources.rules import ToolChange, as_approved, definitions_hash
+from pawl.tool_registry.sources.source import Source
+from pawl.tool_registry.sources.sources import ListedSource, Sources
 
 _OWNERS_ONLY: Final = (
     "any program may be started here, so only the local key adds them:"
@@ -35,17 +31,12 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
 
     async def AddSource(self, request: pb.AddSourceRequest, context: Context) -> pb.AddSourceResponse:
         user = require_decider()
-        kind = request.config.WhichOneof("kind")
-        if kind is None:
+        source = Source(store_id=user.store_id, config=request.config)
+        if not source.kind:
             raise InvalidField("config.kind: is required", field="config.kind")
-        if kind == "mcp_stdio" and self._is_ones_own and user.credential_id != LOCAL_CREDENTIAL:
+        if source.runs_program and self._is_ones_own and user.credential_id != LOCAL_CREDENTIAL:
             raise PermissionDenied(_OWNERS_ONLY)
-        # Sorted, so that the same message is the same text.
-        config = json_format.MessageToJson(request.config, indent=None, sort_keys=True, ensure_ascii=False).encode()
-        source = Source(store_id=user.store_id, name=request.config.name, kind=_KINDS[kind], config=config)
-        listed = await self._sources.add(
-            source, runs_program=kind == "mcp_stdio", may_replace=request.replace, roles=user.roles
-        )
+        listed = await self._sources.add(source, may_replace=request.replace, roles=user.roles)
         return pb.AddSourceResponse(source=_source_message(listed, user.roles), left_out=_left_out(listed))
 
     async def RemoveSource(self, request: pb.RemoveSourceRequest, context: Context) -> pb.RemoveSourceResponse:
@@ -79,16 +70,16 @@ def _left_out(listed: ListedSource) -> list[pb.LeftOutTool]:
 
 
 def _source_message(listed: ListedSource, roles: Collection[str]) -> pb.Source:
-    record = listed.record
+    source = listed.source
     message = pb.Source(
-        config=json_format.Parse(record.source.config, pb.SourceConfig(), ignore_unknown_fields=True),
-        state=pb.SourceState.Value(f"SOURCE_STATE_{record.state.name}"),
-        problem=record.problem,
-        definitions_hash=listed.definitions_hash,
+        config=source.config,
+        state=pb.SourceState.Value(f"SOURCE_STATE_{source.state.name}"),
+        problem=source.problem,
+        definitions_hash=definitions_hash(as_approved(listed.tools)),
         tools=map(convert.tool_message, listed.tools),
     )
-    message.create_time.FromMicroseconds(int(record.create_time * 1_000_000))
-    if not may_change(roles, record):
+    message.create_time.FromMicroseconds(int(source.create_time * 1_000_000))
+    if source.changer not in roles:
         hide_values(message.config)
     return message
 

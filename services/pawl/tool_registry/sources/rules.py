@@ -1,58 +1,30 @@
-"""Sources: what a store has connected to get tools from, and what of their tools is believed."""
+"""The tools that sources describe: their names and descriptions, and how they differ from what was approved."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any, Final
 
-from pawl.chassis.ids import StoreId
-from pawl.chassis.strict_json import dumps_canonical, loads
-from pawl.errors import InvalidField, InvalidJson, TooLarge
-from pawl.tool_registry.policy.rules.gate import may_be_count_path
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import InvalidField
 from pawl.tool_registry.rules.definition import (
     CONTROL,
     DESCRIPTION_BYTES_MAX,
     ToolDefinition,
     ToolVersion,
-    check_report_policy,
     encode_definition,
-    require,
 )
-from pawl.values import Category, EffectClass, JobReports, ReportPolicy
 
 SOURCES_MAX: Final = 50
 TOOLS_MAX: Final = 200
-POLICIES_MAX: Final = 500
-CONFIG_BYTES_MAX: Final = 2 * 1024 * 1024
-EVERY_TOOL: Final = "*"
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+", re.ASCII)
 _NAME_CHARACTERS_MAX: Final = 63
 _DIGEST_DIGITS: Final = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """An MCP server or an HTTP service of a store. Its tools are named `<name>.<tool>`.
-
-    `kind` says who understands `config`, which is JSON and holds names of secrets,
-    never their values.
-    """
-
-    store_id: StoreId
-    name: str
-    kind: str
-    config: bytes
-
-    @property
-    def origin(self) -> str:
-        """The `source` of its tools."""
-        return f"{self.kind}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,43 +51,6 @@ class Discovery:
     left_out: Sequence[LeftOut] = ()
 
 
-class SourceState(StrEnum):
-    """The states of a source, as of its last check."""
-
-    READY = "READY"
-    CHANGED = "CHANGED"
-    UNREACHABLE = "UNREACHABLE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceRecord:
-    """A source with what is known of it."""
-
-    source: Source
-    state: SourceState
-    problem: str
-    """For people; empty if nothing is wrong."""
-    runs_program: bool
-    """True if it is a program on the registry's machine."""
-    create_time: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolPolicy:
-    """The choices of a store's admin for a tool. None: the cautious value."""
-
-    tool_name: str
-    category: Category | None = None
-    effect: EffectClass | None = None
-    timeout_seconds: float = 0.0
-    bulk_count: str = ""
-    without_background: bool = False
-    async_timeout_seconds: float = 0.0
-    permits_grants: bool = False
-    reports: ReportPolicy | None = None
-    excluded: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
     """The difference of a tool from what was approved; None where it is not there."""
@@ -138,101 +73,6 @@ def check_source_name(name: str) -> None:
     """
     if not may_be_source(name):
         raise InvalidField("name: must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
-
-
-def read_policies(config: bytes) -> tuple[ToolPolicy, ...]:
-    """Return the policies in a source's configuration.
-
-    Raises:
-        InvalidField: one of them cannot be kept, or a tool has two.
-    """
-    try:
-        fields = loads(config, bytes_max=CONFIG_BYTES_MAX)
-    except (InvalidJson, TooLarge) as error:
-        raise InvalidField(f"config: {error.message}", field="config") from None
-    items = fields.get("policies", []) if isinstance(fields, dict) else []
-    policies = tuple(_policy(item) for item in items) if isinstance(items, list) else ()
-    _check_policies(policies)
-    return policies
-
-
-def _policy(item: Any) -> ToolPolicy:
-    """Return a policy from its JSON, which is that of the message SourceToolPolicy."""
-    try:
-        category = str(item.get("category", "")).removeprefix("TOOL_CATEGORY_")
-        effect = str(item.get("effectClass", "")).removeprefix("EFFECT_CLASS_")
-        return ToolPolicy(
-            tool_name=item.get("toolName", ""),
-            category=Category(category) if category else None,
-            effect=EffectClass(effect) if effect else None,
-            timeout_seconds=float(item.get("timeoutSeconds", 0.0)),
-            bulk_count=str(item.get("bulkCount", "")),
-            without_background=bool(item.get("withoutBackground", False)),
-            async_timeout_seconds=float(item.get("asyncTimeoutSeconds", 0.0)),
-            permits_grants=bool(item.get("permitsGrants", False)),
-            reports=_report_policy(item["reports"]) if "reports" in item else None,
-            excluded=bool(item.get("excluded", False)),
-        )
-    except ValueError as error:
-        raise InvalidField(f"policies: {error}", field="policies") from None
-
-
-def _report_policy(item: Any) -> ReportPolicy:
-    return ReportPolicy(
-        reports=JobReports(str(item.get("reports", JobReports.EVERY)).removeprefix("JOB_REPORTS_")),
-        report_iterations=int(item.get("reportIterations", 0)),
-        report_seconds=float(item.get("reportSeconds", 0.0)),
-    )
-
-
-def _check_policies(policies: Sequence[ToolPolicy]) -> None:
-    names = [policy.tool_name for policy in policies]
-    if len(names) > POLICIES_MAX or len(set(names)) != len(names):
-        raise InvalidField(f"policies: at most {POLICIES_MAX}, one for each tool", field="policies")
-    if any(policy.effect is EffectClass.RECONCILABLE for policy in policies):
-        raise InvalidField("policies: no source can be asked what became of a call", field="policies")
-    for policy in policies:
-        if policy.reports is not None:
-            _check_reports(policy, policy.reports)
-    if any(policy.bulk_count and not may_be_count_path(policy.bulk_count) for policy in policies):
-        raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")
-
-
-def _check_reports(policy: ToolPolicy, reports: ReportPolicy) -> None:
-    try:
-        require(not policy.without_background, "reports", "goes with tools that run in the background")
-        check_report_policy(reports)
-    except InvalidField as error:
-        raise InvalidField(f"policies: {error.message}", field="policies") from None
-
-
-def under_policies(
-    source_name: str, found: Iterable[DiscoveredTool], policies: Sequence[ToolPolicy]
-) -> list[DiscoveredTool]:
-    """Return the tools that are not excluded, by name, each with what its policy says of it."""
-    by_name = {policy.tool_name: policy for policy in policies}
-    default = by_name.get(EVERY_TOOL, ToolPolicy(tool_name=EVERY_TOOL))
-    kept: list[DiscoveredTool] = []
-    for tool in found:
-        own_name = tool.definition.name.removeprefix(f"{source_name}.")
-        policy = by_name.get(own_name, default)
-        if not policy.excluded:
-            kept.append(replace(tool, definition=_under(tool.definition, policy)))
-    return sorted(kept, key=lambda tool: tool.definition.name)
-
-
-def _under(definition: ToolDefinition, policy: ToolPolicy) -> ToolDefinition:
-    return replace(
-        definition,
-        category=policy.category or definition.category,
-        effect=policy.effect or definition.effect,
-        timeout_seconds=policy.timeout_seconds or definition.timeout_seconds,
-        bulk_count=policy.bulk_count,
-        without_background=policy.without_background,
-        async_timeout_seconds=policy.async_timeout_seconds,
-        permits_grants=policy.permits_grants,
-        reports=policy.reports,
-    )
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:

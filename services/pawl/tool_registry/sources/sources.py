@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
@@ -30,18 +29,14 @@ from pawl.tool_registry.sources.rules import (
     DiscoveredTool,
     Discovery,
     LeftOut,
-    Source,
-    SourceRecord,
-    SourceState,
     ToolChange,
     as_approved,
     changes,
     check_source_name,
     definitions_hash,
     may_be_source,
-    read_policies,
-    under_policies,
 )
+from pawl.tool_registry.sources.source import Source, SourceState, check_policies, under_policies
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 
 
@@ -74,15 +69,10 @@ _log = logs.get_logger(__name__)
 class ListedSource:
     """A source with its tools as approved."""
 
-    record: SourceRecord
+    source: Source
     tools: Sequence[ToolVersion]
     left_out: Sequence[LeftOut] = ()
     """The tools that it has and that cannot be registered; known when it was just asked."""
-
-    @property
-    def definitions_hash(self) -> str:
-        """The hash of the approved definitions."""
-        return definitions_hash(as_approved(self.tools))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +98,7 @@ class Sources:
     connectors: Mapping[str, Connector]
     clock: Clock
 
-    async def add(
-        self, source: Source, *, runs_program: bool, may_replace: bool, roles: Collection[str]
-    ) -> ListedSource:
+    async def add(self, source: Source, *, may_replace: bool, roles: Collection[str]) -> ListedSource:
         """Connect a source and register its tools; the same again changes nothing.
 
         The source is written before its tools: what a crash leaves out, `check` shows.
@@ -122,30 +110,22 @@ class Sources:
             SourceUnreachable: it does not answer, or not as it should.
             ToolExists: something else has the name of one of its tools.
         """
-        _require(roles, runs_program=runs_program)
+        _require_changer(source, roles)
         check_source_name(source.name)
-        connector = self.connectors.get(source.kind)
-        source = source if connector is None else await connector.prepared(source)
-        read_policies(source.config)
+        source = await self._connector(source).prepared(source)
+        check_policies(source.config.policies)
         before = await self.repository.get(source.store_id, source.name)
-        if before is not None and before.source == source:
+        if before is not None and before.config == source.config:
             return await self._listed(before)
         if before is not None and not may_replace:
             raise SourceExists
         found = await self._answered(source)
-        record = SourceRecord(
-            source=source,
-            state=SourceState.READY,
-            problem="",
-            runs_program=runs_program,
-            create_time=self.clock.now(),
-        )
         registered = await self.tools.current(source.store_id)
-        origins = {source.origin} if before is None else {source.origin, before.source.origin}
+        origins = {source.origin} if before is None else {source.origin, before.origin}
         self._refuse_taken(found.tools, registered, origins)
-        await self.repository.put(record)
+        await self.repository.put(replace(source, create_time=self.clock.now()))
         if before is not None:
-            await self._forget(before.source)
+            await self._connector(before).forget(source.store_id, source.name)
         await self._register(source, found.tools, [entry for entry in registered if entry.source in origins])
         _log.info("source.added", store=source.store_id, source=source.name, kind=source.kind, tools=len(found.tools))
         return replace(await self._get(source.store_id, source.name), left_out=found.left_out)
@@ -158,16 +138,16 @@ class Sources:
             PermissionDenied: as for `add`.
         """
         listed = await self._get(store_id, name)
-        _require(roles, runs_program=listed.record.runs_program)
+        _require_changer(listed.source, roles)
         await self._unregister(store_id, [entry.definition.name for entry in listed.tools])
         await self.repository.remove(store_id, name)
-        await self._forget(listed.record.source)
+        await self._connector(listed.source).forget(store_id, name)
         _log.info("source.removed", store=store_id, source=name)
 
     async def list(self, store_id: StoreId) -> Sequence[ListedSource]:
         """Return the sources of a store, by name, as they were when they were last asked."""
         registered = await self.tools.current(store_id)
-        return [_with_tools(record, registered) for record in await self.repository.list(store_id)]
+        return [_with_tools(source, registered) for source in await self.repository.list(store_id)]
 
     async def check(self, store_id: StoreId, name: str) -> CheckedSource:
         """Ask a source for its tools and say how they differ from the approved ones; its tools stay as they are.
@@ -177,7 +157,7 @@ class Sources:
         """
         listed = await self._get(store_id, name)
         try:
-            found = await self._discover(listed.record.source)
+            found = await self._discover(listed.source)
         except (SourceUnreachable, InvalidSchema, InvalidField, PermissionDenied) as error:
             listed = await self._in_state(listed, SourceState.UNREACHABLE, error.message)
             return CheckedSource(listed=listed, changes=(), found_hash="")
@@ -201,8 +181,8 @@ class Sources:
             InvalidSchema, InvalidField, ToolExists: as for `add`.
         """
         listed = await self._get(store_id, name)
-        _require(roles, runs_program=listed.record.runs_program)
-        source = listed.record.source
+        _require_changer(listed.source, roles)
+        source = listed.source
         found = (await self._answered(source)).tools
         if definitions_hash(found) != found_hash:
             raise SourceChanged
@@ -221,12 +201,8 @@ class Sources:
 
     async def _discover(self, source: Source) -> Discovery:
         """Return the tools under their policies, each fit to be registered."""
-        connector = self.connectors.get(source.kind)
-        if connector is None:
-            raise InvalidField(f"config: sources of the kind {source.kind!r} are not served here", field="config")
-        policies = read_policies(source.config)
-        discovery = await connector.discover(source)
-        found = under_policies(source.name, discovery.tools, policies)
+        discovery = await self._connector(source).discover(source)
+        found = under_policies(source, discovery.tools)
         if len(found) > TOOLS_MAX:
             raise InvalidField(
                 f"{source.name} has {len(found)} tools, the limit is {TOOLS_MAX}: exclude some by policies",
@@ -272,40 +248,31 @@ class Sources:
                 continue  # Somebody else did it meanwhile.
 
     async def _get(self, store_id: StoreId, name: str) -> ListedSource:
-        record = await self.repository.get(store_id, name) if may_be_source(name) else None
-        if record is None:
+        source = await self.repository.get(store_id, name) if may_be_source(name) else None
+        if source is None:
             raise SourceNotFound
-        return await self._listed(record)
+        return await self._listed(source)
 
-    async def _listed(self, record: SourceRecord) -> ListedSource:
-        return _with_tools(record, await self.tools.current(record.source.store_id))
+    async def _listed(self, source: Source) -> ListedSource:
+        return _with_tools(source, await self.tools.current(source.store_id))
 
     async def _in_state(self, listed: ListedSource, state: SourceState, problem: str) -> ListedSource:
-        source = listed.record.source
+        source = listed.source
         await self.repository.set_state(source.store_id, source.name, state, problem)
-        return replace(listed, record=replace(listed.record, state=state, problem=problem))
+        return replace(listed, source=replace(source, state=state, problem=problem))
 
-    async def _forget(self, source: Source) -> None:
+    def _connector(self, source: Source) -> Connector:
         connector = self.connectors.get(source.kind)
-        if connector is not None:
-            await connector.forget(source.store_id, source.name)
+        if connector is None:
+            raise InvalidField(f"config: sources of the kind {source.kind!r} are not served here", field="config")
+        return connector
 
 
-def _with_tools(record: SourceRecord, registered: Sequence[ToolVersion]) -> ListedSource:
-    return ListedSource(record=record, tools=[entry for entry in registered if entry.source == record.source.origin])
+def _with_tools(source: Source, registered: Sequence[ToolVersion]) -> ListedSource:
+    return ListedSource(source=source, tools=[entry for entry in registered if entry.source == source.origin])
 
 
-def may_change(roles: Collection[str], record: SourceRecord) -> bool:
-    """Return whether somebody with these roles may change a source, and so see all of its configuration."""
-    return _changer(runs_program=record.runs_program) in roles
-
-
-def _changer(*, runs_program: bool) -> Role:
-    return Role.OPERATOR if runs_program else Role.ADMIN
-
-
-def _require(roles: Collection[str], *, runs_program: bool) -> None:
-    role = _changer(runs_program=runs_program)
-    if role not in roles:
-        reason = ": the source is a program on the registry's machine" if runs_program else ""
-        raise PermissionDenied(f"this needs the role {role}{reason}")
+def _require_changer(source: Source, roles: Collection[str]) -> None:
+    if source.changer not in roles:
+        reason = ": the source is a program on the registry's machine" if source.runs_program else ""
+        raise PermissionDenied(f"this needs the role {source.changer}{reason}")

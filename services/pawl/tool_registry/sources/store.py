@@ -10,16 +10,17 @@ import asyncpg
 from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField
-from pawl.tool_registry.sources.rules import SOURCES_MAX, Source, SourceRecord, SourceState
+from pawl.tool.v1.source_pb2 import SourceConfig
+from pawl.tool_registry.sources.rules import SOURCES_MAX
+from pawl.tool_registry.sources.source import Source, SourceState
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.tool_sources'), hashtext($1))"
 _COUNT_OTHERS: Final = "SELECT count(*) FROM tool_registry.tool_sources WHERE store_id = $1 AND name <> $2"
 _PUT: Final = """
-INSERT INTO tool_registry.tool_sources (store_id, name, kind, config, runs_program, state, problem, created_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, to_timestamp($8))
+INSERT INTO tool_registry.tool_sources (store_id, name, config, state, problem, created_at)
+VALUES ($1, $2, $3, $4, $5, to_timestamp($6))
 ON CONFLICT (store_id, name) DO UPDATE SET
-    kind = excluded.kind, config = excluded.config, runs_program = excluded.runs_program,
-    state = excluded.state, problem = excluded.problem, created_at = excluded.created_at
+    config = excluded.config, state = excluded.state, problem = excluded.problem, created_at = excluded.created_at
 """
 _SET_STATE: Final = """
 UPDATE tool_registry.tool_sources SET state = $3, problem = $4
@@ -33,13 +34,12 @@ _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND
 class PostgresSourceRepository(DatabaseAdapter):
     """The sources of stores, durable. Their tools are in the ToolRepository."""
 
-    async def put(self, record: SourceRecord) -> None:
+    async def put(self, source: Source) -> None:
         """Write a source, instead of one of its name.
 
         Raises:
             InvalidField: the store has SOURCES_MAX sources.
         """
-        source = record.source
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, source.store_id)
             if await connection.fetchval(_COUNT_OTHERS, source.store_id, source.name) >= SOURCES_MAX:
@@ -48,43 +48,36 @@ class PostgresSourceRepository(DatabaseAdapter):
                 _PUT,
                 source.store_id,
                 source.name,
-                source.kind,
-                source.config,
-                record.runs_program,
-                record.state.value,
-                record.problem,
-                record.create_time,
+                source.config.SerializeToString(deterministic=True),
+                source.state.value,
+                source.problem,
+                source.create_time,
             )
 
     async def set_state(self, store_id: StoreId, name: str, state: SourceState, problem: str) -> None:
         """Write the state of a source, if it still exists."""
         await self._database.execute(_SET_STATE, store_id, name, state.value, problem)
 
-    async def get(self, store_id: StoreId, name: str) -> SourceRecord | None:
-        """Return a source of a store."""
+    async def get(self, store_id: StoreId, name: str) -> Source | None:
+        """Return a source of a store, as it is now."""
         row = await self._database.fetchrow(_GET, store_id, name)
-        return None if row is None else _record(row)
+        return None if row is None else _source(row)
 
-    async def source(self, store_id: StoreId, name: str) -> Source | None:
-        """Return how to reach a source of a store, as it is now."""
-        record = await self.get(store_id, name)
-        return None if record is None else record.source
-
-    async def list(self, store_id: StoreId) -> Sequence[SourceRecord]:
+    async def list(self, store_id: StoreId) -> Sequence[Source]:
         """Return the sources of a store, by name."""
         rows = await self._database.fetch(_LIST, store_id)
-        return [_record(row) for row in rows]
+        return [_source(row) for row in rows]
 
     async def remove(self, store_id: StoreId, name: str) -> bool:
         """Delete a source; returns whether it existed."""
         return await self._database.fetchval(_REMOVE, store_id, name) is not None
 
 
-def _record(row: asyncpg.Record) -> SourceRecord:
-    return SourceRecord(
-        source=Source(store_id=row["store_id"], name=row["name"], kind=row["kind"], config=row["config"]),
+def _source(row: asyncpg.Record) -> Source:
+    return Source(
+        store_id=row["store_id"],
+        config=SourceConfig.FromString(row["config"]),
+        create_time=row["created_at"].timestamp(),
         state=SourceState(row["state"]),
         problem=row["problem"],
-        runs_program=row["runs_program"],
-        create_time=row["created_at"].timestamp(),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,17 +15,19 @@ from pawl.chassis.egress.request import Egress, OutboundRequest, OutboundRespons
 from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
+from pawl.tool.v1.source_pb2 import OpenApiConfig, SourceConfig
 from pawl.tool_registry.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.rules.definition import (
     ASYNC_TIMEOUT_SECONDS_MAX,
     RESULT_BYTES_MAX,
     ToolDefinition,
     ToolVersion,
-    decode_definition,
     require,
 )
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, forwarded
+from pawl.tool_registry.sources.http.config import check_base_url, check_config, endpoint_tool
+from pawl.tool_registry.sources.http.openapi_extract import extract, read_tools
 from pawl.tool_registry.sources.http.rules.binding import (
     Binding,
     BuiltRequest,
@@ -33,9 +36,8 @@ from pawl.tool_registry.sources.http.rules.binding import (
     may_be_header_value,
 )
 from pawl.tool_registry.sources.http.rules.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
-from pawl.tool_registry.sources.http.rules.openapi_extract import extract, read_tools
-from pawl.tool_registry.sources.http.rules.source import OpenApi, check_base_url, endpoint_tool, read_config
-from pawl.tool_registry.sources.rules import DiscoveredTool, Discovery, Source
+from pawl.tool_registry.sources.rules import Discovery
+from pawl.tool_registry.sources.source import Source
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
 
 
 class HttpTools:
-    """The Connector of the kind `http`; `domain.http_source` says what `Source.config` looks like.
+    """The Connector of the kind `http`.
 
     How a tool makes its request is all in its binding, so nothing is open between
     calls. The binding says where secrets are sent: whoever approves definitions
@@ -62,20 +64,23 @@ class HttpTools:
 
     async def prepared(self, source: Source) -> Source:
         """Return the source with what its operations need of its document, if the whole is too large to be kept."""
-        config = read_config(source)
-        if not isinstance(config, OpenApi) or len(config.document) <= KEPT_BYTES_MAX:
+        check_config(source.config)
+        document = source.config.open_api
+        if len(document.document) <= KEPT_BYTES_MAX:
             return source
-        document = await self._work_out(source, extract, config.document, config.operation_ids)
-        fields = msgspec.json.decode(source.config)
-        fields["openApi"]["document"] = document
-        return replace(source, config=msgspec.json.encode(fields, order="sorted"))
+        config = SourceConfig()
+        config.CopyFrom(source.config)
+        config.open_api.document = await self._work_out(
+            source, extract, document.document, list(document.operation_ids)
+        )
+        return replace(source, config=config)
 
     async def discover(self, source: Source) -> Discovery:
-        config = read_config(source)
-        if isinstance(config, OpenApi):
-            found = await self._read_document(source, config)
+        check_config(source.config)
+        if source.config.HasField("open_api"):
+            found = await self._read_document(source, source.config.open_api)
         else:
-            found = Discovery(tools=[endpoint_tool(source.name, config)])
+            found = Discovery(tools=[endpoint_tool(source.name, source.config.http_endpoint)])
         for tool in found.tools:
             binding = msgspec.json.decode(tool.binding, type=Binding)
             try:
@@ -85,28 +90,25 @@ class HttpTools:
                 raise InvalidField(f"config: {refused}", field="config") from None
         return found
 
-    async def _read_document(self, source: Source, config: OpenApi) -> Discovery:
+    async def _read_document(self, source: Source, config: OpenApiConfig) -> Discovery:
         if config.base_url:
             check_base_url("open_api.base_url", config.base_url)
         read = config
         if config.document_url:
-            document, document_url = await self._fetch(source.store_id, config.document_url)
-            read = msgspec.structs.replace(config, document=document, document_url=document_url)
-        packed, left_out = await self._work_out(source, read_tools, read.document, source.name, read)
-        tools = [
-            DiscoveredTool(definition=decode_definition(msgspec.json.decode(definition)), binding=binding)
-            for definition, binding in packed
-        ]
-        for operation in left_out:
-            if operation.name in config.operation_ids or not tools:
+            read = OpenApiConfig()
+            read.CopyFrom(config)
+            read.document, read.document_url = await self._fetch(source.store_id, config.document_url)
+        found = await self._work_out(source, read_tools, read.document, source.name, read)
+        for operation in found.left_out:
+            if operation.name in config.operation_ids or not found.tools:
                 text = f"open_api.operation_ids: {operation.name!r} cannot be a tool: {operation.reason}"
                 raise InvalidField(text, field="open_api.operation_ids")
-        for tool in tools:
+        for tool in found.tools:
             url = msgspec.json.decode(tool.binding, type=Binding).url.partition("?")[0].partition("{")[0]
             check_base_url("open_api.base_url", url)
             if config.secret_headers and config.document_url and not config.base_url:
                 _check_origin(url, config.document_url)
-        return Discovery(tools=tools, left_out=left_out)
+        return found
 
     async def _work_out(self, source: Source, function: Callable[..., T], data: bytes, *more: Any) -> T:
         """Return what a function makes of a document, which a helper reads."""
@@ -135,12 +137,8 @@ class HttpTools:
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
         binding = msgspec.json.decode(entry.binding, type=Binding)
-        definition = entry.definition
-
-        async def call(arguments: dict[str, Any], context: ToolContext) -> Any:
-            return await self._call(definition, binding, arguments, context)
-
-        return forwarded(definition, call, preview=lambda arguments: _preview(binding, arguments), is_remote=True)
+        call = partial(self._call, entry.definition, binding)
+        return forwarded(entry.definition, call, preview=partial(_preview, binding), is_remote=True)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
         """Nothing is open."""

@@ -19,11 +19,12 @@ from pawl.tool_registry.sources.mcp.attempts import Fault, check_again
 from pawl.tool_registry.sources.mcp.call import Call
 from pawl.tool_registry.sources.mcp.config import read_config, secrets_of
 from pawl.tool_registry.sources.mcp.connections import Connections, HttpClients
-from pawl.tool_registry.sources.mcp.definitions import Binding, discovered
+from pawl.tool_registry.sources.mcp.definitions import Binding, digest_of, discovered
 from pawl.tool_registry.sources.mcp.elicitation import Reader
 from pawl.tool_registry.sources.mcp.permission import Programs
 from pawl.tool_registry.sources.mcp.session import Session
-from pawl.tool_registry.sources.rules import Discovery, Source
+from pawl.tool_registry.sources.rules import Discovery
+from pawl.tool_registry.sources.source import Source
 
 FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
 """Store and name to the source, as it is now."""
@@ -48,7 +49,6 @@ class Calls:
         idle_seconds: float,
     ) -> None:
         self._find = find
-        self._clock = clock
         self._helper = helper
         self.connections = Connections(
             secrets=secrets, clock=clock, http=http, programs=programs, idle_seconds=idle_seconds
@@ -57,8 +57,7 @@ class Calls:
     async def discover(self, source: Source) -> Discovery:
         """Return what a source describes now, on a connection of its own. Raises as `Connections.session`."""
         async with self.connections.fresh(source) as session:
-            tools = await session.tools()
-            return Discovery(tools=discovered(source.name, list(tools.values())), left_out=session.left_out)
+            return Discovery(tools=discovered(source.name, await session.tools()), left_out=session.left_out)
 
     def reader(self, store_id: StoreId) -> Reader:
         """Return what reads the answers to questions of a store's servers."""
@@ -99,7 +98,7 @@ async def _check_approved(source: Source, binding: Binding, session: Session) ->
     # A connection may be older than the approval.
     for anew in (False, True):
         found = (await session.tools(anew=anew)).get(binding.tool)
-        if found is not None and found.digest == binding.digest:
+        if found is not None and digest_of(found) == binding.digest:
             return
     what = "does not have this tool any more" if found is None else "describes this tool differently now"
     raise ToolError(

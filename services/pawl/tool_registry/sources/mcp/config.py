@@ -1,4 +1,4 @@
-"""The configuration of MCP sources: the JSON of pawl.tool.v1.SourceConfig, whose messages say what it means."""
+"""The configuration of MCP sources, checked; the messages of pawl.tool.v1.SourceConfig say what it means."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
 
-from google.protobuf import json_format
-
 from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.errors import InvalidField
 from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig, SourceConfig
 from pawl.tool_registry.rules.definition import require
-from pawl.tool_registry.sources.http.rules.source import check_headers
+from pawl.tool_registry.sources.http.rules.binding import check_headers
 
 COMMAND_MAX: Final = 64
 _TEXT_CHARACTERS_MAX: Final = 8192
@@ -24,25 +22,17 @@ _PROCESSES_MAX: Final = 1000
 McpServer: TypeAlias = McpStdioConfig | McpHttpConfig
 
 
-def read_config(config: bytes) -> McpServer:
+def read_config(config: SourceConfig) -> McpServer:
     """Return the server that a configuration describes.
 
     Raises:
-        InvalidField: it describes none, or not one that can be.
+        InvalidField: it is not one that can be.
     """
-    try:
-        message = json_format.Parse(config, SourceConfig())
-    except json_format.ParseError:
-        raise InvalidField("config: is no SourceConfig", field="config") from None
-    match message.WhichOneof("kind"):
-        case "mcp_stdio":
-            _check_stdio(message.mcp_stdio)
-            return message.mcp_stdio
-        case "mcp_http":
-            _check_http(message.mcp_http)
-            return message.mcp_http
-        case _:
-            raise InvalidField("config: describes no MCP server", field="config")
+    if config.HasField("mcp_stdio"):
+        _check_stdio(config.mcp_stdio)
+        return config.mcp_stdio
+    _check_http(config.mcp_http)
+    return config.mcp_http
 
 
 def secrets_of(server: McpServer) -> Mapping[str, str]:

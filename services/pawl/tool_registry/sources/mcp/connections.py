@@ -22,7 +22,7 @@ from pawl.tool_registry.sources.mcp.config import McpServer, read_config, secret
 from pawl.tool_registry.sources.mcp.permission import Programs
 from pawl.tool_registry.sources.mcp.session import Connect, Session
 from pawl.tool_registry.sources.mcp.transports import http_transport, stdio_transport
-from pawl.tool_registry.sources.rules import Source
+from pawl.tool_registry.sources.source import Source
 
 SESSIONS_MAX: Final = 200
 _BACKOFF_SECONDS_MAX: Final = 60.0
@@ -139,7 +139,10 @@ class Connections:
 
     def _line(self, source: Source, server: McpServer) -> Line:
         """Return the line of a source as it is now; the connections of an older configuration end."""
-        made_of = (source.config, tuple(sorted(self._secret_values(source, server).items())))
+        made_of = (
+            source.config.SerializeToString(deterministic=True),
+            tuple(sorted(self._secret_values(source, server).items())),
+        )
         line = self.lines.get((source.store_id, source.name))
         if line is None or line.made_of != made_of:
             self._close([] if line is None else list(line.sessions.values()))

@@ -15,7 +15,8 @@ from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool, forwarded
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.mcp.permission import Programs
-from pawl.tool_registry.sources.rules import Discovery, Source
+from pawl.tool_registry.sources.rules import Discovery
+from pawl.tool_registry.sources.source import Source
 
 if TYPE_CHECKING:
     from pawl.tool_registry.sources.mcp.calls import Calls, FindSource

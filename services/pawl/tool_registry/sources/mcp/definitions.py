@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import mcp
 import mcp.types
@@ -40,31 +39,23 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTool:
-    """A tool in the words of its server, as JSON."""
-
-    said: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The server's own name for it."""
-        return str(self.said["name"])
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256, in hex, of all that could change what a call of it means."""
-        words = {key: self.said.get(key) for key in _SAID}
-        return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+Described: TypeAlias = Mapping[str, Any]
+"""A tool in the words of its server, as JSON."""
 
 
-async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, ServerTool], Sequence[LeftOut]]:
+def digest_of(tool: Described) -> str:
+    """Return the SHA-256, in hex, of all that could change what a call of a tool means."""
+    words = {key: tool.get(key) for key in _SAID}
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+
+async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, Described], Sequence[LeftOut]]:
     """Return the tools of a server by its names, without secrets, and the tools that were left out.
 
     Raises:
         SourceUnreachable: it takes too long, or sends too much.
     """
-    found: dict[str, ServerTool] = {}
+    found: dict[str, Described] = {}
     left_out: dict[str, str] = {}
     size, cursor = 0, None
     try:
@@ -82,7 +73,7 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
                     elif tool.execution is not None and tool.execution.task_support == "required":
                         left_out[name] = "it runs as a task only (protocol of 2025-11-25), which is not supported"
                     else:
-                        found[name] = ServerTool(said=said)
+                        found[name] = said
                 cursor = page.next_cursor
                 if cursor is None or len(found) == _LISTED_MAX:
                     break
@@ -94,22 +85,22 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
     return found, [LeftOut(name=name, reason=reason) for name, reason in left_out.items()]
 
 
-def discovered(source_name: str, tools: Sequence[ServerTool]) -> list[DiscoveredTool]:
+def discovered(source_name: str, tools: Mapping[str, Described]) -> list[DiscoveredTool]:
     """Return the definitions of a server's tools, with cautious values where it would have to be believed."""
-    names = registered_names(source_name, [tool.name for tool in tools])
-    return [_discovered(names[tool.name], tool) for tool in tools]
+    names = registered_names(source_name, tools.keys())
+    return [_discovered(names[own_name], own_name, tool) for own_name, tool in tools.items()]
 
 
-def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
-    annotations = tool.said.get("annotations") or {}
-    title = tool.said.get("title") or annotations.get("title") or ""
+def _discovered(name: str, own_name: str, tool: Described) -> DiscoveredTool:
+    annotations = tool.get("annotations") or {}
+    title = tool.get("title") or annotations.get("title") or ""
     definition = ToolDefinition(
         name=name,
-        description=short_description(tool.said.get("description") or title or f"{tool.name} (it has no description)"),
-        arguments_schema=plain_schema(tool.said.get("inputSchema")),
+        description=short_description(tool.get("description") or title or f"{own_name} (it has no description)"),
+        arguments_schema=plain_schema(tool.get("inputSchema")),
         # That a tool does harm is believed; that it does none is not.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
         effect=EffectClass.AT_MOST_ONCE,
     )
-    binding = Binding(tool=tool.name, digest=tool.digest)
+    binding = Binding(tool=own_name, digest=digest_of(tool))
     return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))

@@ -24,7 +24,7 @@ from pawl.errors import SourceUnreachable
 from pawl.tool_registry.sdk.values import hide
 from pawl.tool_registry.sources.mcp.attempts import Fault, Garbled, Lost, Refused, TooLarge
 from pawl.tool_registry.sources.mcp.call import Call
-from pawl.tool_registry.sources.mcp.definitions import ServerTool, listed
+from pawl.tool_registry.sources.mcp.definitions import Described, listed
 from pawl.tool_registry.sources.mcp.program import ProgramProblem
 from pawl.tool_registry.sources.mcp.transports import Streams, Wire
 from pawl.tool_registry.sources.rules import LeftOut
@@ -79,7 +79,7 @@ class Session:
         self._on_end = on_end
         self._wire = Wire()
         self._client: mcp.Client | None = None
-        self._tools: Mapping[str, ServerTool] = {}
+        self._tools: Mapping[str, Described] = {}
         self._listed_at = -math.inf
         self._listing = asyncio.Lock()
         self.left_out: Sequence[LeftOut] = ()
@@ -142,7 +142,7 @@ class Session:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
-    async def tools(self, *, anew: bool = False) -> Mapping[str, ServerTool]:
+    async def tools(self, *, anew: bool = False) -> Mapping[str, Described]:
         """Return the tools by the server's names, listed again after half a minute or an announced change.
 
         Raises:
@@ -268,7 +268,8 @@ class Session:
                     self._listed_at = self._clock.monotonic()
                     self._tools, self.left_out = await listed(client, self._secrets)
             except TimeoutError:
-                raise SourceUnreachable(f"it did not answer within {_CONNECT_SECONDS:g} s") from None
+                late = f"it did not answer within {_CONNECT_SECONDS:g} s"
+                raise SourceUnreachable(": ".join(filter(None, [late, self._wire.noise]))) from None
             self._client = client
             self.used_at = self._clock.monotonic()
             self._opened.set_result(None)
@@ -305,7 +306,9 @@ class Session:
             case ProgramProblem() as problem:
                 text = str(problem)
             case mcp.MCPError() as answer:
-                text = self.problem or self._wire.refusal or f"it answers {answer.message!r}"
+                is_readable = not answer.message.startswith(_UNREADABLE)
+                said = f"it answers {answer.message!r}" if is_readable else "it answers with what is not MCP"
+                text = self.problem or self._wire.refusal or said
             case EgressRefused() as refused:
                 text = f"it may not be reached: {refused}"
             case httpx2.HTTPError() as failure:

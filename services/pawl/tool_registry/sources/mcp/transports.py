@@ -39,6 +39,7 @@ _GARBAGE_LINES_MAX: Final = 100
 _SESSION_ID: Final = "mcp-session-id"
 # In the words of the package that reads JSON.
 _TOO_DEEP: Final = "recursion limit"
+_NOT_MCP: Final = "it writes to its standard output what is no message of MCP"
 _NO_SUCH_METHOD: Final = b"-32601"
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _END_BYTES: Final = 3
@@ -58,7 +59,9 @@ class Wire:
         self.is_forgotten = False
         """True if the server answered that it does not know the session, without having read the message."""
         self.refusal = ""
-        """Why the server refuses all requests over HTTP; empty if it does not."""
+        """Why the server refuses requests over HTTP; empty if it does not."""
+        self.noise = ""
+        """That a program writes what is no message, which may be why an answer does not come; else empty."""
         self.news = asyncio.Event()
         """Set at the end, and by its owner for other reasons."""
 
@@ -154,13 +157,15 @@ async def _read(
                 if _TOO_DEEP in str(error):  # It may be the answer to any call.
                     wire.end("it sent a message that is nested too deeply", is_too_large=True)
                     return
-                garbage += bool(line.strip())
+                if line.strip():
+                    garbage += 1
+                    wire.noise = _NOT_MCP
                 # The loop reads a buffer full of such lines without waiting.
                 await asyncio.sleep(0)
                 continue
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await incoming.send(SessionMessage(message))
-        wire.end("it writes to its standard output what is no message of MCP")
+        wire.end(_NOT_MCP)
 
 
 async def _write(
@@ -201,7 +206,12 @@ async def http_transport(
     streams = Pace(_STREAMS_BURST, _STREAMS_PER_SECOND, clock)
     client.event_hooks = {
         "request": [*client.event_hooks["request"], partial(limit_request, streams)],
-        "response": [*client.event_hooks["response"], partial(_limit_body, wire, reading), partial(_note_status, wire)],
+        "response": [
+            *client.event_hooks["response"],
+            partial(_limit_body, wire, reading),
+            partial(_note_status, wire),
+            partial(_check_id, wire),
+        ],
     }
     async with (
         client,
@@ -239,6 +249,26 @@ async def _note_status(wire: Wire, response: httpx2.Response) -> None:
     elif status in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
         what = "a key is missing or wrong" if status == httpx2.codes.UNAUTHORIZED else "it does not permit this"
         wire.refusal = f"it answers with status {status}: {what}; `pawl sources add-mcp` sends one by --secret-header"
+
+
+class _Message(msgspec.Struct):
+    id: Any = None
+
+
+async def _check_id(wire: Wire, response: httpx2.Response) -> None:
+    """Refuse JSON that answers another request, or none: the package would wait for the right answer for ever."""
+    is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+    if response.request.method != "POST" or not response.is_success or not is_json:
+        return
+    try:
+        asked, answered = (
+            msgspec.json.decode(body, type=_Message).id for body in (response.request.content, await response.aread())
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # The package refuses it.
+    if asked is not None and answered != asked:
+        wire.refusal = "it answers a request with JSON that has not the id of the request"
+        response.headers["Content-Type"] = "text/plain"
 
 
 class _Limited(httpx2.AsyncByteStream):

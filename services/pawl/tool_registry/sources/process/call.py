@@ -8,13 +8,14 @@ import os
 import signal
 import socket
 import sys
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX
-from pawl.tool_registry.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolContext, ToolError
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sources.process.messages import (
+    ERRORS,
     Answer,
     Answered,
     Call,
@@ -29,15 +30,33 @@ from pawl.tool_registry.sources.process.messages import (
     read_message,
 )
 
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[1:-2]; from pawl.tool_registry.sources.process.child import main; main()"
-)
 _MESSAGE_ROOM_BYTES: Final = 1024 * 1024
 _PROGRESS_INTERVAL_SECONDS: Final = 0.01
+_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
 _UNWIND_SECONDS: Final = 0.5
 """The time that a cancelled tool has to end by itself; half of the executor's, the rest is for killing it."""
 _KILL_SECONDS: Final = 5.0
-_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
+
+
+async def spawn(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
+    """Start the `main` of a module beside this one, with this process's folders of modules and environment.
+
+    It does not get the settings. Raises OSError if the system has no room for another process.
+    """
+    program = (
+        "import sys; sys.path[:] = sys.argv[1].split(chr(10));"
+        f" from pawl.tool_registry.sources.process.{module} import main; main()"
+    )
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        "\n".join(sys.path),
+        *arguments,
+        start_new_session=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
+        **options,
+    )
 
 
 class CallProcess:
@@ -64,17 +83,12 @@ class CallProcess:
         channel, its_channel = socket.socketpair()
         numbers = (its_control.fileno(), its_channel.fileno())
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                _PROGRAM,
-                *sys.path,
+            process = await spawn(
+                "child",
                 *map(str, numbers),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=None if shows_output else asyncio.subprocess.DEVNULL,
                 pass_fds=numbers,
-                start_new_session=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
             )
         except BaseException:
             control.close()
@@ -160,14 +174,9 @@ async def _answered(context: ToolContext, question: SecretAsked | CheckpointSaid
         if isinstance(question, SecretAsked):
             return Answered(value=context.secret(question.name))
         await context.checkpoint(loads(question.content, bytes_max=CHECKPOINT_BYTES_MAX))
-    except SecretNotFound as error:
-        return Answered(error=str(error), kind="NO_SECRET")
-    except Superseded as error:
-        return Answered(error=str(error), kind="SUPERSEDED")
-    except ToolCancelled:
-        return Answered(error="the call was cancelled", kind="CANCELLED")
-    except ToolError as error:
-        return Answered(error=str(error))
+    except tuple(ERRORS.values()) as error:
+        name = type(error).__name__
+        return Answered(error=name if name in ERRORS else ToolError.__name__, text=str(error))
     except (InvalidJson, TooLarge):
         raise GarbledMessage from None
     return Answered()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import pickle
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
@@ -17,6 +15,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import shield, start, within
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.catalog.ports import TooCostly
+from pawl.tool_registry.sources.process.call import spawn
 from pawl.tool_registry.sources.process.helper_child import OUT_OF_MEMORY
 
 T = TypeVar("T")
@@ -26,10 +25,6 @@ WAITING_MAX: Final = 200
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Short jobs of a store, or long ones, the one under way among them."""
 
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[1:]; from pawl.tool_registry.sources.process.helper_child import main; main()"
-)
-_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
 _LENGTH_BYTES: Final = 4
 _EXIT_SECONDS: Final = 5.0
 # A limit of processor time is what counts. This one is for a process that does not even get to run.
@@ -165,16 +160,7 @@ class _Process:
             DependencyUnavailable: the machine has no room for it.
         """
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-c",
-                _PROGRAM,
-                *sys.path,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
-            )
+            process = await spawn("helper_child", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
         except OSError as error:
             _log.error("helper.not_started", error=error.strerror)
             raise DependencyUnavailable("no process can be started to check this with: try again later") from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
 import msgspec
 
 from pawl.tool_registry.rules.execution import InverseCall
+from pawl.tool_registry.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolError
 
 _LENGTH_BYTES: Final = 4
 
@@ -32,11 +34,11 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to the oldest question: a secret, or that a checkpoint is kept; `error` says why not."""
+    """The answer to the oldest question: a secret, or that a checkpoint is kept; `error` names one of ERRORS if not."""
 
     value: str = ""
     error: str = ""
-    kind: Literal["TOLD", "NO_SECRET", "SUPERSEDED", "CANCELLED"] = "TOLD"
+    text: str = ""
 
 
 class CheckpointSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -81,6 +83,11 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 ToProcess: TypeAlias = Call | Cancel | Answered
 ToRegistry: TypeAlias = SecretAsked | CheckpointSaid | Said | Returned | Raised
 Answer: TypeAlias = Returned | Raised
+
+ERRORS: Final[Mapping[str, type[Exception]]] = {
+    error.__name__: error for error in (ToolError, SecretNotFound, Superseded, ToolCancelled)
+}
+"""The errors that answer a question of a tool."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _to_process: Final[msgspec.msgpack.Decoder[ToProcess]] = msgspec.msgpack.Decoder(ToProcess)

@@ -24,9 +24,6 @@ from pawl.errors import InvalidJson
 from pawl.tool_registry.rules.execution import inverse_call
 from pawl.tool_registry.sdk.context import (
     OutcomeUnknown,
-    SecretNotFound,
-    Superseded,
-    ToolCancelled,
     ToolContext,
     ToolError,
 )
@@ -34,6 +31,7 @@ from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.sdk.values import plain
 from pawl.tool_registry.sources.process.messages import (
+    ERRORS,
     Answer,
     Answered,
     Call,
@@ -150,17 +148,10 @@ class _Line:
 def _settle(asked: Future[Any], answer: Answered) -> None:
     if not asked.set_running_or_notify_cancel():
         return  # The tool waits no longer.
-    match answer.kind:
-        case _ if not answer.error:
-            asked.set_result(answer.value)
-        case "TOLD":
-            asked.set_exception(ToolError(answer.error))
-        case "NO_SECRET":
-            asked.set_exception(SecretNotFound(answer.error))
-        case "SUPERSEDED":
-            asked.set_exception(Superseded(answer.error))
-        case "CANCELLED":
-            asked.set_exception(ToolCancelled())
+    if answer.error:
+        asked.set_exception(ERRORS[answer.error](answer.text))
+    else:
+        asked.set_result(answer.value)
 
 
 def _limit(call: Call) -> None:

@@ -7,7 +7,6 @@ import contextvars
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
@@ -21,14 +20,6 @@ from pawl.tool_registry.sources.python.tool_loop import ToolLoop
 T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The value that a tool returned, or the error that it raised."""
-
-    value: Any = None
-    error: BaseException | None = None
 
 
 class TakesTooLong(Exception):
@@ -49,15 +40,6 @@ class Threads:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = 0
         self._is_closed = False
-
-    def begin(self, job: Callable[[], None]) -> None:
-        """Have a thread do the job, which raises nothing; whoever gave it says when it has `ended`."""
-        if self._idle:
-            self._idle -= 1
-        else:
-            # Starting one costs as much as all else that a small function costs.
-            threading.Thread(target=_do, args=(self._jobs,), name="tool", daemon=True).start()
-        self._jobs.put(job)
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Have a thread call a function; cancelling the future changes nothing but that."""
@@ -84,12 +66,16 @@ class Threads:
             with suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(deliver, value, error)
 
-        self.begin(run)
-        ended.add_done_callback(lambda _: self.ended())
+        if self._idle:
+            self._idle -= 1
+        else:
+            # Starting one costs as much as all else that a small function costs.
+            threading.Thread(target=_do, args=(self._jobs,), name="tool", daemon=True).start()
+        self._jobs.put(run)
+        ended.add_done_callback(self._release)
         return ended
 
-    def ended(self) -> None:
-        """Say that a job has ended."""
+    def _release(self, _: object) -> None:
         if self._is_closed:
             self._jobs.put(None)
         else:
@@ -135,7 +121,7 @@ class PythonRunner:
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
         call = tool.bind(arguments, context)
-        begin = _nothing if tool.marks_begun else context.mark_begun
+        begin: Callable[[], None] = (lambda: None) if tool.marks_begun else context.mark_begun
         if not tool.is_async:
             return PythonWork(self._in_thread(call, begin))
         if not tool.runs_apart:
@@ -188,10 +174,6 @@ class PythonRunner:
         return ended.result()
 
 
-def _nothing() -> None:
-    """Leave it to the function to say that it has begun."""
-
-
 async def uncancelled(ended: asyncio.Future[T]) -> T:
     """Wait for what cannot be stopped: cancelling takes effect only when it has ended."""
     while not ended.done():
@@ -204,14 +186,13 @@ async def uncancelled(ended: asyncio.Future[T]) -> T:
 
 
 class PythonWork:
-    """A tool that runs."""
+    """A tool that runs. `task` ends when the tool has ended; cancelled, if that is how the tool ended."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance
-        loop = asyncio.get_running_loop()
-        self.left: asyncio.Future[Ended | None] = loop.create_future()
-        self._task = loop.create_task(_guarded(coroutine))
-        self._task.add_done_callback(self._leave)
+        self.task: asyncio.Task[Any] = asyncio.create_task(_guarded(coroutine))
+        # Marked as retrieved, even if no caller awaits it any more.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def hindrance(self) -> str:
@@ -224,20 +205,13 @@ class PythonWork:
         Cancelling this cancels an async tool; a sync one goes on in its thread.
         """
         try:
-            await asyncio.wait({self._task})
+            await asyncio.wait({self.task})
         except asyncio.CancelledError:
-            self._task.cancel()
+            self.task.cancel()
             raise
-        if self._task.cancelled():
+        if self.task.cancelled():
             raise ToolCrashed("CancelledError")
-        return self._task.result()
-
-    def _leave(self, task: asyncio.Task[Any]) -> None:
-        if self.left.done():
-            return
-        error = None if task.cancelled() else task.exception()
-        value = None if task.cancelled() or error is not None else task.result()
-        self.left.set_result(None if task.cancelled() else Ended(value=value, error=error))
+        return self.task.result()
 
 
 async def _guarded(coroutine: Any) -> Any:

@@ -10,15 +10,35 @@ from pawl.errors import InvalidField, InvalidJson, PawlError, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2 as pb
 from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolVersion, can_exist
-from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX, InverseCall, inverse_call, progress
+from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX, progress
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
-from pawl.tool_registry.sources.worker.rules import Answer, AnswerKind
+from pawl.tool_registry.sources.worker.rules import CALLS_MAX, TOOLS_MAX
 from pawl.values import Outcome, Progress
 
 _ERROR_CHARACTERS_MAX: Final = 4000
 _EPOCH_MAX: Final = 2**63 - 1
+
+
+def check_hello(hello: pb.WorkerHello) -> None:
+    """Return if a worker may attach with this first frame, as far as its tools are not concerned.
+
+    Raises:
+        InvalidField, InvalidId: something in it has no meaning.
+    """
+    for field, count, most in (
+        ("tools", len(hello.tools), TOOLS_MAX),
+        ("calls_max", hello.calls_max, CALLS_MAX),
+        ("held_calls", len(hello.held_calls), CALLS_MAX),
+    ):
+        if count > most:
+            raise InvalidField(f"hello.{field}: at most {most}", field=f"hello.{field}")
+    check_id(hello.group_name, "hello.group_name")
+    check_id(hello.worker_id, "hello.worker_id")
+    for call in hello.held_calls:
+        check_id(call.call_id, "hello.held_calls.call_id")
+        _check_epoch(call.lease_epoch)
 
 
 def check_frame(frame: pb.AttachWorkerRequest) -> None:
@@ -33,16 +53,14 @@ def check_frame(frame: pb.AttachWorkerRequest) -> None:
     if kind in {"progress", "checkpoint", "result"}:
         content = getattr(frame, kind)
         check_id(content.call_id, f"{kind}.call_id")
-        check_epoch(content.lease_epoch)
+        _check_epoch(content.lease_epoch)
     if kind == "result" and frame.result.WhichOneof("outcome") is None:
         raise InvalidField("result.outcome: is required", field="result.outcome")
 
 
-def check_epoch(epoch: int) -> int:
-    """Return a lease epoch; InvalidField if it was never given."""
+def _check_epoch(epoch: int) -> None:
     if epoch > _EPOCH_MAX:
         raise InvalidField("lease_epoch: is none that was given", field="lease_epoch")
-    return epoch
 
 
 def progress_of(report: pb.WorkerProgress) -> Progress:
@@ -58,87 +76,75 @@ def checkpoint_content(content: bytes) -> bytes:
         return b""
 
 
-def answer_of(result: pb.WorkerResult) -> Answer:
-    """Return the answer in a result."""
-    match result.WhichOneof("outcome"):
-        case "content_json":
-            try:
-                inverse = _inverse_call(result.inverse) if result.HasField("inverse") else None
-            except (PawlError, ValueError) as error:
-                return Answer(kind=AnswerKind.FAILED, message=f"the result cannot be passed on: {error}")
-            return Answer(kind=AnswerKind.RETURNED, content=result.content_json, inverse=inverse)
-        case "error_message":
-            return Answer(kind=AnswerKind.FAILED, message=result.error_message[:_ERROR_CHARACTERS_MAX])
-        case "did_not_happen":
-            return Answer(kind=AnswerKind.DID_NOT_HAPPEN)
-        case _:
-            return Answer(kind=AnswerKind.OUTCOME_UNKNOWN)
+def bound(result: pb.WorkerResult) -> None:
+    """Cut a result to a size that is kept; content over the limit stays recognizable as such."""
+    if result.HasField("error_message"):
+        result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
+    if not result.HasField("content_json"):
+        result.ClearField("inverse")
+        return
+    result.content_json = result.content_json[: RESULT_BYTES_MAX + 1]
+    try:
+        if result.HasField("inverse"):
+            _inverse(result.inverse)
+    except (PawlError, ValueError) as error:
+        result.ClearField("inverse")
+        result.error_message = f"the result cannot be passed on: {error}"
 
 
-def value_of(entry: ToolVersion, answer: Answer) -> Any:
+def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
     """Return what a call returned.
 
     Raises:
         ToolError: it failed, or what it returned cannot be passed on.
         OutcomeUnknown: the worker does not know.
     """
-    match answer.kind:
-        case AnswerKind.RETURNED:
-            value = _parsed(entry, answer)
-            return value if answer.inverse is None else Reversible(value=value, inverse=_inverse(answer.inverse))
-        case AnswerKind.FAILED:
-            raise ResultTooLarge(answer.message) if answer.is_too_large else ToolError(answer.message)
-        case AnswerKind.OUTCOME_UNKNOWN | AnswerKind.DID_NOT_HAPPEN:
+    match result.WhichOneof("outcome"):
+        case "content_json":
+            value = _parsed(entry, result)
+            return Reversible(value=value, inverse=_inverse(result.inverse)) if result.HasField("inverse") else value
+        case "error_message":
+            raise ToolError(result.error_message)
+        case _:
             raise OutcomeUnknown
 
 
-def finding_of(entry: ToolVersion, answer: Answer) -> ReconcileResult:
-    """Return what a worker found out about an earlier execution."""
-    match answer.kind:
-        case AnswerKind.RETURNED:
-            return happened(_parsed(entry, answer))
-        case AnswerKind.DID_NOT_HAPPEN:
+def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
+    """Return what a worker found out about an earlier execution; raises a ToolError if that cannot be passed on."""
+    match result.WhichOneof("outcome"):
+        case "content_json":
+            return happened(_parsed(entry, result))
+        case "did_not_happen":
             return did_not_happen()
-        case AnswerKind.FAILED | AnswerKind.OUTCOME_UNKNOWN:
+        case _:
             return cannot_say()
 
 
-def late_end(answer: Answer) -> tuple[Outcome, bytes]:
+def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
     """Return what a tool came to whose call had ended before, and the canonical JSON of what it returned."""
-    match answer.kind:
-        case AnswerKind.RETURNED:
+    match result.WhichOneof("outcome"):
+        case "content_json":
             try:
-                return Outcome.SUCCEEDED, dumps_canonical(loads(answer.content, bytes_max=RESULT_BYTES_MAX))
+                return Outcome.SUCCEEDED, dumps_canonical(loads(result.content_json, bytes_max=RESULT_BYTES_MAX))
             except (InvalidJson, TooLarge):
                 return Outcome.FAILED, b""
-        case AnswerKind.FAILED:
+        case "error_message":
             return Outcome.FAILED, b""
-        case AnswerKind.OUTCOME_UNKNOWN | AnswerKind.DID_NOT_HAPPEN:
+        case _:
             return Outcome.UNKNOWN, b""
 
 
-def bounded(answer: Answer) -> Answer:
-    """Return an answer of a size that is kept."""
-    if len(answer.content) <= RESULT_BYTES_MAX:
-        return answer
-    message = f"the result has more than {RESULT_BYTES_MAX} bytes, which is the limit: ask for less"
-    return Answer(kind=AnswerKind.FAILED, message=message, is_too_large=True)
-
-
-def _parsed(entry: ToolVersion, answer: Answer) -> Any:
+def _parsed(entry: ToolVersion, result: pb.WorkerResult) -> Any:
+    if len(result.content_json) > RESULT_BYTES_MAX:
+        raise ResultTooLarge(f"the result has more than {RESULT_BYTES_MAX} bytes, which is the limit: ask for less")
     try:
-        return loads(answer.content, bytes_max=RESULT_BYTES_MAX)
-    except (InvalidJson, TooLarge) as error:
+        return loads(result.content_json, bytes_max=RESULT_BYTES_MAX)
+    except InvalidJson as error:
         raise ToolError(f"{entry.definition.name} returned what cannot be passed on: {error.message}") from None
 
 
-def _inverse(inverse: InverseCall) -> Inverse:
-    arguments: Any = loads(inverse.arguments, bytes_max=ARGUMENTS_BYTES_MAX)
-    return Inverse(tool_name=inverse.tool_name, arguments=arguments, summary=inverse.summary)
-
-
-def _inverse_call(inverse: call_pb2.Inverse) -> InverseCall:
-    arguments = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
+def _inverse(inverse: call_pb2.Inverse) -> Inverse:
+    arguments: Any = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or not can_exist(inverse.tool_name):
         raise ValueError("an inverse needs the name of a tool, and a JSON object for its arguments")
-    return inverse_call(inverse.tool_name, dumps_canonical(arguments), inverse.summary)
+    return Inverse(tool_name=inverse.tool_name, arguments=arguments, summary=inverse.summary)

@@ -6,31 +6,24 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, UserId
+from pawl.chassis.ids import CallId, RunId, UserId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.tool.v1 import worker_pb2 as pb
-from pawl.tool_registry.audit.rules import sha256_hex
+from pawl.tool_registry.audit.rules import AuditDraft, AuditKind, sha256_hex
 from pawl.tool_registry.rules.definition import ToolVersion, definition_hash
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ToolContext, ToolError
-from pawl.tool_registry.sources.worker.rules import (
-    AfterLoss,
-    Answer,
-    AnswerKind,
-    CallDetails,
-    CallState,
+from pawl.tool_registry.sources.worker.rules import AfterLoss, CallState, Purpose, after_loss, group_of
+from pawl.tool_registry.sources.worker.store.workers import (
+    PURPOSES,
     CallView,
-    Origin,
-    Purpose,
+    PostgresWorkerRepository,
     WorkerCall,
-    after_loss,
-    group_of,
 )
-from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository, invocation
 from pawl.values import EffectClass, Progress
 
 # Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
@@ -61,7 +54,7 @@ class PendingCall:
         retry: Retry,
     ) -> None:
         self.call = call
-        self.key = CallKey(call.store_id, call.call_id)
+        self.key = call.key
         self.news = asyncio.Event()
         self.report = report
         self._effect = effect
@@ -76,7 +69,7 @@ class PendingCall:
         self._may_have_begun = False
         self._progress: Progress | None = None
 
-    async def answer(self, write_down: Callable[[], Awaitable[None]]) -> Answer:
+    async def answer(self, write_down: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
         """Write the call down, and return the worker's answer.
 
         Safe to cancel: then the worker is told to stop, and this ends when it has. If the call `continues` in another
@@ -111,19 +104,17 @@ class PendingCall:
 
     async def _wait_for_news(self) -> None:
         left = self._give_up_at - self._clock.monotonic()
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.news.wait())]
         if left > 0:
-            timer = asyncio.ensure_future(self._clock.sleep(left))
-            news = asyncio.ensure_future(self.news.wait())
-            try:
-                await asyncio.wait({timer, news}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                timer.cancel()
-                news.cancel()
-        else:
-            await self.news.wait()
+            waits.append(asyncio.ensure_future(self._clock.sleep(left)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         self.news.clear()
 
-    async def _next(self, view: CallView | None) -> Answer | None:
+    async def _next(self, view: CallView | None) -> pb.WorkerResult | None:
         """Do what follows from how the call stands; returns the answer if there is one."""
         if view is None:
             raise self._gone()
@@ -156,26 +147,26 @@ class PendingCall:
             self._lost_since = now
         return view.is_given_up or now - self._lost_since >= self._silence_seconds
 
-    async def _taken(self, view: CallView) -> Answer | None:
+    async def _taken(self, view: CallView) -> pb.WorkerResult | None:
         answer = view.answer
         if answer is None:
             raise self._gone()
         if self.call.purpose is view.purpose:
             return answer
         # It was lost, and another worker was asked about it.
-        match answer.kind:
-            case AnswerKind.RETURNED:
+        match answer.WhichOneof("outcome"):
+            case "content_json":
                 return answer
-            case AnswerKind.DID_NOT_HAPPEN:
+            case "did_not_happen":
                 self._may_have_begun = False
                 await self._hand_out_again(Purpose.RUN)
                 return None
-            case AnswerKind.FAILED | AnswerKind.OUTCOME_UNKNOWN:
+            case _:
                 raise OutcomeUnknown
 
     async def _go_on_without_worker(self, purpose: Purpose) -> None:
         then = after_loss(self._effect, purpose)
-        _log.warning("worker.lost", tool=self.call.tool_name, call=self.call.call_id, then=then)
+        _log.warning("worker.lost", tool=self.call.details.tool_name, call=self.key.call_id, then=then)
         match then:
             case AfterLoss.RUN_ELSEWHERE:
                 await self._hand_out_again(Purpose.RUN)
@@ -196,12 +187,14 @@ class PendingCall:
             return OutcomeUnknown()
         call = self.call
         attached = await self._reached(
-            lambda: self._repository.is_attached(call.store_id, call.group_name, call.tool_name, call.definition_hash)
+            lambda: self._repository.is_attached(
+                self.key.store_id, call.group_name, call.details.tool_name, call.definition_hash
+            )
         )
         which = f"of the group {call.group_name!r} that has this tool"
         reason = f"every worker {which} was busy" if attached else f"no worker {which} is attached"
         doubt = "; an earlier attempt may have had its effect" if self._is_in_doubt else ""
-        return ToolError(f"{call.tool_name} did not run: {reason}{doubt}")
+        return ToolError(f"{call.details.tool_name} did not run: {reason}{doubt}")
 
     @property
     def _is_in_doubt(self) -> bool:
@@ -210,7 +203,7 @@ class PendingCall:
     def _gone(self) -> Exception:
         if self._effect.is_journaled or self.call.purpose is Purpose.RECONCILE:
             return OutcomeUnknown()
-        return ToolError(f"{self.call.tool_name} was started again by another execution of the same call")
+        return ToolError(f"{self.call.details.tool_name} was started again by another execution of the same call")
 
     def _show(self, view: CallView) -> None:
         if view.progress is not None and view.progress != self._progress:
@@ -231,56 +224,48 @@ class PendingCall:
         try:
             await self._repository.settle(self.key, self.call.token)
         except Exception as error:  # noqa: BLE001  # it is deleted some time after its deadline
-            _log.warning("worker.call_not_settled", call=self.call.call_id, error=type(error).__name__)
+            _log.warning("worker.call_not_settled", call=self.key.call_id, error=type(error).__name__)
 
     async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the record; raises as `until_answered` does. The deadline of the call ends this by a cancel."""
-        return await self._retry.until_answered(ask, call=self.call.call_id)
+        return await self._retry.until_answered(ask, call=self.key.call_id)
 
 
 def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext, *, now: float) -> WorkerCall:
     """Return a call as it is written down; `now` is in seconds since 1970."""
-    details = CallDetails(
+    details = pb.Invocation(
+        purpose=PURPOSES[purpose],
+        call_id=context.call_id,
+        store_id=entry.store_id,
+        user_id=context.user_id,
+        conversation_id=context.conversation_id,
+        run_id=context.run_id,
+        tool_name=entry.definition.name,
+        arguments_json=arguments,
+        attempt=context.attempt,
+        last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
+    )
+    details.deadline_time.FromDatetime(context.deadline)
+    late = AuditDraft(
+        store_id=entry.store_id,
+        kind=AuditKind.RETURNED,
+        time_us=0,
         user_id=UserId(context.user_id),
-        conversation_id=ConversationId(context.conversation_id),
         run_id=RunId(context.run_id),
-        arguments=arguments,
+        call_id=CallId(context.call_id),
+        tool_name=entry.definition.name,
+        tool_version=entry.version,
+        verdict="",
+        reason="LATE",
+        arguments_sha256=sha256_hex(arguments),
+        key_id=context.conversation_id,
     )
     return WorkerCall(
-        store_id=entry.store_id,
-        call_id=CallId(context.call_id),
+        details=details,
         group_name=group_of(entry.source),
-        tool_name=entry.definition.name,
         definition_hash=definition_hash(entry.definition),
         purpose=purpose,
-        details=details,
-        attempt=context.attempt,
         seconds=max(0.0, context.deadline.timestamp() - now),
         token=secrets.token_hex(16),
-        origin=_origin(entry, details) if purpose is Purpose.RUN else None,
-    )
-
-
-def _origin(entry: ToolVersion, details: CallDetails) -> Origin:
-    return Origin(
-        user_id=details.user_id,
-        run_id=details.run_id,
-        tool_version=entry.version,
-        arguments_sha256=sha256_hex(details.arguments),
-        conversation_id=details.conversation_id,
-    )
-
-
-def invocation_of(call: WorkerCall, lease_epoch: int, context: ToolContext) -> pb.Invocation:
-    """Return a call as its worker gets it."""
-    return invocation(
-        call.details,
-        purpose=call.purpose,
-        store_id=call.store_id,
-        call_id=call.call_id,
-        lease_epoch=lease_epoch,
-        tool_name=call.tool_name,
-        deadline_time=context.deadline,
-        attempt=call.attempt,
-        last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
+        late=late if purpose is Purpose.RUN else None,
     )

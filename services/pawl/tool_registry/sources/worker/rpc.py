@@ -8,9 +8,9 @@ from typing import Final
 
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import DeadlineExceeded
+from pawl.errors import DeadlineExceeded, HelloRequired
 from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
-from pawl.tool_registry.sources.worker import convert as convert_worker
+from pawl.tool_registry.sources.worker.answers import check_hello
 from pawl.tool_registry.sources.worker.tools import WorkerTools
 from pawl.tool_registry.sources.worker.workers import WorkerHub
 
@@ -30,8 +30,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         caller = require_user()
         try:
             async with asyncio.timeout(_HELLO_SECONDS_MAX):
-                hello = await convert_worker.hello_of(aiter(requests))
+                first = await anext(aiter(requests), None)
         except TimeoutError:
             raise DeadlineExceeded("no hello came") from None
-
-        await self._hub.serve(caller, hello, self._tools, requests, context.write)
+        if first is None or not first.HasField("hello"):
+            raise HelloRequired
+        check_hello(first.hello)
+        await self._hub.serve(caller, first.hello, self._tools, requests, context.write)

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.identity.roles import Role
-from pawl.chassis.ids import StoreId
+from pawl.chassis.ids import StoreId, WorkerId
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
+from pawl.tool.v1 import worker_pb2 as pb
+from pawl.tool_registry import convert
 from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.catalog.store import PostgresToolRepository
 from pawl.tool_registry.rules.definition import (
@@ -19,7 +21,7 @@ from pawl.tool_registry.rules.definition import (
     definition_hash,
 )
 from pawl.tool_registry.rules.registering import check_source
-from pawl.tool_registry.sources.worker.rules import TOOLS_MAX, Hello, WorkerKey, source_of
+from pawl.tool_registry.sources.worker.rules import WorkerKey, source_of
 from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
 from pawl.values import ExecutionContext
 
@@ -32,7 +34,7 @@ class WorkerTools:
         self._workers = workers
         self._catalog = catalog
 
-    async def register(self, caller: Principal, hello: Hello) -> Mapping[str, str]:
+    async def register(self, caller: Principal, hello: pb.WorkerHello) -> Mapping[str, str]:
         """Register what is new; returns the hash of each definition of the worker by name.
 
         A definition that was replaced by another one of the same group is left as it
@@ -45,16 +47,17 @@ class WorkerTools:
             ToolExists: a name is that of another source; nothing is registered, unless
                 that source registers it at the same time.
         """
-        await self._check(caller.store_id, hello.definitions)
-        worker = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
+        definitions = [convert.DEFINITION.read(message) for message in hello.tools]
+        await self._check(caller.store_id, definitions)
+        worker = WorkerKey(caller.store_id, hello.group_name, WorkerId(hello.worker_id))
         registrant = await self._registrant(caller, hello.group_name)
         store_id, source = caller.store_id, source_of(hello.group_name)
-        hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
+        hashes = {definition.name: definition_hash(definition) for definition in definitions}
         current = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(hashes))}
         for entry in current.values():
             check_source(entry, source, registrant)
         own = {name: entry for name, entry in current.items() if entry.source == source}
-        for definition in hello.definitions:
+        for definition in definitions:
             if await self._is_due(worker, own.get(definition.name), hashes[definition.name]):
                 await self._repository.register(
                     store_id, definition, replace=True, source=source, registrant=registrant
@@ -79,8 +82,8 @@ class WorkerTools:
         return not await self._workers.has_successor(worker, current.definition.name, given, known)
 
     async def _check(self, store_id: StoreId, definitions: Collection[ToolDefinition]) -> None:
-        if not 1 <= len(definitions) <= TOOLS_MAX:
-            raise InvalidField(f"hello.tools: must be 1 to {TOOLS_MAX}", field="hello.tools")
+        if not definitions:
+            raise InvalidField("hello.tools: there must be one", field="hello.tools")
         loaded = self._catalog.loaded_names
         names = [definition.name for definition in definitions]
         if len(set(names)) != len(names):

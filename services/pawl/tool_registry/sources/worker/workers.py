@@ -7,10 +7,10 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar
 
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallId, CallKey, StoreId
+from pawl.chassis.ids import CallId, CallKey, StoreId, WorkerId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.tasks import end, hold, shield
@@ -26,12 +26,12 @@ from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, failed, happened
 from pawl.tool_registry.sdk.tool import Tool, forwarded
-from pawl.tool_registry.sources.worker.answers import answer_of, bounded, check_frame, finding_of, progress_of, value_of
-from pawl.tool_registry.sources.worker.call import PendingCall, call_of, invocation_of
+from pawl.tool_registry.sources.worker.answers import bound, check_frame, finding_of, progress_of, value_of
+from pawl.tool_registry.sources.worker.call import PendingCall, call_of
 from pawl.tool_registry.sources.worker.late_results import LateResults
 from pawl.tool_registry.sources.worker.link import WorkerLink, cancel, keep_checkpoint, put_back_unsent
-from pawl.tool_registry.sources.worker.rules import Answer, Attached, Hello, NewsKind, Purpose, WorkerCall, WorkerKey
-from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
+from pawl.tool_registry.sources.worker.rules import Attached, NewsKind, Purpose, WorkerKey
+from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository, WorkerCall
 from pawl.tool_registry.sources.worker.tools import WorkerTools
 from pawl.values import EffectClass
 
@@ -120,7 +120,7 @@ class WorkerHub:
     async def _reconcile(self, entry: ToolVersion, context: ToolContext) -> ReconcileResult:
         """Continue a call that a worker may still have, or ask another worker about it."""
         run = call_of(entry, Purpose.RUN, b"", context, now=self._clock.now())
-        if await self._retry.until_answered(lambda: self._repository.adopt(run), call=run.call_id):
+        if await self._retry.until_answered(lambda: self._repository.adopt(run), call=run.key.call_id):
             try:
                 return happened(value_of(entry, await self._answer(entry, run, context, is_written=True)))
             except ToolError as error:
@@ -132,7 +132,7 @@ class WorkerHub:
 
     async def _answer(
         self, entry: ToolVersion, call: WorkerCall, context: ToolContext, *, is_written: bool = False
-    ) -> Answer:
+    ) -> pb.WorkerResult:
         """Write a call down, unless it is, and return the answer of a worker."""
         pending = PendingCall(
             call,
@@ -150,46 +150,47 @@ class WorkerHub:
         if task is not None:
             hold(self._asking, task)
         try:
-            return await pending.answer(lambda: self._write_down(call, context, is_written=is_written))
+            return await pending.answer(lambda: self._write_down(call, is_written=is_written))
         finally:
             if earlier is not None:
                 earlier.news.set()
             if self._pending.get(pending.key) is pending:
                 del self._pending[pending.key]
 
-    async def _write_down(self, call: WorkerCall, context: ToolContext, *, is_written: bool) -> None:
+    async def _write_down(self, call: WorkerCall, *, is_written: bool) -> None:
         """Write a call down and, if a worker of this process is free, hand it over."""
         if is_written:
-            self._wake_group(call.store_id, call.group_name)
+            self._wake_group(call.key.store_id, call.group_name)
             return
         link = self._free_link(call)
+        epoch = None
         if link is None:
-            await self._retry.until_answered(lambda: self._repository.add(call, None), call=call.call_id)
-            self._wake_group(call.store_id, call.group_name)
-            return
-        with link.reserved(1):
-            epoch = await self._add_held(call, link)
-            if epoch is not None:
-                await self._hand(link, invocation_of(call, epoch, context))
+            await self._retry.until_answered(lambda: self._repository.add(call, None), call=call.key.call_id)
+        else:
+            with link.reserved(1):
+                epoch = await self._add_held(call, link)
+                if epoch is not None:
+                    call.details.lease_epoch = epoch
+                    await self._hand(link, call.details)
         if epoch is None:
-            self._wake_group(call.store_id, call.group_name)
+            self._wake_group(call.key.store_id, call.group_name)
 
     async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
+        key = call.key
         try:
-            return await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
+            return await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=key.call_id)
         except asyncio.CancelledError:
-            if call.call_id not in link.in_hand:
-                key = CallKey(call.store_id, call.call_id)
+            if key.call_id not in link.in_hand:
                 abandon = partial(self._repository.abandon, key, call.token, link.worker.key)
-                await self._retry.until_answered(abandon, call=call.call_id)
+                await self._retry.until_answered(abandon, call=key.call_id)
             raise
 
     def _free_link(self, call: WorkerCall) -> WorkerLink | None:
         links = [
             link
             for key, link in self._links.items()
-            if key[:2] == (call.store_id, call.group_name)
-            and link.worker.tools.get(call.tool_name) == call.definition_hash
+            if key[:2] == (call.key.store_id, call.group_name)
+            and link.worker.tools.get(call.details.tool_name) == call.definition_hash
             and link.free
             and self._is_heard(link)
         ]
@@ -209,7 +210,7 @@ class WorkerHub:
     async def serve(
         self,
         caller: Principal,
-        hello: Hello,
+        hello: pb.WorkerHello,
         tools: WorkerTools,
         incoming: AsyncIterator[AttachWorkerRequest],
         send: Callable[[AttachWorkerResponse], Awaitable[None]],
@@ -226,11 +227,11 @@ class WorkerHub:
         if self._is_stopping:
             raise ShuttingDown
         hashes = await tools.register(caller, hello)
-        key = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
+        key = WorkerKey(caller.store_id, hello.group_name, WorkerId(hello.worker_id))
         worker = Attached(key=key, attachment=secrets.token_hex(16), tools=hashes)
         link = WorkerLink(
             worker,
-            calls_max=hello.calls_max,
+            calls_max=hello.calls_max or 1,
             heard_at=self._clock.monotonic(),
             register=lambda: tools.register(caller, hello),
         )
@@ -238,14 +239,15 @@ class WorkerHub:
         if earlier is not None:
             earlier.end(Cancelled("the worker attached again"))
         lease_seconds = self._options.lease_seconds
-        link.in_hand.update(await self._repository.attach(worker, held=hello.held, lease_seconds=lease_seconds))
+        held = {CallId(call.call_id): call.lease_epoch for call in hello.held_calls}
+        link.in_hand.update(await self._repository.attach(worker, held=held, lease_seconds=lease_seconds))
         welcome = pb.WorkerWelcome(
             lease_seconds=lease_seconds,
             heartbeat_seconds=lease_seconds / _HEARTBEATS_PER_LEASE,
             checkpoint_bytes_max=CHECKPOINT_BYTES_MAX,
         )
         link.send(AttachWorkerResponse(welcome=welcome))
-        for call_id, epoch in hello.held.items():
+        for call_id, epoch in held.items():
             if link.in_hand.get(call_id) != epoch:
                 link.send(cancel(call_id, epoch))
         self._links[key] = link
@@ -350,21 +352,19 @@ class WorkerHub:
             self._progress[key] = (link, report)
 
     async def _take_result(self, link: WorkerLink, result: pb.WorkerResult) -> None:
-        key, call = link.worker.key, CallKey(link.worker.key.store_id, CallId(result.call_id))
-        answer = bounded(answer_of(result))
+        call = CallKey(link.worker.key.store_id, CallId(result.call_id))
+        bound(result)
         link.mark_answered(result.call_id, result.lease_epoch)
         # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
-        finished = await self._retry_result.until_answered(
-            lambda: self._repository.finish(key, call.call_id, result.lease_epoch, answer),
-            call=result.call_id,
+        status, late = await self._retry_result.until_answered(
+            lambda: self._repository.finish(link.worker.key, result), call=result.call_id
         )
-        status = cast("pb.ResultStatus.ValueType", finished.status)
         receipt = pb.ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=status)
         link.send(AttachWorkerResponse(receipt=receipt))
         if status != pb.RESULT_STATUS_ACCEPTED:
             _log.info("worker.result_refused", call=result.call_id, status=pb.ResultStatus.Name(status))
-        if finished.late is not None:
-            self._late.tell(call, result.lease_epoch, finished.late, answer)
+        if late is not None:
+            self._late.tell(call, late, result)
         self._wake_call(call)
         link.drop(result.call_id, result.lease_epoch)
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from pawl.chassis.strict_json import dumps_canonical
+from pawl.tool_registry.rules.definition import require
 
 PLACEHOLDER: Final = re.compile(r"\{([^{}/?#]+)\}")
 _QUERY_PART: Final = re.compile(r"[^&;]+")
@@ -36,6 +37,8 @@ _OWN_HEADERS: Final = frozenset(
 FORM: Final = "application/x-www-form-urlencoded"
 MULTIPART: Final = "multipart/form-data"
 _QUERY_VALUES_MAX: Final = 2000
+_HEADERS_MAX: Final = 32
+_SECRET_NAME_CHARACTERS_MAX: Final = 256
 _DOTS: Final = frozenset({"", ".", ".."})
 
 
@@ -94,6 +97,25 @@ def may_be_header(name: str) -> bool:
 def may_be_header_value(value: str) -> bool:
     """Return whether a text can be the value of a header: printable ASCII, without space around it."""
     return _HEADER_VALUE.fullmatch(value) is not None
+
+
+def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mapping[str, str]) -> None:
+    """Return if a source may send these headers.
+
+    Raises:
+        InvalidField: it may not.
+    """
+    names = [*headers, *secret_headers]
+    require(len(names) <= _HEADERS_MAX, f"{field}.headers", f"at most {_HEADERS_MAX}, secret ones included")
+    require(len({name.lower() for name in names}) == len(names), f"{field}.headers", "a name comes twice")
+    for name in headers:
+        require(may_be_header(name), f"{field}.headers", f"{name[:100]!r} cannot be set")
+        require(may_be_header_value(headers[name]), f"{field}.headers", f"{name}: must be printable ASCII")
+    for name, secret in secret_headers.items():
+        require(may_be_header(name), f"{field}.secret_headers", f"{name[:100]!r} cannot be set")
+        require(
+            1 <= len(secret) <= _SECRET_NAME_CHARACTERS_MAX, f"{field}.secret_headers", f"{name}: must name a secret"
+        )
 
 
 def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:

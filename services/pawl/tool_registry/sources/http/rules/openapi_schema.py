@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pawl.errors import InvalidSchema
@@ -14,6 +14,11 @@ _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "array", "o
 _SCHEMAS: Final = ("items", "additionalProperties", "not")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _DEFAULT_CHARACTERS_MAX: Final = 100
+_KEYWORDS: Final = (
+    *("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+    *("enum", "uniqueItems", "format", "pattern"),
+)
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -84,8 +89,8 @@ class SchemaReader:
             found["type"] = named if isinstance(kinds, list) else named[0]
         found |= {
             keyword: schema[keyword]
-            for keyword, holds in _KEYWORDS.items()
-            if keyword in schema and holds(schema[keyword])
+            for keyword in _KEYWORDS
+            if keyword in schema and _is_usable(keyword, schema[keyword])
         }
         for keyword, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if schema.get(keyword) is True and limit in found:
@@ -137,41 +142,10 @@ def _is_read_only(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("readOnly") is True
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_pattern(value: Any) -> bool:
-    """Return whether a pattern can be checked in linear time; others are left to the service."""
+def _is_usable(keyword: str, value: Any) -> bool:
+    """Return whether a value is one of a keyword, and checked in linear time; others are left to the service."""
     try:
-        compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": value}}})
+        compile_schema({"type": "object", "properties": {"a": {keyword: value}}})
     except InvalidSchema:
         return False
-    return True
-
-
-def _is_choice(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_KEYWORDS: Final[Mapping[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _is_count),
-    "enum": _is_choice,
-    "uniqueItems": _is_flag,
-    "format": _is_text,
-    "pattern": _is_pattern,
-}
-"""The keywords that are taken over where their value holds."""
+    return bool(value != [])

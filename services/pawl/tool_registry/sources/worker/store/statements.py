@@ -194,7 +194,7 @@ WITH finished AS (
     UPDATE tool_registry.worker_calls c SET
         state = 'DONE', answer = $6, is_accepted = NOT c.cancel_requested
     WHERE {_IN_HAND} RETURNING c.*)
-SELECT is_accepted, tool_name, CASE WHEN NOT is_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin,
+SELECT is_accepted, CASE WHEN NOT is_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin,
     CASE WHEN asker_id <> $7 THEN {_notify("CALL", "store_id", "call_id")} END FROM finished
 """
 KNOWN: Final = """
@@ -202,7 +202,7 @@ WITH known AS (
     SELECT c.*, c.is_accepted AND c.worker_id = $3 AND c.lease_epoch = $5 AS was_accepted
     FROM tool_registry.worker_calls c WHERE c.store_id = $1 AND c.group_name = $2 AND c.call_id = $4
     AND c.lease_epoch >= $5)
-SELECT was_accepted AS is_accepted, tool_name,
+SELECT was_accepted AS is_accepted,
     CASE WHEN NOT was_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin FROM known
 """
 MARK_TOLD: Final = f"""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 import msgspec
@@ -14,28 +15,63 @@ from pawl.chassis.db.database import Database
 from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
 from pawl.tool.v1 import worker_pb2 as pb
+from pawl.tool_registry.audit.rules import AuditDraft
 from pawl.tool_registry.sources.worker.rules import (
-    Answer,
     Attached,
-    CallDetails,
     CallState,
-    CallView,
-    Finished,
-    LateCall,
     Listener,
     NewsKind,
-    Origin,
     Purpose,
-    WorkerCall,
     WorkerKey,
     source_of,
 )
 from pawl.tool_registry.sources.worker.store import statements as sql
 from pawl.values import Progress
 
+PURPOSES: Final = {
+    Purpose.RUN: pb.INVOCATION_PURPOSE_RUN,
+    Purpose.RECONCILE: pb.INVOCATION_PURPOSE_RECONCILE,
+}
 _PING_SECONDS: Final = 15.0
 _NEWS_PARTS: Final = 3
 _NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCall:
+    """A call that some worker of a group is to run."""
+
+    details: pb.Invocation
+    """As its worker gets it, but for the epoch."""
+    group_name: str
+    definition_hash: str
+    purpose: Purpose
+    seconds: float
+    """Until its deadline."""
+    token: str
+    """Unique for the execution that asks."""
+    late: AuditDraft | None
+    """The audit entry, but for the end, of a result that comes too late; None for a question about an earlier
+    execution."""
+
+    @property
+    def key(self) -> CallKey:
+        """The key of the call."""
+        return CallKey(StoreId(self.details.store_id), CallId(self.details.call_id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """A call as the execution that asked sees it."""
+
+    state: CallState
+    purpose: Purpose
+    is_lost: bool
+    """Its worker's lease is over, by the clock of the record, or it came back without the call."""
+    is_given_up: bool
+    """It came back without the call."""
+    progress: Progress | None
+    answer: pb.WorkerResult | None
 
 
 class PostgresWorkerRepository:
@@ -112,22 +148,22 @@ class PostgresWorkerRepository:
         worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._database.fetch(
             sql.ADD,
-            call.store_id,
-            call.call_id,
+            call.key.store_id,
+            call.key.call_id,
             call.group_name,
-            call.tool_name,
+            call.details.tool_name,
             call.definition_hash,
             call.purpose.value,
-            msgspec.msgpack.encode(call.details),
-            call.attempt,
+            call.details.SerializeToString(),
+            call.details.attempt,
             call.seconds,
             call.token,
             self._instance_id,
             worker_id,
             "" if worker is None else worker.attachment,
-            None if call.origin is None else msgspec.msgpack.encode(call.origin),
+            None if call.late is None else msgspec.msgpack.encode(call.late),
             call.details.run_id,
-        ) or await self._database.fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
+        ) or await self._database.fetch(sql.ADDED_BEFORE, call.key.store_id, call.key.call_id, call.token, worker_id)
         if not rows or rows[0]["state"] != CallState.HELD:
             return None
         epoch: int = rows[0]["lease_epoch"]
@@ -137,11 +173,11 @@ class PostgresWorkerRepository:
         """Take over a call that an execution of a dead process asked for, as it stands; False if there is none."""
         rows = await self._database.fetch(
             sql.ADOPT,
-            call.store_id,
-            call.call_id,
+            call.key.store_id,
+            call.key.call_id,
             call.token,
             call.group_name,
-            call.tool_name,
+            call.details.tool_name,
             call.seconds,
             self._instance_id,
         )
@@ -172,12 +208,21 @@ class PostgresWorkerRepository:
         """Keep how far a call is; False if the worker does not hold it, or it is cancelled. Atomic."""
         return bool(await self._database.fetch(sql.KEEP_CHECKPOINT, *worker, call_id, lease_epoch, content))
 
-    async def finish(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, answer: Answer) -> Finished:
-        """Note a worker's answer, and return what becomes of it. The same answer again gets the same status."""
-        stored = msgspec.msgpack.encode(answer)
-        rows = await self._database.fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
-        rows = rows or await self._database.fetch(sql.KNOWN, *worker, call_id, lease_epoch)
-        return _finished(rows[0]) if rows else Finished(status=pb.RESULT_STATUS_UNKNOWN)
+    async def finish(
+        self, worker: WorkerKey, result: pb.WorkerResult
+    ) -> tuple[pb.ResultStatus.ValueType, AuditDraft | None]:
+        """Note a worker's answer, and return what becomes of it: the same answer again gets the same status.
+
+        With a late one comes its audit entry, but for the end, unless it was written.
+        """
+        key = (*worker, result.call_id, result.lease_epoch)
+        rows = await self._database.fetch(sql.FINISH, *key, result.SerializeToString(), self._instance_id)
+        rows = rows or await self._database.fetch(sql.KNOWN, *key)
+        if not rows:
+            return pb.RESULT_STATUS_UNKNOWN, None
+        status = pb.RESULT_STATUS_ACCEPTED if rows[0]["is_accepted"] else pb.RESULT_STATUS_LATE
+        late = rows[0]["late_origin"]
+        return status, None if late is None else msgspec.msgpack.decode(late, type=AuditDraft)
 
     async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
         """Note that the audit has the late result of this hand-out. Idempotent."""
@@ -253,40 +298,15 @@ class PostgresWorkerRepository:
                     await connection.remove_listener(sql.CHANNEL, on_notification)
 
 
-def invocation(details: CallDetails, *, purpose: Purpose, **fields: Any) -> pb.Invocation:
-    """Return a call as its worker gets it, of its details and the other fields."""
-    return pb.Invocation(
-        purpose=pb.InvocationPurpose.Value(f"INVOCATION_PURPOSE_{purpose.name}"),
-        user_id=details.user_id,
-        conversation_id=details.conversation_id,
-        run_id=details.run_id,
-        arguments_json=details.arguments,
-        **fields,
-    )
-
-
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    details = msgspec.msgpack.decode(row["details"], type=CallDetails)
-    return invocation(
-        details,
-        purpose=Purpose(row["purpose"]),
-        store_id=row["store_id"],
-        call_id=row["call_id"],
-        lease_epoch=row["lease_epoch"],
-        tool_name=row["tool_name"],
-        deadline_time=row["deadline"],
-        attempt=row["attempt"],
-        last_checkpoint_json=row["last_checkpoint"] or b"",
-    )
-
-
-def _finished(row: asyncpg.Record) -> Finished:
-    status = pb.RESULT_STATUS_ACCEPTED if row["is_accepted"] else pb.RESULT_STATUS_LATE
-    origin = row["late_origin"]
-    if origin is None:
-        return Finished(status=status)
-    late = LateCall(tool_name=row["tool_name"], origin=msgspec.msgpack.decode(origin, type=Origin))
-    return Finished(status=status, late=late)
+    """Return a call as its worker gets it, who may not be the first."""
+    call = pb.Invocation.FromString(row["details"])
+    call.purpose = PURPOSES[Purpose(row["purpose"])]
+    call.lease_epoch = row["lease_epoch"]
+    call.attempt = row["attempt"]
+    call.deadline_time.FromDatetime(row["deadline"])
+    call.last_checkpoint_json = row["last_checkpoint"] or b""
+    return call
 
 
 def _view(row: asyncpg.Record) -> CallView:
@@ -297,5 +317,5 @@ def _view(row: asyncpg.Record) -> CallView:
         is_lost=row["is_lost"],
         is_given_up=row["is_given_up"],
         progress=None if progress is None else msgspec.msgpack.decode(progress, type=Progress),
-        answer=None if answer is None else msgspec.msgpack.decode(answer, type=Answer),
+        answer=None if answer is None else pb.WorkerResult.FromString(answer),
     )

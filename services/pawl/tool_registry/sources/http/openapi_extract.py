@@ -8,17 +8,17 @@ from typing import Any, Final
 
 import msgspec
 
+from pawl.tool.v1.source_pb2 import OpenApiConfig
 from pawl.tool_registry.rules.definition import encode_definition
 from pawl.tool_registry.rules.pointers import parts
-from pawl.tool_registry.sources.http.rules.openapi import chosen_operations, read_operations
+from pawl.tool_registry.sources.http.openapi import chosen_operations, read_operations
 from pawl.tool_registry.sources.http.rules.openapi_document import (
     KEPT_BYTES_MAX,
     Document,
     UnusableDocument,
     read_document,
 )
-from pawl.tool_registry.sources.http.rules.source import OpenApi
-from pawl.tool_registry.sources.rules import LeftOut
+from pawl.tool_registry.sources.rules import Discovery
 
 TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024
 """All definitions of a source together."""
@@ -27,18 +27,17 @@ _OF_OPERATION: Final = ("operationId", "summary", "description", "parameters", "
 _OF_PATH: Final = ("parameters", "servers")
 
 
-def read_tools(data: bytes, source_name: str, config: OpenApi) -> tuple[list[tuple[bytes, bytes]], list[LeftOut]]:
-    """Return what `read_operations` does; of each tool the encoded definition and the binding.
+def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discovery:
+    """Return what `read_operations` does.
 
     Raises:
         UnusableDocument: it is no document, has no such operations, or too much of them.
     """
-    tools, left_out = read_operations(read_document(data), source_name, config)
-    packed = [(encode_definition(tool.definition), tool.binding) for tool in tools]
-    size = sum(map(len, (part for each in packed for part in each)))
+    found = read_operations(read_document(data), source_name, config)
+    size = sum(len(encode_definition(tool.definition)) + len(tool.binding) for tool in found.tools)
     if size > TOOLS_BYTES_MAX:
         raise UnusableDocument(f"its tools have {size} bytes, the limit is {TOOLS_BYTES_MAX}: choose fewer operations")
-    return packed, left_out
+    return found
 
 
 def extract(data: bytes, operation_ids: Collection[str]) -> bytes:

@@ -11,6 +11,7 @@ from urllib.parse import urljoin
 import msgspec
 
 from pawl.errors import InvalidSchema
+from pawl.tool.v1.source_pb2 import OpenApiConfig
 from pawl.tool_registry.rules.definition import ToolDefinition
 from pawl.tool_registry.rules.schema import compile_schema
 from pawl.tool_registry.sources.http.rules.binding import (
@@ -23,8 +24,7 @@ from pawl.tool_registry.sources.http.rules.binding import (
 )
 from pawl.tool_registry.sources.http.rules.openapi_document import Document, UnusableDocument
 from pawl.tool_registry.sources.http.rules.openapi_schema import SchemaReader, describe
-from pawl.tool_registry.sources.http.rules.source import OpenApi
-from pawl.tool_registry.sources.rules import DiscoveredTool, LeftOut, registered_names, short_description
+from pawl.tool_registry.sources.rules import DiscoveredTool, Discovery, LeftOut, registered_names, short_description
 from pawl.values import Category, EffectClass
 
 OPERATIONS_MAX: Final = 200
@@ -48,9 +48,7 @@ _NO_PARAMETERS: Final = frozenset({"accept", "content-type", "authorization"})
 _IDEMPOTENCY: Final = "idempotency-key"
 
 
-def read_operations(
-    document: Document, source_name: str, config: OpenApi
-) -> tuple[list[DiscoveredTool], list[LeftOut]]:
+def read_operations(document: Document, source_name: str, config: OpenApiConfig) -> Discovery:
     """Return a tool for each operation, by name, and what cannot be one.
 
     All are SENSITIVE and AT_MOST_ONCE, and those that delete DESTRUCTIVE: a
@@ -71,7 +69,7 @@ def read_operations(
             tools[name] = _tool(document, name, config, operation)
         except (UnusableDocument, InvalidSchema) as error:
             left_out.append(LeftOut(name=operation.id, reason=str(error)))
-    return [tools[name] for name in sorted(tools)], left_out
+    return Discovery(tools=[tools[name] for name in sorted(tools)], left_out=left_out)
 
 
 def chosen_operations(document: Document, operation_ids: Collection[str]) -> list[Operation]:
@@ -118,7 +116,7 @@ def _operations(document: Document) -> Iterator[Operation]:
                 yield Operation(id=name, method=method.upper(), path=path, item=item, content=content)
 
 
-def _tool(document: Document, name: str, config: OpenApi, operation: Operation) -> DiscoveredTool:
+def _tool(document: Document, name: str, config: OpenApiConfig, operation: Operation) -> DiscoveredTool:
     arguments = _Arguments(document, config, operation)
     binding = Binding(
         method=operation.method,
@@ -150,7 +148,7 @@ def _tool(document: Document, name: str, config: OpenApi, operation: Operation) 
 class _Arguments:
     """The parameters and the body of an operation, as arguments of a tool."""
 
-    def __init__(self, document: Document, config: OpenApi, operation: Operation) -> None:
+    def __init__(self, document: Document, config: OpenApiConfig, operation: Operation) -> None:
         self.placements: list[Placement] = []
         self.body_argument = ""
         self.body_type = "application/json"
@@ -318,7 +316,7 @@ def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[st
     return iter(found.values())
 
 
-def _base_url(document: Document, config: OpenApi, operation: Operation) -> str:
+def _base_url(document: Document, config: OpenApiConfig, operation: Operation) -> str:
     if config.base_url:
         return config.base_url
     for holder in (operation.content, operation.item, document.root):

@@ -1,0 +1,119 @@
+"""A source of a store, and what its policies say of its tools. Its configuration is the message of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import StoreId
+from pawl.errors import InvalidField
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1.source_pb2 import SourceConfig, SourceToolPolicy
+from pawl.tool_registry import convert
+from pawl.tool_registry.policy.rules.gate import may_be_count_path
+from pawl.tool_registry.rules.definition import ToolDefinition, check_report_policy, require
+from pawl.tool_registry.sources.rules import DiscoveredTool
+
+POLICIES_MAX: Final = 500
+EVERY_TOOL: Final = "*"
+
+_KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "http_endpoint": "http"}
+
+
+class SourceState(StrEnum):
+    """The states of a source, as of its last check."""
+
+    READY = "READY"
+    CHANGED = "CHANGED"
+    UNREACHABLE = "UNREACHABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """An MCP server or an HTTP service of a store. Its tools are named `<name>.<tool>`."""
+
+    store_id: StoreId
+    config: SourceConfig
+    """Holds names of secrets, never their values."""
+    create_time: float = 0.0
+    state: SourceState = SourceState.READY
+    problem: str = ""
+    """For people; empty if nothing is wrong."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its store."""
+        return self.config.name
+
+    @property
+    def kind(self) -> str:
+        """The connector that understands its configuration; empty for an unknown one."""
+        return _KINDS.get(self.config.WhichOneof("kind") or "", "")
+
+    @property
+    def origin(self) -> str:
+        """The `source` of its tools."""
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def runs_program(self) -> bool:
+        """True if it is a program on the registry's machine."""
+        return self.config.HasField("mcp_stdio")
+
+    @property
+    def changer(self) -> Role:
+        """The role that may change it, and so see all of its configuration."""
+        return Role.OPERATOR if self.runs_program else Role.ADMIN
+
+
+def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
+    """Return if these policies can be kept.
+
+    Raises:
+        InvalidField: one of them cannot, or a tool has two.
+    """
+    names = {policy.tool_name for policy in policies}
+    if len(policies) > POLICIES_MAX or len(names) != len(policies):
+        raise InvalidField(f"policies: at most {POLICIES_MAX}, one for each tool", field="policies")
+    for policy in policies:
+        if policy.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
+            raise InvalidField("policies: no source can be asked what became of a call", field="policies")
+        if policy.bulk_count and not may_be_count_path(policy.bulk_count):
+            raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")
+        try:
+            convert.CATEGORIES.read(policy.category)
+            convert.EFFECTS.read(policy.effect_class)
+            if policy.HasField("reports"):
+                require(not policy.without_background, "reports", "goes with tools that run in the background")
+                check_report_policy(convert.REPORTS.read(policy.reports))
+        except InvalidField as error:
+            raise InvalidField(f"policies: {error.message}", field="policies") from None
+
+
+def under_policies(source: Source, found: Iterable[DiscoveredTool]) -> list[DiscoveredTool]:
+    """Return the tools that are not excluded, by name, each with what its policy says of it."""
+    by_name = {policy.tool_name: policy for policy in source.config.policies}
+    default = by_name.get(EVERY_TOOL, SourceToolPolicy())
+    kept: list[DiscoveredTool] = []
+    for tool in found:
+        policy = by_name.get(tool.definition.name.removeprefix(f"{source.name}."), default)
+        if not policy.excluded:
+            kept.append(replace(tool, definition=_under(tool.definition, policy)))
+    return sorted(kept, key=lambda tool: tool.definition.name)
+
+
+def _under(definition: ToolDefinition, policy: SourceToolPolicy) -> ToolDefinition:
+    return replace(
+        definition,
+        category=convert.CATEGORIES.read(policy.category) if policy.category else definition.category,
+        effect=convert.EFFECTS.read(policy.effect_class) if policy.effect_class else definition.effect,
+        timeout_seconds=policy.timeout_seconds or definition.timeout_seconds,
+        bulk_count=policy.bulk_count,
+        without_background=policy.without_background,
+        async_timeout_seconds=policy.async_timeout_seconds,
+        permits_grants=policy.permits_grants,
+        reports=convert.REPORTS.read(policy.reports) if policy.HasField("reports") else None,
+    )
