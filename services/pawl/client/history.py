@@ -25,13 +25,13 @@ class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
+    name: str = ""
+    arguments: str = ""
 
 
 class _ToolCall(msgspec.Struct):
     function: _Function
-    id: str | None = None
+    id: str = ""
 
 
 class _ChatMessage(msgspec.Struct):
@@ -77,7 +77,7 @@ def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
     ]
     return conversation_pb2.HistoryMessage(
         role=_ROLES.get(str(message.role), conversation_pb2.HISTORY_ROLE_UNSPECIFIED),
-        text="\n\n".join(texts) or message.refusal,
+        text="\n\n".join(texts) or message.refusal or "",
         calls=calls,
-        call_id=message.tool_call_id,
+        call_id=message.tool_call_id or "",
     )
