@@ -49,10 +49,9 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, Ports
 from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.lists import ListServicer
 from pawl.job_store.ledger.rpc.messages import LOST, head_of, text_of, usage_of
 from pawl.job_store.ledger.rpc.operations import CANCEL
-from pawl.job_store.ledger.rpc.servicer import LedgerServicer
+from pawl.job_store.ledger.rpc.servicer import LedgerServicer, ListServicer
 from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases

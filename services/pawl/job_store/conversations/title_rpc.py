@@ -11,7 +11,7 @@ from pawl.event.v1 import message_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1 import titles_pb2_grpc
 from pawl.job_store.conversations.store.titles import PostgresTitles
-from pawl.job_store.ledger.rpc.messages import TITLE_TASK, used_of
+from pawl.job_store.ledger.rpc.messages import used_of
 from pawl.job_store.ledger.rules.titles import Said
 
 TITLES_MAX: Final = 16
@@ -28,7 +28,7 @@ class TitleServicer(titles_pb2_grpc.TitleServiceServicer):
         if not 1 <= request.titles_max <= TITLES_MAX:
             raise InvalidField(f"titles_max is from 1 to {TITLES_MAX}", field="titles_max")
         tasks = await self._titles.claim(titles_max=request.titles_max)
-        return pb.ClaimTitlesResponse(tasks=map(TITLE_TASK.write, tasks))
+        return pb.ClaimTitlesResponse(tasks=tasks)
 
     async def SetTitle(self, request: pb.SetTitleRequest, context: Context) -> pb.SetTitleResponse:
         store_id = check_id(request.store_id, "store_id")

@@ -12,12 +12,13 @@ from asyncpg import Record
 from pawl.chassis.db.database import Database, DatabaseAdapter
 from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import ConversationId, StoreId
+from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
 from pawl.job_store.ledger.rules.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, said_title
 from pawl.job_store.ledger.rules.usage import Quota, UsageKey, Used, day_of
 from pawl.job_store.ledger.store import usage
 from pawl.job_store.ledger.store.columns import joined
-from pawl.values import RunState, TitleTask
+from pawl.values import RunState
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608

@@ -13,7 +13,7 @@ from pawl.chassis.ids import CallId
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
 from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
-from pawl.job.v1 import ledger_pb2, titles_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import Claimed, LogGap
 from pawl.job_store.ledger.rpc.approvals import put_approval, put_grant
 from pawl.job_store.ledger.rules import inbox, stop
@@ -21,7 +21,7 @@ from pawl.job_store.ledger.rules.forks import Head
 from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, LastCommit, MessageRow, Offer, RunRow
 from pawl.job_store.ledger.rules.usage import Used, UsedOnDay
 from pawl.job_store.ledger.rules.waiting import Situation, Waiting
-from pawl.values import TOKENS_MAX, TitleTask
+from pawl.values import TOKENS_MAX
 
 M = TypeVar("M", bound=ProtoMessage)
 
@@ -115,7 +115,6 @@ _RUN: Final = _WIRE.struct(
     ),
 )
 _USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
-TITLE_TASK: Final = _WIRE.struct(TitleTask, titles_pb2.TitleTask)
 # It is in a call.
 _WIRE.struct(
     Offer,
