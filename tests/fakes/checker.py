@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pawl.agent_loop.agents.rules import OfferedTool
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.fact import OutputChecked
 from pawl.agent_loop.loop.rules.parts import FilePart
 from pawl.agent_loop.loop.rules.run import Run
@@ -21,10 +22,10 @@ from pawl.values import Disposition, ExecutionContext, JobReports, ReportPolicy,
 _DIGEST = ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)
 
 
-class FakeChecker:
-    """A `CallChecker` that refuses arguments, and answers, with the word `bad` in them, and knows seven tools.
+class FakeChecker(RegistryClient):
+    """A registry that refuses arguments, and answers, with the word `bad` in them, and knows seven tools.
 
-    As a `ToolFinder` it offers five of them, one to those with the role clerk only.
+    It offers five of them, one to those with the role clerk only.
     """
 
     is_away = False

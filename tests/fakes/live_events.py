@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pawl.agent_loop.api.ports import LiveSubscription
+from pawl.agent_loop.api.live import BusEvents
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import event_pb2
 
 
-class FakeLive:
+class FakeLive(BusEvents):
     """Live events. `connected = False` stops them; `lose` drops those that it returns True for."""
 
+    connected = True
+
     def __init__(self) -> None:
-        self.connected = True
         self.lose: Callable[[int], bool] = lambda _seq: False
         self.takers: defaultdict[str, list[Callable[[event_pb2.RunEvent], Awaitable[None]]]] = defaultdict(list)
         self.subscriptions = 0
@@ -23,14 +25,12 @@ class FakeLive:
         self.viewers: list[tuple[str, str, str]] = []
         self.ticks = 0
 
-    async def subscribe(
-        self, store_id: str, run_id: str, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
-    ) -> FakeSubscription:
+    async def subscribe(self, store_id: str, run_id: str, take: Callable[[event_pb2.RunEvent], Awaitable[None]]) -> Any:
         self.subscriptions += 1
         self.takers[run_id].append(take)
         return FakeSubscription(self, run_id, take)
 
-    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> LiveSubscription:
+    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> Any:
         self.inboxes.append(changed)
         return FakeSubscription(self, "", _nothing)
 

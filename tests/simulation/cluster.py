@@ -14,16 +14,16 @@ from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
-from pawl.agent_loop.schedules.ledger import ScheduleLedger
-from pawl.agent_loop.schedules.schedules import Schedules as AgentLoopSchedules
+from pawl.agent_loop.schedules.rpc import ScheduleServicer as AgentLoopSchedules
 from pawl.agent_loop.schedules.starting import Starting
-from pawl.agent_loop.triggers.ledger import TriggerLedger
-from pawl.agent_loop.triggers.triggers import Triggers as AgentLoopTriggers
+from pawl.agent_loop.triggers.rpc import TriggerServicer as AgentLoopTriggers
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
 from pawl.chassis.process.lifecycle import Background
 from pawl.errors import TooLarge
+from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
+from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 from pawl.job_store.ledger.announcer import NatsAnnouncer
 from pawl.job_store.ledger.ports import Limits as JobStoreLimits
 from pawl.job_store.ledger.rules import inbox
@@ -34,7 +34,6 @@ from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.triggers import Triggers
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
-from tests.fakes.checker import FakeChecker
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation import registry, triggers
 from tests.simulation.bus import Broker, SimulatedBus
@@ -184,9 +183,7 @@ class AgentLoop:
             ledger=self.ledger,
             live=BusEvents(bus),
             agents=MemoryAgents(),
-            checker=registry_client,
-            tools=FakeChecker(),
-            documents=FakeChecker(),
+            registry=registry_client,
             clock=clock,
             ids=ids,
             defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=people_wanted),
@@ -206,17 +203,19 @@ class AgentLoop:
         channel: Any = Channel(Replicas(network, job_stores, draw.randrange).call)
         self.forward_of_schedules = PublicLedger(channel).forward
         self.schedules = AgentLoopSchedules(
-            ledger=ScheduleLedger(channel),
+            ScheduleLedgerServiceStub(channel),
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
+            forward=self.clients.forward,
         )
         channel = Channel(Replicas(Network(chance, history, f"triggers of {name}"), job_stores, draw.randrange).call)
         self.forward_of_triggers = PublicLedger(channel).forward
         self.triggers = AgentLoopTriggers(
-            ledger=TriggerLedger(channel),
+            TriggerLedgerServiceStub(channel),
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
             ids=IdSource(clock, chance.stream("event ids", name).getrandbits),
+            forward=self.clients.forward,
         )
 
     async def serve(self) -> None:

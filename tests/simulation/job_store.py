@@ -77,6 +77,9 @@ class Channel:
 
         return call
 
+    def stream_stream(self, path: str, **_: object) -> None:
+        """Give nothing: job-store answers no streams of requests."""
+
     async def _responses(self, path: str, request: Any, user: Principal | None) -> list[Any]:
         responses = await self._call(path.rpartition("/")[2], request, user)
         return [type(response).FromString(response.SerializeToString()) for response in responses]

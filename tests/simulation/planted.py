@@ -196,7 +196,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="one_fire_a_second_is_enough",
-        module="pawl.agent_loop.schedules.schedules",
+        module="pawl.agent_loop.schedules.rpc",
         text="            await self._fire_all(due, begin)",
         instead="            await self._fire_all(due, begin)\n"
         "            await self._clock.sleep(wait_seconds if due else 0)",

@@ -44,6 +44,7 @@ from pawl.tool_registry.rules.verdict import grant_digest
 from pawl.values import REPEATABLE, Disposition, EffectClass, Execution, Outcome, Progress, ReadTimeouts, Series
 from pawl.values import EffectClass as EffectOf
 from pawl.values import Series as RegisteredSeries
+from tests.fakes.checker import FakeChecker
 from tests.fakes.registry import tool
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History
@@ -361,10 +362,11 @@ def _is_over(series: Series) -> bool:
     return series.end_time is not None and now > series.end_time + _LATE_SECONDS
 
 
-class Client:
-    """The registry as an agent-loop sees it: a `Registry` and a `CallChecker`. `current` is the process now."""
+class Client(FakeChecker):
+    """The registry as an agent-loop sees it. `current` is the process now."""
 
     def __init__(self, network: Network, current: Sequence[Server]) -> None:
+        super().__init__()
         self._network = network
         self._current = current
 

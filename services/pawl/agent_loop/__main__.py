@@ -22,15 +22,11 @@ from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
-from pawl.agent_loop.schedules.ledger import ScheduleLedger
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
-from pawl.agent_loop.schedules.schedules import Schedules
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.agent_loop.titles.titles import TitleLedgerClient, TitleMaker
-from pawl.agent_loop.triggers.ledger import TriggerLedger
+from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.agent_loop.triggers.rpc import TriggerServicer
-from pawl.agent_loop.triggers.triggers import Triggers
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.bus.connection import Bus
 from pawl.chassis.identity.auth import Principal
@@ -40,6 +36,9 @@ from pawl.chassis.ids import WorkerId
 from pawl.chassis.process.lifecycle import run_service
 from pawl.chassis.process.service import Service
 from pawl.chassis.process.settings import load
+from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
+from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
+from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 
 
 async def main(stop: asyncio.Event) -> None:
@@ -65,9 +64,7 @@ async def main(stop: asyncio.Event) -> None:
                 ledger=PublicLedger(job_store, worker.wake) if worker else PublicLedger(job_store),
                 agents=AgentLedger(job_store),
                 live=live,
-                checker=registry,
-                tools=registry,
-                documents=registry,
+                registry=registry,
                 clock=service.clock,
                 ids=service.ids,
                 defaults=settings.run_defaults,
@@ -77,14 +74,13 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start("looks", partial(clients.pending.follow, live))
             clients.add_to(server)
             starting = Starting(clients.messages, is_gone)
-            schedules = Schedules(ledger=ScheduleLedger(job_store), starting=starting, clock=service.clock)
-            schedule_servicer = ScheduleServicer(schedules, starting, clients.forward)
-            server.add_forwarding(add_ScheduleServiceServicer_to_server, schedule_servicer, clients.forward)
+            stub = ScheduleLedgerServiceStub(job_store)
+            schedules = ScheduleServicer(stub, starting, service.clock, clients.forward)
+            server.add_forwarding(add_ScheduleServiceServicer_to_server, schedules, clients.forward)
             service.background.start("schedules", schedules.fire_forever)
-            events = TriggerLedger(job_store)
-            triggers = Triggers(ledger=events, starting=starting, clock=service.clock, ids=service.ids)
-            trigger_servicer = TriggerServicer(triggers, clients.forward)
-            server.add_forwarding(add_TriggerServiceServicer_to_server, trigger_servicer, clients.forward)
+            events = TriggerLedgerServiceStub(job_store)
+            triggers = TriggerServicer(events, starting, service.clock, service.ids, clients.forward)
+            server.add_forwarding(add_TriggerServiceServicer_to_server, triggers, clients.forward)
             service.background.start("triggers", triggers.fire_forever)
         serving = service.serve(server, stop)
         await (_beside(serving, stop, worker.hand_over) if worker else serving)
@@ -141,7 +137,7 @@ async def _worker(
     service.background.start("fence", worker.fence_forever)
     if dependencies.makes_titles:
         maker = TitleMaker(
-            TitleLedgerClient(job_store),
+            TitleServiceStub(job_store),
             model,
             clock=service.clock,
             meter=dependencies.meter,

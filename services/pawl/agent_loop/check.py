@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import os
-import struct
 import sys
-import zlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import openai
@@ -42,24 +41,10 @@ _TOOL: Final = {
 _FORM: Final = ResponseFormat(
     schema_json=b'{"type":"object","properties":{"sum":{"type":"integer"}},"required":["sum"]}'
 )
-_SIDE: Final = 64
-
-
-def _png_chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-
-# A red square.
-_RED: Final = ImagePart(
-    media_type="image/png",
-    data=b"".join(
-        (
-            b"\x89PNG\r\n\x1a\n",
-            _png_chunk(b"IHDR", struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)),
-            _png_chunk(b"IDAT", zlib.compress((b"\0" + b"\xff\0\0" * _SIDE) * _SIDE)),
-            _png_chunk(b"IEND", b""),
-        )
-    ),
+# A red square of 64 by 64 points.
+_RED_PNG: Final = (
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
+    "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC"
 )
 _LONG: Final = ({"role": "user", "content": "count to 500"},)
 _ASK: Final = ({"role": "user", "content": 'call add_numbers with {"a": 2, "b": 3}'},)
@@ -71,20 +56,15 @@ class Report:
 
     lines: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
-    works: bool = True
 
-    def good(self, text: str) -> None:
-        """Note what works."""
-        self.lines.append(f"ok    {text}")
+    def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
+        """Note what works, what works otherwise than expected, or what runs cannot do without."""
+        self.lines.append(f"{mark:<6}{text}")
 
-    def note(self, text: str) -> None:
-        """Note what works otherwise than one might think."""
-        self.lines.append(f"note  {text}")
-
-    def bad(self, text: str) -> None:
-        """Note what runs cannot do without."""
-        self.lines.append(f"FAIL  {text}")
-        self.works = False
+    @property
+    def works(self) -> bool:
+        """True if nothing failed."""
+        return not any(line.startswith("FAIL") for line in self.lines)
 
 
 class Probe:
@@ -107,25 +87,27 @@ class Probe:
             await self._form()
             await self._image()
         except ModelError as error:
-            self.report.bad(error.problem.message)
+            self.report.add("FAIL", error.problem.message)
         return self.report
 
     async def _stream(self) -> None:
         answer = await self._answer(_ask("say hello"))
         report = self.report
-        report.good(f"an answer came as a stream (finish reason {answer.finish_reason or 'none'!r})")
+        report.add("ok", f"an answer came as a stream (finish reason {answer.finish_reason or 'none'!r})")
         if answer.empty:
-            report.bad("the answer had neither text nor a call")
+            report.add("FAIL", "the answer had neither text nor a call")
         if not answer.finish_reason:
-            report.note("no finish reason: only `[DONE]` says that an answer is whole")
+            report.add("note", "no finish reason: only `[DONE]` says that an answer is whole")
         if answer.usage.input_tokens and answer.usage.output_tokens:
-            report.good("it says how many tokens were used")
+            report.add("ok", "it says how many tokens were used")
         else:
-            report.note("it does not say how many tokens were used: they are estimated, at three bytes a token")
+            report.add("note", "it does not say how many tokens were used: they are estimated, at three bytes a token")
         if "<think>" in answer.text:
-            report.note("reasoning stands in the text, as <think>: have the server part them (docs/model-server.md)")
+            report.add(
+                "note", "reasoning stands in the text, as <think>: have the server part them (docs/model-server.md)"
+            )
         elif answer.reasoning:
-            report.good("it sends its reasoning apart from the text")
+            report.add("ok", "it sends its reasoning apart from the text")
 
     async def _limit(self) -> None:
         """Find the field by which an answer can be limited; budgets of tokens need it."""
@@ -138,35 +120,37 @@ class Probe:
                     raise
                 continue
             if answer.cut_off:
-                self.report.good(f"{name} limits an answer, and the finish reason says so")
+                self.report.add("ok", f"{name} limits an answer, and the finish reason says so")
                 self.report.settings["PAWL_OUTPUT_TOKENS_FIELD"] = name
                 return
         self._field = "max_completion_tokens"
-        self.report.note("nothing limits an answer: budgets of tokens are passed by what it writes too much")
+        self.report.add("note", "nothing limits an answer: budgets of tokens are passed by what it writes too much")
 
     async def _tools(self) -> None:
         asking = replace(_ask(""), messages=_ASK, tools=(_TOOL,))
         answer = await self._answer(asking)
         if not answer.calls:
-            self.report.bad("it did not call the tool that it was asked to call: runs have no tools with this model")
+            self.report.add(
+                "FAIL", "it did not call the tool that it was asked to call: runs have no tools with this model"
+            )
             return
         call = answer.calls[0]
         if call.name != "add_numbers" or not is_json(call.arguments, dict):
-            self.report.bad(f"its call cannot be read: {call.name[:100]!r} with {call.arguments[:100]!r}")
+            self.report.add("FAIL", f"its call cannot be read: {call.name[:100]!r} with {call.arguments[:100]!r}")
             return
-        self.report.good("it calls tools")
+        self.report.add("ok", "it calls tools")
         echoes = [ReasoningEcho.AUTO, ReasoningEcho.NONE, ReasoningEcho.REASONING] if answer.reasoning else ["auto"]
         for echo in echoes:
             try:
                 last = await self._answer(replace(asking, messages=_with_result(answer, echo)))
             except ModelError as error:
                 if error.problem.retryable or echo == echoes[-1]:
-                    self.report.bad(f"it does not take the result of a call: {error.problem.message}")
+                    self.report.add("FAIL", f"it does not take the result of a call: {error.problem.message}")
                     return
                 continue
             self.report.settings["PAWL_REASONING_ECHO"] = str(echo)
             said = "answers with" if last.text.strip() else "takes"
-            self.report.good(f"it {said} the result of a call")
+            self.report.add("ok", f"it {said} the result of a call")
             return
 
     async def _form(self) -> None:
@@ -174,25 +158,28 @@ class Probe:
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:
-            self.report.note(f"runs cannot ask it for an answer in a form: {error.problem.message}")
+            self.report.add("note", f"runs cannot ask it for an answer in a form: {error.problem.message}")
             return
         if is_json(answer.text, dict):
-            self.report.good("it answers in the form that is asked for")
+            self.report.add("ok", "it answers in the form that is asked for")
         else:
-            self.report.note("it does not know response_format: an answer in a form takes a round more")
+            self.report.add("note", "it does not know response_format: an answer in a form takes a round more")
 
     async def _image(self) -> None:
-        asked = [Part(text="Which colour is this? Answer with one word."), Part(image=_RED)]
+        asked = [
+            Part(text="Which colour is this? Answer with one word."),
+            Part(image=ImagePart(media_type="image/png", data=base64.b64decode(_RED_PNG))),
+        ]
         content = parts.content(asked, takes_images=True)
         try:
             answer = await self._answer(replace(_ask(""), messages=({"role": "user", "content": content},)))
         except ModelError as error:
-            self.report.note(f"it takes no images: {error.problem.message}")
+            self.report.add("note", f"it takes no images: {error.problem.message}")
             return
         if "red" not in answer.text.lower():
-            self.report.note("it takes images and does not see them")
+            self.report.add("note", "it takes images and does not see them")
             return
-        self.report.good("it sees images")
+        self.report.add("ok", "it sees images")
         self.report.settings["PAWL_MODEL_INPUT"] = "text,image"
 
     async def _answer(self, request: ModelRequest) -> ModelAnswer:
@@ -241,7 +228,7 @@ async def check(base_url: str, api_key: str, model: str) -> Report:
     model = model or await first_model(base_url, api_key)
     if not model:
         report = Report()
-        report.bad("it lists no models, or cannot be reached: name one with --model")
+        report.add("FAIL", "it lists no models, or cannot be reached: name one with --model")
         return report
     return await Probe(base_url, api_key, model).run()
 

@@ -17,19 +17,19 @@ from pawl.agent_loop.agents.rpc import AgentRegistryServicer
 from pawl.agent_loop.api import watch
 from pawl.agent_loop.api.inbox import Inbox
 from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.api.operator_rpc import OperatorServicer
 from pawl.agent_loop.api.pending import Pending
-from pawl.agent_loop.api.ports import CallChecker, DocumentReader, LiveEvents, ToolFinder
 from pawl.agent_loop.api.rpc import HEARTBEAT_SECONDS, AgentServicer
 from pawl.agent_loop.api.run_steps import RunSteps
 from pawl.agent_loop.api.session import Sessions
 from pawl.agent_loop.api.session_stream import Parts, SessionTimes
 from pawl.agent_loop.api.watch import Watches
 from pawl.agent_loop.api.whoami import Introductions
-from pawl.agent_loop.conversations.rpc import Conversations, ConversationServicer
-from pawl.agent_loop.jobs.jobs import Jobs
+from pawl.agent_loop.conversations.rpc import ConversationServicer
 from pawl.agent_loop.jobs.rpc import JobServicer
+from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.undo.undoing import Undoing
 from pawl.chassis.identity.auth import require_user
@@ -58,10 +58,8 @@ class ClientSide:
         *,
         ledger: PublicLedger,
         agents: AgentLedger,
-        live: LiveEvents,
-        checker: CallChecker,
-        tools: ToolFinder,
-        documents: DocumentReader,
+        live: BusEvents,
+        registry: RegistryClient,
         clock: Clock,
         ids: IdSource,
         defaults: RunDefaults,
@@ -76,18 +74,16 @@ class ClientSide:
             poll_seconds=times.poll_seconds,
             connected_poll_seconds=times.connected_poll_seconds,
         )
-        self.agents = Agents(ledger=agents, tools=tools, checker=checker, clock=clock, defaults=defaults)
+        self.agents = Agents(ledger=agents, registry=registry, clock=clock, defaults=defaults)
         self.messages = Messages(
             ledger=ledger,
             defaults=defaults,
             agents=self.agents,
-            checker=checker,
-            documents=documents,
+            registry=registry,
             takes_images=takes_images,
-            tools=tools,
         )
         self.inbox = Inbox(
-            ledger=ledger, checker=checker, ids=ids, now=clock.now, lease_seconds=times.sessions.offer_lease_seconds
+            ledger=ledger, registry=registry, ids=ids, now=clock.now, lease_seconds=times.sessions.offer_lease_seconds
         )
         self.sessions = Sessions(
             ids,
@@ -101,24 +97,25 @@ class ClientSide:
             ),
         )
         self.pending = Pending(ledger=ledger, clock=clock)
-        jobs = Jobs(ledger=ledger, inbox=self.inbox, messages=self.messages, checker=checker, clock=clock, ids=ids)
+        self._jobs = JobServicer(
+            ledger=ledger, inbox=self.inbox, messages=self.messages, registry=registry, clock=clock, ids=ids
+        )
         self.servicer = AgentServicer(
             messages=self.messages,
             inbox=self.inbox,
-            jobs=jobs,
+            jobs=self._jobs,
             pending=self.pending,
             watches=self.watches,
             sessions=self.sessions,
             undoing=Undoing(ledger=ledger, defaults=defaults),
             steps=RunSteps(ledger=ledger, watches=self.watches),
             introductions=Introductions(
-                checker=checker, agents=self.agents, defaults=defaults, takes_images=takes_images, version=_VERSION
+                registry=registry, agents=self.agents, defaults=defaults, takes_images=takes_images, version=_VERSION
             ),
             heartbeat_seconds=times.heartbeat_seconds,
         )
         self.operators = OperatorServicer(ledger, ids)
-        self._job_servicer = JobServicer(jobs)
-        self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
+        self._conversation_servicer = ConversationServicer(ledger, ids)
 
     async def forward(self, method: str, request: bytes) -> bytes:
         """Have job-store answer a request of the calling user as it came."""
@@ -128,7 +125,7 @@ class ClientSide:
         """Have a server answer for them."""
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
         server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
-        server.add(add_JobServiceServicer_to_server, self._job_servicer)
+        server.add(add_JobServiceServicer_to_server, self._jobs)
         server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
         registry = AgentRegistryServicer(self.agents)
         server.add_forwarding(add_AgentRegistryServiceServicer_to_server, registry, self.forward)

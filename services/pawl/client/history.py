@@ -20,25 +20,25 @@ _ROLES: Final = {
 _FAULTS_SHOWN_MAX: Final = 20
 
 
-class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
+class _ChatText(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
+class _ChatFunction(msgspec.Struct):
+    name: str = ""
+    arguments: str = ""
 
 
-class _ToolCall(msgspec.Struct):
-    function: _Function
-    id: str | None = None
+class _ChatCall(msgspec.Struct):
+    function: _ChatFunction
+    id: str = ""
 
 
 class _ChatMessage(msgspec.Struct):
     role: Any = None
-    content: str | list[_TextPart] | None = None
+    content: str | list[_ChatText] | None = None
     refusal: str | None = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: list[_ChatCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -77,7 +77,7 @@ def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
     ]
     return conversation_pb2.HistoryMessage(
         role=_ROLES.get(str(message.role), conversation_pb2.HISTORY_ROLE_UNSPECIFIED),
-        text="\n\n".join(texts) or message.refusal,
+        text="\n\n".join(texts) or message.refusal or "",
         calls=calls,
-        call_id=message.tool_call_id,
+        call_id=message.tool_call_id or "",
     )

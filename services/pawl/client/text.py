@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Final, Self
 
 from pawl.event.v1 import event_pb2, gap_pb2, message_pb2
@@ -98,10 +97,8 @@ class TextReader:
         after = self._text()
         if after == before:
             return None
-        kept = len(before) if after.startswith(before) else _common(before, after)
+        kept = len(before)
+        if not after.startswith(before):
+            pairs = enumerate(zip(before, after, strict=False))
+            kept = next((number for number, (one, other) in pairs if one != other), len(after))
         return Piece(after[kept:], len(before) - kept)
-
-
-def _common(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -48,8 +48,7 @@ from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, Ports
-from pawl.job_store.ledger.rpc.lists import ListServicer
-from pawl.job_store.ledger.rpc.servicer import LedgerServicer
+from pawl.job_store.ledger.rpc.servicer import LedgerServicer, ListServicer
 from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases

@@ -11,7 +11,6 @@ from pawl.values.run import (
     Overlap,
     RunState,
     StopCause,
-    TitleTask,
     Usage,
     WaitKind,
 )
@@ -68,7 +67,6 @@ __all__ = [
     "RunState",
     "Series",
     "StopCause",
-    "TitleTask",
     "Usage",
     "WaitKind",
 ]

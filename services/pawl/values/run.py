@@ -9,8 +9,6 @@ from typing import Final
 
 import msgspec
 
-from pawl.chassis.ids import ConversationId, StoreId
-
 TOKENS_MAX: Final = 2**53
 """Most tokens that are counted."""
 
@@ -118,17 +116,3 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     def _with_each(self, combine: Callable[[int, int], int], other: Usage) -> Usage:
         return Usage(**{name: combine(getattr(self, name), getattr(other, name)) for name in Usage.__struct_fields__})
-
-
-class TitleTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that needs a title, with the start of its first message and of the `model`'s answer.
-
-    `attempt` counts the attempts, this one included.
-    """
-
-    store_id: StoreId
-    conversation_id: ConversationId
-    attempt: int
-    model: str
-    user_text: str
-    answer_text: str

@@ -233,7 +233,7 @@ async def test_a_request_is_the_same_although_its_document_has_changed(
 ) -> None:
     """I2: and the message keeps the text that it came with."""
     first = await start(stub, "Look", FILE, request_id="r1")
-    documents: Any = clients.messages._documents
+    documents: Any = clients.messages._registry
     documents.documents["handbook.md"] = "Do not water the plants."
     again = await start(stub, "Look", FILE, request_id="r1")
     assert first.run_id == again.run_id

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pawl.agent.v1 import agent_pb2
 from pawl.chassis.db.database import Database
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import translating
@@ -242,7 +243,7 @@ async def test_nothing_of_it_happened_here(user: User, database: Database) -> No
         {},
         {"conversation_id": made.conversation_id},
         {"states": [run_pb2.RUN_STATE_COMPLETED]},
-        {"oldest_first": True},
+        {"order": agent_pb2.RUN_ORDER_OLDEST_FIRST},
     )
     for wanted in filters:
         assert not (await user.ask("ListRuns", **wanted)).runs

@@ -228,7 +228,7 @@ CLERK = PinnedAgent(name="clerk", version=1)
 
 async def give(world: World, tokens: int) -> None:
     definition = AgentDefinition(name="clerk", tools=ToolSelection(names=("look",)), daily_tokens_max=tokens)
-    await world.agents.put_agent(ANN, definition, ("look",), validate_only=False)
+    await world.agents.put(ANN, definition, ("look",), draft=False, validate_only=False)
 
 
 def use(world: World, tokens: int) -> None:

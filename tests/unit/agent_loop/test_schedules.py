@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
 
-from pawl.agent_loop.schedules.schedules import told_of
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.agent_loop.schedules.rpc import told_of
 from pawl.chassis.ids import RequestId
-from pawl.event.v1.schedule_pb2 import ScheduleDefinition
-from pawl.job.v1.schedules_pb2 import DueSchedule, GetDueScheduleResponse
+from pawl.event.v1.schedule_pb2 import ScheduleDefinition, ScheduleFire
+from pawl.job.v1.schedules_pb2 import (
+    DueSchedule,
+    FireScheduleRequest,
+    FireScheduleResponse,
+    GetDueScheduleRequest,
+    GetDueScheduleResponse,
+)
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.agent_loop.test_starters import ANN, Checks, ScheduleBook, firing_of
 
@@ -40,14 +47,14 @@ async def test_the_instructions_of_a_run_say_what_started_it(clock: ManualClock)
     instructions: list[str] = []
 
     class Book(ScheduleBook):
-        async def due(self, *_: object) -> GetDueScheduleResponse:
+        async def GetDueSchedule(self, request: GetDueScheduleRequest) -> GetDueScheduleResponse:
             response = GetDueScheduleResponse(due=report())
             response.past_times.add().FromDatetime(TIME)
             return response
 
-        async def fire(self, one: DueSchedule, message: object, **_: object) -> Any:
-            instructions.append(cast("Any", message).options.instructions)
-            return one
+        async def FireSchedule(self, request: FireScheduleRequest) -> FireScheduleResponse:
+            instructions.append(request.message.options.instructions)
+            return FireScheduleResponse(fire=ScheduleFire())
 
-    await firing_of(Book(), Checks({}), clock).backfill(ANN, "x", TIME, TIME, RequestId("r"))
+    await firing_of(Book(), Checks({}), clock).backfill(ANN, "x", Timestamp(), Timestamp(), RequestId("r"))
     assert "backfill" in instructions[0]

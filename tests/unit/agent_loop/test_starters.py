@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace as replaced
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
-from pawl.agent_loop.schedules.ledger import ScheduleLedger
-from pawl.agent_loop.schedules.schedules import Schedules
+from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.starting import Starting
-from pawl.agent_loop.triggers.ledger import TriggerLedger
-from pawl.agent_loop.triggers.triggers import BODY_BYTES_MAX, Triggers
+from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
@@ -32,13 +31,27 @@ from pawl.errors import (
 )
 from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW, SCHEDULE_OVERLAP_QUEUE, ScheduleDefinition, ScheduleFire
 from pawl.event.v1.trigger_pb2 import MailboxSource, MailPosition, TriggerDefinition
-from pawl.job.v1.schedules_pb2 import DueSchedule, GetDueScheduleResponse, ScheduleOwner
+from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
+from pawl.job.v1.schedules_pb2 import (
+    ClaimSchedulesRequest,
+    ClaimSchedulesResponse,
+    DueSchedule,
+    FireScheduleRequest,
+    FireScheduleResponse,
+    GetDueScheduleRequest,
+    GetDueScheduleResponse,
+    ScheduleOwner,
+)
 from pawl.job.v1.triggers_pb2 import (
+    CheckMailboxRequest,
     CheckMailboxResponse,
+    CheckWebhookRequest,
     CheckWebhookResponse,
     ClaimedEvent,
+    ClaimEventsRequest,
     ClaimEventsResponse,
     DueTrigger,
+    FireTriggerRequest,
     FireTriggerResponse,
     TriggerEvent,
 )
@@ -63,29 +76,25 @@ class ScheduleBook:
         self._wait_seconds = wait_seconds
         self.fired: list[tuple[str, str]] = []
 
-    async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+    async def ClaimSchedules(self, request: ClaimSchedulesRequest) -> ClaimSchedulesResponse:
         batch = self._batches.pop(0) if self._batches else ()
         if isinstance(batch, PawlError):
             raise batch
-        return batch, 0.0 if self._batches else self._wait_seconds
+        return ClaimSchedulesResponse(schedules=batch, wait_seconds=0.0 if self._batches else self._wait_seconds)
 
-    async def due(self, caller: Principal, name: str, *_: datetime) -> GetDueScheduleResponse:
-        return GetDueScheduleResponse(due=due(name))
+    async def GetDueSchedule(self, request: GetDueScheduleRequest) -> GetDueScheduleResponse:
+        return GetDueScheduleResponse(due=due(request.name))
 
-    async def fire(
-        self,
-        one: DueSchedule,
-        message: object,
-        *,
-        refusal: str = "",
-        request_id: RequestId,
-        backfill_time: datetime | None = None,
-    ) -> Any:
-        text = one.definition.text
+    async def FireSchedule(self, request: FireScheduleRequest) -> FireScheduleResponse:
+        text = request.due.definition.text
         if text == "away":
             raise DependencyUnavailable
-        self.fired.append((text, refusal))
-        return None if text == "stale" else ScheduleFire()
+        self.fired.append((text, request.refusal))
+        return FireScheduleResponse(fire=None if text == "stale" else ScheduleFire())
+
+
+async def forward(method: str, request: bytes) -> bytes:
+    raise AssertionError
 
 
 class Checks:
@@ -97,15 +106,13 @@ class Checks:
     async def checked(self, caller: Principal, request_id: RequestId, message: Any, *, must_exist: bool) -> Any:
         if message.text in self._refusals:
             raise self._refusals[message.text]
-        return message, None
+        return SubmitMessageRequest(text=message.text, conversation_key=message.conversation_key), None
 
 
-def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> Schedules:
-    return Schedules(
-        ledger=cast("ScheduleLedger", ledger),
-        starting=Starting(cast("Messages", checks), lambda caller: caller.credential_id == "file-gone"),
-        clock=clock,
-    )
+def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> ScheduleServicer:
+    stub: Any = ledger
+    starting = Starting(cast("Messages", checks), lambda caller: caller.credential_id == "file-gone")
+    return ScheduleServicer(stub, starting, clock, forward)
 
 
 async def for_a_while(clock: ManualClock, forever: Coroutine[Any, Any, None], seconds: float = 0.5) -> None:
@@ -167,24 +174,22 @@ async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualC
     class Past(ScheduleBook):
         def __init__(self) -> None:
             super().__init__()
-            self.requests: list[tuple[datetime | None, RequestId]] = []
+            self.requests: list[tuple[datetime, str]] = []
 
-        async def due(self, caller: Principal, name: str, *_: datetime) -> GetDueScheduleResponse:
-            response = GetDueScheduleResponse(due=due(name))
+        async def GetDueSchedule(self, request: GetDueScheduleRequest) -> GetDueScheduleResponse:
+            response = GetDueScheduleResponse(due=due(request.name))
             for time in times:
                 response.past_times.add().FromDatetime(time)
             return response
 
-        async def fire(
-            self, *_: object, request_id: RequestId, backfill_time: datetime | None = None, **__: object
-        ) -> Any:
-            self.requests.append((backfill_time, request_id))
-            return ScheduleFire()
+        async def FireSchedule(self, request: FireScheduleRequest) -> FireScheduleResponse:
+            self.requests.append((request.backfill_time.ToDatetime(tzinfo=UTC), request.request_id))
+            return FireScheduleResponse(fire=ScheduleFire())
 
     ledger = Past()
     schedules = firing_of(ledger, Checks({}), clock)
     for request_id in ("r", "r", "other", ""):
-        assert len(await schedules.backfill(ANN, "x", times[0], times[1], RequestId(request_id))) == 2
+        assert len(await schedules.backfill(ANN, "x", Timestamp(), Timestamp(), RequestId(request_id))) == 2
     assert ledger.requests[:2] == ledger.requests[2:4]
     assert len(set(ledger.requests)) == 6
     assert ledger.requests[6:] == [(time, "") for time in times]
@@ -213,32 +218,30 @@ class EventBook:
         self._changes = changes
         self._waiting = list(waiting)
         self.fired: list[tuple[TriggerEvent, Any, str]] = []
-        self.rest: dict[str, Any] = {}
+        self.last = FireTriggerRequest()
 
-    async def check_webhook(
-        self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes
-    ) -> CheckWebhookResponse:
-        return CheckWebhookResponse(due=self._trigger, event_id=headers.get("webhook-id", ""))
+    async def CheckWebhook(self, request: CheckWebhookRequest) -> CheckWebhookResponse:
+        return CheckWebhookResponse(due=self._trigger, event_id=request.headers.get("webhook-id", ""))
 
-    async def check_mailbox(self, store_id: StoreId, trigger_id: str, generation: int) -> CheckMailboxResponse:
+    async def CheckMailbox(self, request: CheckMailboxRequest) -> CheckMailboxResponse:
         return CheckMailboxResponse(due=self._trigger)
 
-    async def fire(
-        self, trigger: DueTrigger, event: TriggerEvent, message: Any, *, refusal: str = "", **rest: Any
-    ) -> FireTriggerResponse:
-        self.fired.append((event, message, refusal))
-        self.rest = rest
+    async def FireTrigger(self, request: FireTriggerRequest) -> FireTriggerResponse:
+        message = request.message if request.HasField("message") else None
+        self.fired.append((request.event, message, request.refusal))
+        self.last = request
         self._changes -= 1
-        return FireTriggerResponse(fire=None if self._changes >= 0 else ScheduleFire(event_id=event.event_id))
+        return FireTriggerResponse(fire=None if self._changes >= 0 else ScheduleFire(event_id=request.event.event_id))
 
-    async def claim_events(self, events_max: int) -> ClaimEventsResponse:
+    async def ClaimEvents(self, request: ClaimEventsRequest) -> ClaimEventsResponse:
         events = self._waiting.pop(0) if self._waiting else ()
         return ClaimEventsResponse(events=events, wait_seconds=0.0 if self._waiting else 1.0)
 
 
-def triggers_of(ledger: EventBook, clock: ManualClock, **refusals: Exception) -> Triggers:
+def triggers_of(ledger: EventBook, clock: ManualClock, **refusals: Exception) -> TriggerServicer:
     starting = Starting(cast("Messages", Checks(refusals)), lambda _: False)
-    return Triggers(ledger=cast("TriggerLedger", ledger), starting=starting, clock=clock, ids=IdSource(clock))
+    stub: Any = ledger
+    return TriggerServicer(stub, starting, clock, IdSource(clock), forward)
 
 
 async def delivered(trigger: DueTrigger, clock: ManualClock, body: bytes = b"{}", **headers: str) -> tuple[Any, Any]:
@@ -340,12 +343,12 @@ async def test_a_mail_is_the_data_of_its_run_and_one_that_does_not_count_is_skip
     mail = DeliverMailRequest(trigger_id="trg_1", event_id="f0.7.11", position=position, data_json=b'{"text":"hi"}')
     assert (await triggers.deliver_mail(ANN.store_id, mail)).HasField("fire")
     ((event, message, _),) = ledger.fired
-    assert (event.event_id, ledger.rest["mail"]) == ("f0.7.11", position)
+    assert (event.event_id, ledger.last.mail) == ("f0.7.11", position)
     assert '"source":"mail"' in message.text
     assert '"data":{"text":"hi"}' in message.text
     mail.skipped = "not you"
     await triggers.deliver_mail(ANN.store_id, mail)
-    assert (ledger.fired[1][1], ledger.rest["skipped"], ledger.fired[1][0].data) == (None, "not you", b"")
+    assert (ledger.fired[1][1], ledger.last.skipped, ledger.fired[1][0].data) == (None, "not you", b"")
     changed = EventBook(None)
     assert not (await triggers_of(changed, clock).deliver_mail(ANN.store_id, mail)).HasField("fire")
     assert changed.fired == []

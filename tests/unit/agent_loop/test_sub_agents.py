@@ -231,7 +231,7 @@ ANN = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 async def agents_of(world: World, **said: AgentDefinition) -> None:
     """Save agents, those first to which others delegate; each selects the tools that it names."""
     for definition in said.values():
-        await world.agents.put_agent(ANN, definition, definition.tools.names, validate_only=False)
+        await world.agents.put(ANN, definition, definition.tools.names, draft=False, validate_only=False)
 
 
 def clerk(
@@ -303,7 +303,7 @@ async def test_a_draft_gives_tasks_as_it_says_when_it_is_asked(*, is_there: bool
     """A run keeps what its draft said of itself, and the draft is not kept for it."""
     world = world_of(top=[calls(agent("part", agent="b")), says("Done.")], part=[says("Yes.")])
     await agents_of(world, b=clerk("b"))
-    await world.agents.put_draft(ANN, clerk("d", to=("b",)), (), validate_only=False)
+    await world.agents.put(ANN, clerk("d", to=("b",)), (), draft=True, validate_only=False)
     key = world.ledger.submit("top", agent=PinnedAgent(name="draft/d", version=1))
     if not is_there:
         await world.agents.repository.delete_draft(ANN.store_id, ANN.user_id, "d")

@@ -5,55 +5,66 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.run import Undo
 from pawl.agent_loop.titles.titles import SECONDS_MAX, TitleMaker
-from pawl.chassis.ids import ConversationId, RunId, StoreId
+from pawl.chassis.ids import RunId
 from pawl.errors import DependencyUnavailable
-from pawl.values import TitleTask, Usage
+from pawl.event.v1 import run_pb2
+from pawl.job.v1.titles_pb2 import (
+    ClaimTitlesRequest,
+    ClaimTitlesResponse,
+    SetTitleRequest,
+    SetTitleResponse,
+    TitleTask,
+)
 from tests.fakes.loop_world import CountingMeter, World
 from tests.fakes.model import FakeModel, Script, fails, says
 from tests.fakes.virtual_time import VirtualClock
 from tests.unit.agent_loop.scenario import VERDICTS
 
-TASK = TitleTask(
-    store_id=StoreId("acme"),
-    conversation_id=ConversationId("conv_0"),
-    attempt=1,
-    model="steady",
-    user_text="How warm is it?",
-    answer_text="12 degrees.",
-)
-
 
 class Ledger:
-    """A `TitleLedger` that gives tasks and keeps what is brought."""
+    """A stub of TitleService that gives tasks and keeps what is brought."""
 
     def __init__(self, tasks: Sequence[TitleTask], *, refuses: type[Exception] | None = None) -> None:
         self.tasks = list(tasks)
         self.refuses = refuses
-        self.brought: list[tuple[str, str, Usage]] = []
+        self.brought: list[tuple[str, str, run_pb2.Usage]] = []
 
-    async def claim_titles(self, *, titles_max: int) -> Sequence[TitleTask]:
-        taken, self.tasks = self.tasks[:titles_max], self.tasks[titles_max:]
-        return taken
+    async def ClaimTitles(self, request: ClaimTitlesRequest) -> ClaimTitlesResponse:
+        taken, self.tasks = self.tasks[: request.titles_max], self.tasks[request.titles_max :]
+        return ClaimTitlesResponse(tasks=taken)
 
-    async def set_title(self, task: TitleTask, text: str, usage: Usage) -> None:
-        self.brought.append((task.conversation_id, text, usage))
+    async def SetTitle(self, request: SetTitleRequest) -> SetTitleResponse:
+        self.brought.append((request.conversation_id, request.text, request.usage))
         if self.refuses is not None:
             raise self.refuses
+        return SetTitleResponse()
+
+
+def task(conversation_id: str = "conv_0", model: str = "") -> TitleTask:
+    return TitleTask(
+        store_id="acme",
+        conversation_id=conversation_id,
+        attempt=1,
+        model=model,
+        user_text="How warm is it?",
+        answer_text="12 degrees.",
+    )
 
 
 def tasks(count: int) -> list[TitleTask]:
-    return [replace(TASK, conversation_id=ConversationId(f"conv_{number}")) for number in range(count)]
+    return [task(conversation_id=f"conv_{number}") for number in range(count)]
 
 
 async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
     """Make titles for a while."""
-    maker = TitleMaker(ledger, model, clock=VirtualClock(), meter=CountingMeter(), default_model="default")
+    stub: Any = ledger
+    maker = TitleMaker(stub, model, clock=VirtualClock(), meter=CountingMeter(), default_model="default")
     loop = asyncio.create_task(maker.run())
     await asyncio.sleep(5 * SECONDS_MAX)
     assert not loop.done()
@@ -62,14 +73,14 @@ async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
 
 
 async def test_the_model_that_has_answered_is_asked_with_what_it_has_seen_only() -> None:
-    ledger, model = Ledger([TASK, replace(TASK, model="")]), FakeModel([says("Warmth"), says("Warmth")])
+    ledger, model = Ledger([task(model="steady"), task()]), FakeModel([says("Warmth"), says("Warmth")])
     await made(ledger, model)
     asked, other = model.requests
     assert (asked.model, other.model, asked.tools) == ("steady", "default", ())
     assert asked.output_tokens_max == 512
     assert [message["role"] for message in asked.messages] == ["system", "user"]
     assert asked.messages[1]["content"] == "User: How warm is it?\n\nAssistant: 12 degrees."
-    used = Usage(input_tokens=10, output_tokens=5, model_calls=1)
+    used = run_pb2.Usage(input_tokens=10, output_tokens=5, model_calls=1)
     assert ledger.brought == [("conv_0", "Warmth", used)] * 2
 
 

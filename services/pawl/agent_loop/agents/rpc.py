@@ -6,7 +6,8 @@ from typing import Final
 
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.agent_loop.agents.agents import Agents
-from pawl.agent_loop.agents.rules import AgentDefinition, AgentVersion
+from pawl.agent_loop.agents.ledger import VERSION
+from pawl.agent_loop.agents.rules import AgentDefinition
 from pawl.agent_loop.api import convert
 from pawl.chassis.identity.auth import require_decider, require_user
 from pawl.chassis.ids import check_agent_name
@@ -15,7 +16,6 @@ from pawl.errors import AgentNotFound
 from pawl.event.v1 import agent_pb2
 
 _DEFINITION: Final = convert.WIRE.struct(AgentDefinition, agent_pb2.AgentDefinition, field="definition")
-_VERSION: Final = convert.WIRE.struct(AgentVersion, agent_pb2.AgentVersion)
 _VERSION_MAX: Final = 2**31 - 1
 
 
@@ -26,27 +26,22 @@ class AgentRegistryServicer:
         self._agents = agents
 
     async def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Context) -> pb.UpdateAgentResponse:
-        definition = _DEFINITION.read(request.definition)
-        saved = await self._agents.update(require_decider(), definition, validate_only=request.validate_only)
-        return pb.UpdateAgentResponse(
-            agent=_VERSION.write(saved.agent), created=saved.created, unmatched=saved.unmatched
-        )
+        caller, definition = require_decider(), _DEFINITION.read(request.definition)
+        saved = await self._agents.update(caller, definition, draft=False, validate_only=request.validate_only)
+        return pb.UpdateAgentResponse(**saved)
 
     async def GetAgent(self, request: pb.GetAgentRequest, context: Context) -> pb.GetAgentResponse:
         check_agent_name(request.name, "name")
         if request.version > _VERSION_MAX:
             raise AgentNotFound
         found = await self._agents.get(require_user(), request.name, request.version)
-        return pb.GetAgentResponse(agent=_VERSION.write(found))
+        return pb.GetAgentResponse(agent=VERSION.write(found))
 
     async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
-        listing = self._agents.list_drafts if request.drafts else self._agents.list
-        page = await listing(require_user(), convert.page(request), request.labels)
-        return pb.ListAgentsResponse(agents=map(_VERSION.write, page.items), next_page_token=page.next_page_token)
+        found, token = await self._agents.list(require_user(), request)
+        return pb.ListAgentsResponse(agents=map(VERSION.write, found), next_page_token=token)
 
     async def UpdateDraft(self, request: pb.UpdateDraftRequest, context: Context) -> pb.UpdateDraftResponse:
-        definition = _DEFINITION.read(request.definition)
-        saved = await self._agents.update_draft(require_user(), definition, validate_only=request.validate_only)
-        return pb.UpdateDraftResponse(
-            agent=_VERSION.write(saved.agent), created=saved.created, unmatched=saved.unmatched
-        )
+        caller, definition = require_user(), _DEFINITION.read(request.definition)
+        saved = await self._agents.update(caller, definition, draft=True, validate_only=request.validate_only)
+        return pb.UpdateDraftResponse(**saved)

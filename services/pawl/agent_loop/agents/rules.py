@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -221,19 +222,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
 
 def matches(pattern: str, name: str) -> bool:
     """Return whether a name is of a pattern, in which `*` stands for any characters. Takes linear time."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return name == pattern
-    last = rest.pop()
-    if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
-        return False
-    place, end = len(first), len(name) - len(last)
-    for part in rest:
-        found = name.find(part, place, end)
-        if found < 0:
-            return False
-        place = found + len(part)
-    return True
+    return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
 def deployed(defaults: RunDefaults) -> AgentVersion:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.identity.roles import APPROVERS
-from pawl.errors import PermissionDenied
 from pawl.values import DecisionRight
 
 
@@ -18,13 +17,3 @@ def decision_right(caller: Principal) -> DecisionRight:
     if caller.roles & APPROVERS:
         return DecisionRight.STORE
     return DecisionRight.QUESTIONS if caller.roles else DecisionRight.OWN_RUNS
-
-
-def require_approver(caller: Principal) -> None:
-    """Return if the caller may see what awaits an approval in the store.
-
-    Raises:
-        PermissionDenied: the caller is neither approver nor admin.
-    """
-    if not caller.roles & APPROVERS:
-        raise PermissionDenied("this needs the role approver or admin")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from pawl.agent.v1 import agent_pb2, conversation_pb2, types_pb2, undo_pb2
-from pawl.agent_loop.api.values import PageAsked
 from pawl.agent_loop.conversations.rules import HistoryCall, HistoryMessage
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import checks
@@ -38,15 +37,6 @@ def run_id(request: Any) -> RunId:
 def request_id(request: Any) -> RequestId:
     """Return the id of a request; empty if it has none."""
     return check_id(request.request_id, "request_id", optional=True)
-
-
-def page(request: Any) -> PageAsked:
-    """Return which page of a list a request asks for.
-
-    Raises:
-        InvalidField
-    """
-    return PageAsked(page_size=checks.page_size(request.page_size), page_token=request.page_token)
 
 
 def _check_known(kind: Any, values: Sequence[int], field: str) -> None:

@@ -15,7 +15,8 @@ from contextlib import aclosing
 from typing import Final
 
 from pawl.agent_loop.api.ledger import PublicLedger
-from pawl.agent_loop.api.ports import LiveEvents, LiveSubscription
+from pawl.agent_loop.api.live import BusEvents
+from pawl.chassis.bus.outbox import Subscription
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.process import logs
@@ -114,14 +115,14 @@ class Feed:
     """The events of one run for all of its watchers. `readers` bounds how many feeds read at once."""
 
     def __init__(
-        self, ledger: PublicLedger, live: LiveEvents, caller: Principal, run_id: RunId, *, readers: asyncio.Semaphore
+        self, ledger: PublicLedger, live: BusEvents, caller: Principal, run_id: RunId, *, readers: asyncio.Semaphore
     ) -> None:
         self._ledger = ledger
         self._live = live
         self._caller = caller
         self._run_id = run_id
         self._readers = readers
-        self._subscribing: asyncio.Task[LiveSubscription] | None = None
+        self._subscribing: asyncio.Task[Subscription] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._tail: deque[RunEvent] = deque()
         self._tail_bytes = 0

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.api import approvers, convert, operator_rpc, replies
 from pawl.agent_loop.api.ledger import PublicLedger
-from pawl.agent_loop.api.ports import CallChecker
 from pawl.agent_loop.api.replies import Reply
 from pawl.agent_loop.api.values import NOBODY, ClientSession
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import background, checks
 from pawl.agent_loop.loop.rules.tool import Verdict
 from pawl.chassis.identity.auth import Principal, check_decides
@@ -67,14 +67,14 @@ class Inbox:
         self,
         *,
         ledger: PublicLedger,
-        checker: CallChecker,
+        registry: RegistryClient,
         ids: IdSource,
         now: Callable[[], float],
         lease_seconds: float = 30.0,
     ) -> None:
         self._ledger = ledger
         self._now = now
-        self._checker = checker
+        self._registry = registry
         self._ids = ids
         self.lease_seconds = lease_seconds
 
@@ -215,7 +215,7 @@ class Inbox:
                 series = background.edited_series(series, wire.SERIES.read(decision.edited_series), self._now())
         # The run as a service reads it: who edits may be no more than an approver to it.
         run = await self._ledger.get_run_as_service(caller, RunId(call.run_id))
-        verdict = await self._checker.check_edit(run, call, decision.arguments_json, series)
+        verdict = await self._registry.check_edit(run, call, decision.arguments_json, series)
         if series is None:
             return verdict, None
         if not verdict.series_digest:
@@ -230,7 +230,7 @@ class Inbox:
             return
         schema_json = call.question.answer_schema_json
         if call.run_id == decision.run_id and call.state == call_pb2.CALL_STATE_ASKED and schema_json:
-            await self._checker.check_answer(caller.store_id, schema_json, decision.answer)
+            await self._registry.check_answer(caller.store_id, schema_json, decision.answer)
 
     async def decide_calls(
         self, caller: Principal, request_id: RequestId, decisions: Sequence[types_pb2.CallDecision]

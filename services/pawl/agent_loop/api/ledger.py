@@ -17,8 +17,6 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import RunOptions
-from pawl.agent_loop.undo import planning as undo_reads
-from pawl.agent_loop.undo.rules import UndoSource
 from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId
 from pawl.chassis.rpc.client import translated
@@ -70,7 +68,7 @@ class PublicLedger:
     def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._conversations = conversation_pb2_grpc.ConversationServiceStub(channel)
-        self._channel = channel
+        self.channel = channel
         self._run_due = run_due
 
     async def submit_message(self, message: pb.SubmitMessageRequest) -> pb.SubmitMessageResponse:
@@ -113,7 +111,7 @@ class PublicLedger:
 
     async def forward(self, caller: Principal, method: str, request: bytes) -> bytes:
         """Have job-store answer a request of a user, as it came, to the method of this full name."""
-        call: Any = self._channel.unary_unary(method)
+        call: Any = self.channel.unary_unary(method)
         response: bytes = await translated(call(request, metadata=for_user(caller)))
         return response
 
@@ -201,14 +199,6 @@ class PublicLedger:
         request.store_id = caller.store_id
         request.user_id = "" if request.running_jobs_of_store else caller.user_id
         return await translated(self._stub.ListJobs(request))
-
-    async def undo_sources(self, caller: Principal, run_id: RunId) -> tuple[UndoSource, ...]:
-        """Read the calls of a run, each with the calls that have tried to undo it.
-
-        Raises:
-            RunNotFound
-        """
-        return await undo_reads.sources(self._channel, caller.store_id, caller.user_id, run_id)
 
     async def import_conversation(
         self,

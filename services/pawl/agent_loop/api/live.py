@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from pawl.agent_loop.api.ports import LiveSubscription
 from pawl.chassis.bus.connection import Bus
+from pawl.chassis.bus.outbox import Subscription
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.process import logs
 from pawl.event.v1 import event_pb2
@@ -23,18 +23,21 @@ _log = logs.get_logger(__name__)
 
 
 class BusEvents:
-    """`LiveEvents` of the bus: best effort, in the order in which NATS gives them."""
+    """Events as they happen, from NATS: some may be missing, some may come twice."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     @property
     def connected(self) -> bool:
+        """True while events can arrive."""
         return self._bus.connected
 
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
-    ) -> LiveSubscription:
+    ) -> Subscription:
+        """Give each event of the run to `take`, until unsubscribed."""
+
         async def deliver(subject: str, data: bytes) -> None:
             try:
                 events = event_pb2.RunEvents.FromString(data).events
@@ -48,7 +51,9 @@ class BusEvents:
 
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
 
-    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> LiveSubscription:
+    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> Subscription:
+        """Call `changed` for each user for whom something else may wait now, until unsubscribed."""
+
         async def deliver(subject: str, data: bytes) -> None:
             try:
                 inboxes = msgspec.json.decode(data, type=list[tuple[StoreId, UserId]])
@@ -61,5 +66,6 @@ class BusEvents:
         return await self._bus.subscribe(_INBOXES, deliver)
 
     async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
+        """Report which users have seen which runs as they are now, so that they are not notified; it may be lost."""
         for first in range(0, len(viewers), _VIEWERS_MAX):
             await self._bus.publish(_VIEWERS, msgspec.json.encode(viewers[first : first + _VIEWERS_MAX]))

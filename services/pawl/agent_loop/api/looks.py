@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final
 
 from pawl.agent_loop.api.ledger import PublicLedger
-from pawl.agent_loop.api.ports import LiveEvents
+from pawl.agent_loop.api.live import BusEvents
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.process import tasks
@@ -47,7 +47,7 @@ class Looks:
         self._numbers = itertools.count()
         self._follows = False
 
-    async def follow(self, live: LiveEvents) -> None:
+    async def follow(self, live: BusEvents) -> None:
         """Look when `live` says that something changed, and now and then in case it did not; never returns."""
         await live.subscribe_inboxes(self._changed)
         self._follows = True

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent_loop.agents.agents import Agents
 from pawl.agent_loop.agents.rules import DEFAULT, AgentVersion, options_of
 from pawl.agent_loop.api.ledger import PublicLedger, submission
-from pawl.agent_loop.api.ports import DocumentReader, OutputChecker, ToolFinder
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import checks, parts
 from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.loop.rules.parts import Part
@@ -27,6 +27,7 @@ from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.tool.v1 import tool_pb2
 
+T = TypeVar("T")
 Start: TypeAlias = agent_pb2.StartRunRequest | session_pb2.Start
 Message: TypeAlias = Start | agent_pb2.SendMessageRequest | session_pb2.UserMessage
 
@@ -49,6 +50,21 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
 
+async def unless_refused(
+    message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
+) -> T:
+    """Send a message to the ledger; if it is refused as things are now, only as a repetition.
+
+    The same request may have come when it could be taken: before an agent was changed, a document removed, or a tool of
+    that name made. The ledger knows.
+    """
+    message.only_repeat = refusal is not None
+    try:
+        return await send()
+    except ToolExists as error:
+        raise refusal or error from None
+
+
 class Messages:
     """Checks messages, completes their options and brings them to the ledger."""
 
@@ -58,18 +74,14 @@ class Messages:
         ledger: PublicLedger,
         defaults: RunDefaults,
         agents: Agents,
-        checker: OutputChecker,
-        documents: DocumentReader,
+        registry: RegistryClient,
         takes_images: bool,
-        tools: ToolFinder,
     ) -> None:
         self._ledger = ledger
-        self._documents = documents
         self._takes_images = takes_images
-        self._checker = checker
+        self._registry = registry
         self._defaults = defaults
         self._agents = agents
-        self._tools = tools
 
     async def start(
         self, caller: Principal, request_id: RequestId, message: Start, session: SessionTools = NO_SESSION
@@ -89,12 +101,12 @@ class Messages:
         if asked := _own_tools(message, session, without_tools=checked.options.without_tools):
             tools: tuple[Tool, ...] = ()
             try:
-                tools = await self._tools.check_own(caller, asked)
+                tools = await self._registry.check_own(caller, asked)
             except (InvalidField, InvalidSchema, ToolExists) as error:
                 refusal = refusal or error
             checked.tools.extend(map(wire.OWN_TOOL.write, tools))
             checked.client_id, checked.asked_tools_sha256 = session.client_id, _digest(asked)
-        return (await self._submit(checked, refusal)).run
+        return (await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))).run
 
     async def send(
         self, caller: Principal, request_id: RequestId, message: agent_pb2.SendMessageRequest | session_pb2.UserMessage
@@ -104,21 +116,7 @@ class Messages:
         Raises: as `start`.
         """
         checked, refusal = await self.checked(caller, request_id, message, must_exist=True)
-        return await self._submit(checked, refusal)
-
-    async def _submit(self, message: pb.SubmitMessageRequest, refusal: PawlError | None) -> pb.SubmitMessageResponse:
-        """Bring a message to the ledger.
-
-        The same request may have come when it could be taken: before an agent was changed, a document removed, or a
-        tool of that name made. The ledger knows, so it is asked for one that must be refused now.
-        """
-        if refusal is None:
-            return await self._ledger.submit_message(message)
-        message.only_repeat = True
-        try:
-            return await self._ledger.submit_message(message)
-        except ToolExists:
-            raise refusal from None
+        return await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))
 
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
@@ -134,7 +132,7 @@ class Messages:
         asked = wire.asked_options(message.options)
         options = complete(asked, self._defaults)
         if asked.response_format is not None:
-            await self._checker.check_output(caller.store_id, asked.response_format.schema_json, None)
+            await self._registry.check_output(caller.store_id, asked.response_format.schema_json, None)
         agent: AgentVersion | None = None
         refusal: PawlError | None = None
         try:
@@ -174,7 +172,7 @@ class Messages:
     async def _with_texts(self, caller: Principal, asked: Sequence[Part]) -> tuple[Part, ...]:
         """Return the parts of a message with the texts of its documents, which stay with it."""
         found = [
-            Part(file=parts.with_text(part.file, await self._documents.read_document(caller, part.file)))
+            Part(file=parts.with_text(part.file, await self._registry.read_document(caller, part.file)))
             if part.file is not None
             else part
             for part in asked

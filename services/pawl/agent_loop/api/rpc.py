@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ from pawl.agent_loop.api.session import Sessions
 from pawl.agent_loop.api.watch import Watches
 from pawl.agent_loop.api.whoami import Introductions
 from pawl.agent_loop.jobs import convert as convert_jobs
-from pawl.agent_loop.jobs.jobs import Jobs
+from pawl.agent_loop.jobs.rpc import JobServicer
 from pawl.agent_loop.loop.rules import checks
 from pawl.agent_loop.undo.undoing import Undoing
 from pawl.chassis.identity.auth import current_principal, require_user
@@ -28,7 +28,7 @@ from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.rpc.interceptor import count_as_stream
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, RunNotFound, SlowConsumer
-from pawl.event.v1 import event_pb2, gap_pb2
+from pawl.event.v1 import gap_pb2
 
 HEARTBEAT_SECONDS: Final = 15.0
 WRITE_SECONDS_MAX: Final = 60.0
@@ -43,7 +43,7 @@ class AgentServicer:
         *,
         messages: Messages,
         inbox: Inbox,
-        jobs: Jobs,
+        jobs: JobServicer,
         pending: Pending,
         watches: Watches,
         sessions: Sessions,
@@ -87,7 +87,10 @@ class AgentServicer:
             aclosing(watcher.pages(silence_seconds=self._heartbeat_seconds)) as pages,
         ):
             async for page in pages:
-                await _write(context, _watch_response(page))
+                if isinstance(page, gap_pb2.Gap):
+                    await _write(context, pb.WatchRunResponse(gap=page))
+                else:
+                    await _write(context, pb.WatchRunResponse(events=page))
 
     async def LeaseCall(self, request: pb.LeaseCallRequest, context: Context) -> pb.LeaseCallResponse:
         run_id, call_id = convert.run_id(request), check_id(request.call_id, "call_id")
@@ -191,7 +194,7 @@ class AgentServicer:
         return pb.GetRunResponse(run=convert.run_message(run))
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
-        return await self._steps.list(require_user(), convert.run_id(request), convert.page(request))
+        return await self._steps.list(require_user(), request)
 
     async def WatchSteps(self, request: steps_pb2.WatchStepsRequest, context: Context) -> None:
         run_id = convert.run_id(request)
@@ -215,12 +218,6 @@ class AgentServicer:
 
     async def WhoAmI(self, request: whoami_pb2.WhoAmIRequest, context: Context) -> whoami_pb2.WhoAmIResponse:
         return await self._introductions.introduce(current_principal())
-
-
-def _watch_response(page: Sequence[event_pb2.RunEvent] | gap_pb2.Gap) -> pb.WatchRunResponse:
-    if isinstance(page, gap_pb2.Gap):
-        return pb.WatchRunResponse(gap=page)
-    return pb.WatchRunResponse(events=page)
 
 
 async def _write(

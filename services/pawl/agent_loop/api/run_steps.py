@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from pawl.agent.v1.steps_pb2 import ListStepsResponse, Step, WatchStepsResponse
+from pawl.agent.v1.steps_pb2 import ListStepsRequest, ListStepsResponse, Step, WatchStepsResponse
+from pawl.agent_loop.api import convert
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.step_history import Steps
-from pawl.agent_loop.api.values import PageAsked
 from pawl.agent_loop.api.watch import Watches
+from pawl.agent_loop.loop.rules import checks
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.rpc.parts import in_parts
@@ -28,14 +29,24 @@ class RunSteps:
         self._ledger = ledger
         self._watches = watches
 
-    async def list(self, caller: Principal, run_id: RunId, asked: PageAsked) -> ListStepsResponse:
+    async def list(self, caller: Principal, request: ListStepsRequest) -> ListStepsResponse:
         """Return the steps of a run as they are now, in order, after the one that the token names.
 
         Raises:
-            RunNotFound
+            InvalidId, InvalidField, RunNotFound
             InvalidPageToken: there is no such step in this run.
         """
-        return _page(await self._all(caller, run_id), asked)
+        run_id, steps_max = convert.run_id(request), checks.page_size(request.page_size) or _STEPS_PER_PAGE
+        found = await self._all(caller, run_id)
+        start = next((number for number, each in enumerate(found, 1) if each.step_id == request.page_token), 0)
+        if request.page_token and not start:
+            raise InvalidPageToken
+        wanted = found[start : start + steps_max]
+        # A page has at least one step if there is any.
+        response = ListStepsResponse(steps=next(in_parts(wanted, Step.ByteSize, size_max=_PAGE_BYTES_MAX), []))
+        if start + len(response.steps) < len(found):
+            response.next_page_token = response.steps[-1].step_id
+        return response
 
     async def _all(self, caller: Principal, run_id: RunId) -> Sequence[Step]:
         steps, after_seq = Steps(), 0
@@ -82,15 +93,3 @@ class RunSteps:
                 changes = steps.take(event for event in page if event.seq > after_seq)
                 if changes:
                     yield WatchStepsResponse(changes=changes, seq=seq)
-
-
-def _page(found: Sequence[Step], asked: PageAsked) -> ListStepsResponse:
-    """Return a page, of at least one step if there is any."""
-    start = next((number for number, each in enumerate(found, 1) if each.step_id == asked.page_token), 0)
-    if asked.page_token and not start:
-        raise InvalidPageToken
-    wanted = found[start : start + (asked.page_size or _STEPS_PER_PAGE)]
-    response = ListStepsResponse(steps=next(in_parts(wanted, Step.ByteSize, size_max=_PAGE_BYTES_MAX), []))
-    if start + len(response.steps) < len(found):
-        response.next_page_token = response.steps[-1].step_id
-    return response

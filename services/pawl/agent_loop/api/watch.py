@@ -23,7 +23,7 @@ from typing import Final, Self
 
 from pawl.agent_loop.api.feed import Feed, Watcher
 from pawl.agent_loop.api.ledger import PublicLedger
-from pawl.agent_loop.api.ports import LiveEvents
+from pawl.agent_loop.api.live import BusEvents
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.process.tasks import shield, start
@@ -50,7 +50,7 @@ class Watches:
         self,
         *,
         ledger: PublicLedger,
-        live: LiveEvents,
+        live: BusEvents,
         poll_seconds: float = POLL_SECONDS,
         connected_poll_seconds: float = CONNECTED_POLL_SECONDS,
     ) -> None:

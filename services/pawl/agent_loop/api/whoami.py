@@ -7,12 +7,12 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.agent.v1.agents_pb2 import ListAgentsRequest
 from pawl.agent.v1.whoami_pb2 import CallerInfo, DeploymentInfo, WhoAmIResponse
 from pawl.agent_loop.agents.agents import Agents
 from pawl.agent_loop.api.approvers import decision_right
-from pawl.agent_loop.api.ports import CallChecker
-from pawl.agent_loop.api.values import PageAsked
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.identity.roles import CALLERS
@@ -27,9 +27,9 @@ class Introductions:
     """Tells callers who they are and what there is for them."""
 
     def __init__(
-        self, *, checker: CallChecker, agents: Agents, defaults: RunDefaults, takes_images: bool, version: str
+        self, *, registry: RegistryClient, agents: Agents, defaults: RunDefaults, takes_images: bool, version: str
     ) -> None:
-        self._checker = checker
+        self._registry = registry
         self._agents = agents
         self._defaults = defaults
         self._version = version
@@ -41,21 +41,11 @@ class Introductions:
         agent_names: tuple[str, ...] = ()
         if caller.store_id:
             with suppress(PawlError):
-                tool_count = await self._checker.count_tools(caller)
+                tool_count = await self._registry.count_tools(caller)
             with suppress(PawlError):
                 agent_names = await self._agent_names(caller)
-        return WhoAmIResponse(caller=caller_info(caller), deployment=self._deployment(tool_count, agent_names))
-
-    async def _agent_names(self, caller: Principal) -> tuple[str, ...]:
-        first = PageAsked(page_size=_AGENTS_MAX, page_token="")
-        found = [*(await self._agents.list(caller, first, {})).items]
-        found += (await self._agents.list_drafts(caller, first, {})).items
-        usable = (agent for agent in found if agent.may_be_used_with(caller.roles))
-        return tuple(sorted(agent.run_name for agent in usable))[:_AGENTS_MAX]
-
-    def _deployment(self, tool_count: int | None, agent_names: tuple[str, ...]) -> DeploymentInfo:
         defaults = self._defaults
-        return DeploymentInfo(
+        deployment = DeploymentInfo(
             version=self._version,
             model=defaults.model,
             limits=wire.LIMITS.fields(defaults.limits),
@@ -65,6 +55,13 @@ class Introductions:
             agent_names=agent_names,
             part_kinds=self._part_kinds,
         )
+        return WhoAmIResponse(caller=caller_info(caller), deployment=deployment)
+
+    async def _agent_names(self, caller: Principal) -> tuple[str, ...]:
+        first = (ListAgentsRequest(page_size=_AGENTS_MAX, drafts=drafts) for drafts in (False, True))
+        found = [agent for request in first for agent in (await self._agents.list(caller, request))[0]]
+        usable = (agent for agent in found if agent.may_be_used_with(caller.roles))
+        return tuple(sorted(agent.run_name for agent in usable))[:_AGENTS_MAX]
 
 
 def caller_info(caller: Principal) -> CallerInfo:

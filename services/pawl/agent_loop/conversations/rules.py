@@ -66,7 +66,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield all that a strict model server would refuse of a history, in order."""
+    """Yield all that a strict model server would refuse of a history, which must end with an answer."""
     if not history:
         yield Fault(message=0, text="there is no message")
     elif history[0].role is not HistoryRole.USER:
@@ -79,11 +79,7 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
         for text in (*_of_message(message), *_of_ids(message, known)):
             yield Fault(message=position, text=text)
     yield from _of_results(history)
-
-
-def open_end(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield what stands against going on behind a history: it must end with an answer."""
-    if 0 < len(history) <= MESSAGES_MAX and history[-1].role is HistoryRole.USER:
+    if history and history[-1].role is HistoryRole.USER:
         text = "the last message is one of the user: leave it out here, and send it once the conversation is there"
         yield Fault(message=len(history), text=text)
 
@@ -94,7 +90,7 @@ def check(history: Sequence[HistoryMessage]) -> None:
     Raises:
         InvalidHistory: it cannot; the message lists every fault, up to 20, with the positions of their messages.
     """
-    found = sorted((*faults(history), *open_end(history)), key=lambda fault: fault.message)
+    found = sorted(faults(history), key=lambda fault: fault.message)
     if not found:
         return
     shown = [f"message {fault.message}: {fault.text}" if fault.message else fault.text for fault in found]

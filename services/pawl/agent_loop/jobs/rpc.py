@@ -1,61 +1,211 @@
-"""pawl.agent.v1.JobService: requests to use cases, what they return to responses."""
+"""pawl.agent.v1.JobService: the jobs of a user, which are runs that report to one of the user's conversations."""
 
 from __future__ import annotations
 
-from pawl.agent.v1 import jobs_pb2 as pb
-from pawl.agent.v1 import jobs_pb2_grpc
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from pawl.agent.v1 import jobs_pb2, jobs_pb2_grpc
+from pawl.agent.v1.agent_pb2 import StartRunRequest
 from pawl.agent_loop.api import convert
+from pawl.agent_loop.api.inbox import Inbox
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.messages import Messages, unless_refused
+from pawl.agent_loop.api.operator_rpc import STOPPED
+from pawl.agent_loop.api.replies import is_taken, run_after
 from pawl.agent_loop.jobs import convert as convert_jobs
-from pawl.agent_loop.jobs.jobs import Jobs
-from pawl.agent_loop.loop.rules import checks
-from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import ConversationId, RunId, check_id
+from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.registry import RegistryClient
+from pawl.agent_loop.loop.rules import background, checks, jobs
+from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.run import Job, Run
+from pawl.chassis.identity.auth import Principal, require_user
+from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId, check_id
+from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.kinds import Context
-from pawl.job.v1 import ledger_pb2
+from pawl.errors import InvalidArguments, InvalidField, PermissionDenied, RunNotFound, ToolNotFound
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.values import ENDED
+
+_OPEN: Final = tuple(state for state in run_pb2.RunState.values() if state and state not in ENDED)
+_REFUSED: Final = (InvalidArguments, InvalidField, PermissionDenied, ToolNotFound)
 
 
 class JobServicer(jobs_pb2_grpc.JobServiceServicer):
-    """Serves users. Store and user come from their credential alone."""
+    """Serves users: starts, shows, pauses and stops jobs. Store and user come from their credential alone."""
 
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        inbox: Inbox,
+        messages: Messages,
+        registry: RegistryClient,
+        clock: Clock,
+        ids: IdSource,
+    ) -> None:
+        self._ledger = ledger
+        self._inbox = inbox
+        self._messages = messages
+        self._registry = registry
+        self._clock = clock
+        self._ids = ids
 
-    async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
-        asked, digest = convert_jobs.asked(request)
-        job = await self._jobs.start(require_user(), convert.request_id(request), asked, digest)
-        return pb.StartJobResponse(job=convert_jobs.job(job))
+    async def StartJob(self, request: jobs_pb2.StartJobRequest, context: Context) -> jobs_pb2.StartJobResponse:
+        caller, request_id = require_user(), convert.request_id(request)
+        asked, asked_sha256 = convert_jobs.asked(request)
+        wish, now = background.asked(asked), self._clock.now()
+        job = jobs.wished(wish, asked.tool_name, asked.arguments_json or b"{}", now)
+        message = StartRunRequest(
+            conversation_id=asked.conversation_id,
+            text=jobs.title(job),
+            conversation_key=asked.conversation_key,
+            agent=asked.agent,
+            labels=asked.labels,
+        )
+        checked, refusal = await self._messages.checked(
+            caller, request_id, message, must_exist=bool(asked.conversation_id)
+        )
+        begun = pb.StartJobRequest(
+            message=checked,
+            run_id=self._run_id(caller, request_id),
+            new_conversation_id=self._ids.new("conv"),
+            asked_sha256=asked_sha256,
+        )
+        if refusal is None:
+            try:
+                job = await self._admitted(caller, begun, job, wish, now)
+            except _REFUSED as error:
+                refusal = error
+        begun.job.CopyFrom(wire.JOB.write(job))
+        started = await unless_refused(begun.message, refusal, lambda: self._ledger.start_job(begun))
+        return jobs_pb2.StartJobResponse(job=convert_jobs.job(started))
 
-    async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:
-        return pb.GetJobResponse(job=convert_jobs.job(await self._jobs.get(require_user(), _job_id(request))))
+    async def _admitted(self, caller: Principal, begun: pb.StartJobRequest, job: Job, wish: Wish, now: float) -> Job:
+        """Return the job of which the first call may be made, perhaps after an approval."""
+        message, tool_name = begun.message, job.tool_name
+        options = wire.OPTIONS.read(message.options)
+        if options.without_background:
+            raise PermissionDenied("the background is switched off here, or for the agent")
+        # What a run of `default` calls is its own.
+        has_tools = bool(options.tool_names) or options.without_tools
+        if message.asked_agent and has_tools and tool_name not in options.tool_names:
+            raise InvalidField(f"the agent {message.asked_agent} has not the tool {tool_name:.100}", field="tool_name")
+        told = ConversationId(message.conversation_id)
+        if message.conversation_key:
+            told = await self._ledger.conversation_with_key(caller, message.conversation_key)
+        run = Run(
+            store_id=caller.store_id,
+            user_id=caller.user_id,
+            conversation_id=ConversationId(begun.new_conversation_id),
+            run_id=RunId(begun.run_id),
+            options=options,
+            user_roles=tuple(sorted(caller.roles)),
+            credential_id=caller.credential_id,
+            delegate_user_id=caller.delegate_user_id,
+            agent=wire.AGENT.read(message.agent) if message.HasField("agent") else None,
+            job=job,
+            reports_to_conversation_id=told or ConversationId(begun.new_conversation_id),
+        )
+        return jobs.admitted(job, wish, await self._registry.check_job(caller, run, now))
 
-    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
-        wanted = ledger_pb2.ListJobsRequest(
+    def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
+        """Return the id of the job of a request: of the same request the same, so that its call is checked once."""
+        if not request_id:
+            return RunId(self._ids.new("run"))
+        named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()
+        return RunId(f"run_{hashlib.sha256(named).hexdigest()[:32]}")
+
+    async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.GetJobResponse:
+        job_id = RunId(check_id(request.job_id, "job_id"))
+        return jobs_pb2.GetJobResponse(job=convert_jobs.job(await self._job(require_user(), job_id)))
+
+    async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsResponse:
+        wanted = pb.ListJobsRequest(
             reports_to_conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
+            states=_OPEN if request.open_only else (),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
         )
-        page = await self._jobs.list(require_user(), wanted, open_only=request.open_only)
-        return pb.ListJobsResponse(jobs=map(convert_jobs.job, page.runs), next_page_token=page.next_page_token)
+        page = await self._ledger.list_jobs(require_user(), wanted)
+        return jobs_pb2.ListJobsResponse(jobs=map(convert_jobs.job, page.runs), next_page_token=page.next_page_token)
 
-    async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.StopJobResponse:
-        request_id = convert.request_id(request)
-        job = await self._jobs.stop(require_user(), request_id, _job_id(request), request.reason)
-        return pb.StopJobResponse(job=convert_jobs.job(job))
+    async def StopJob(self, request: jobs_pb2.StopJobRequest, context: Context) -> jobs_pb2.StopJobResponse:
+        request_id, (caller, job_id) = convert.request_id(request), await self._named(request)
+        reply = await self._inbox.cancel(caller, request_id, job_id, request.reason)
+        run_after(reply, RunNotFound, also_late=True)
+        return jobs_pb2.StopJobResponse(job=convert_jobs.job(await self._ledger.get_run(caller, job_id)))
 
-    async def PauseJob(self, request: pb.PauseJobRequest, context: Context) -> pb.PauseJobResponse:
-        job = await self._jobs.pause(require_user(), convert.request_id(request), _job_id(request))
-        return pb.PauseJobResponse(job=convert_jobs.job(job))
+    async def PauseJob(self, request: jobs_pb2.PauseJobRequest, context: Context) -> jobs_pb2.PauseJobResponse:
+        return jobs_pb2.PauseJobResponse(job=await self._pause(request, resumes=False))
 
-    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Context) -> pb.ResumeJobResponse:
-        job = await self._jobs.pause(require_user(), convert.request_id(request), _job_id(request), resumes=True)
-        return pb.ResumeJobResponse(job=convert_jobs.job(job))
+    async def ResumeJob(self, request: jobs_pb2.ResumeJobRequest, context: Context) -> jobs_pb2.ResumeJobResponse:
+        return jobs_pb2.ResumeJobResponse(job=await self._pause(request, resumes=True))
 
-    async def StopJobs(self, request: pb.StopJobsRequest, context: Context) -> pb.StopJobsResponse:
-        request_id = convert.request_id(request)
-        conversation_id = ConversationId(check_id(request.conversation_id, "conversation_id"))
-        jobs = await self._jobs.stop_all(require_user(), request_id, conversation_id, request.reason)
-        return pb.StopJobsResponse(jobs=map(convert_jobs.job, jobs))
+    async def _pause(
+        self, request: jobs_pb2.PauseJobRequest | jobs_pb2.ResumeJobRequest, *, resumes: bool
+    ) -> jobs_pb2.BackgroundJob:
+        request_id, (caller, job_id) = convert.request_id(request), await self._named(request)
+        run_after(await self._inbox.pause(caller, request_id, job_id, resumes=resumes), RunNotFound)
+        return convert_jobs.job(await self._ledger.get_run(caller, job_id))
 
+    async def StopJobs(self, request: jobs_pb2.StopJobsRequest, context: Context) -> jobs_pb2.StopJobsResponse:
+        caller, request_id = require_user(), convert.request_id(request)
+        conversation_id = check_id(request.conversation_id, "conversation_id")
+        await self._ledger.get_conversation(caller, ConversationId(conversation_id))
+        wanted = pb.ListJobsRequest(reports_to_conversation_id=conversation_id)
+        stopped = await self._stop(caller, request_id, wanted, request.reason)
+        return jobs_pb2.StopJobsResponse(jobs=map(convert_jobs.job, stopped))
 
-def _job_id(request: pb.GetJobRequest | pb.StopJobRequest | pb.PauseJobRequest | pb.ResumeJobRequest) -> RunId:
-    return RunId(check_id(request.job_id, "job_id"))
+    async def _named(self, request: Any) -> tuple[Principal, RunId]:
+        """Return the caller and the job that a request names; RunNotFound if it is no job."""
+        caller, job_id = require_user(), RunId(check_id(request.job_id, "job_id"))
+        await self._job(caller, job_id)
+        return caller, job_id
+
+    async def _job(self, caller: Principal, job_id: RunId) -> run_pb2.Run:
+        run = await self._ledger.get_run(caller, job_id)
+        if not run.reports_to_conversation_id:
+            raise RunNotFound("the run is no job")
+        return run
+
+    async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
+        """Return the open jobs that a run began, the newest first."""
+        wanted = pb.ListJobsRequest(parent_run_id=run.run_id, states=_OPEN)
+        return (await self._ledger.list_jobs(caller, wanted)).runs
+
+    async def stop_of_run(
+        self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
+    ) -> Sequence[run_pb2.Run]:
+        """Stop the open jobs that a run began; else as StopJobs.
+
+        Raises:
+            RequestIdReused, TooLarge, InvalidField
+        """
+        if not run.conversation_id:
+            return ()
+        wanted = pb.ListJobsRequest(parent_run_id=run.run_id, reports_to_conversation_id=run.conversation_id)
+        return await self._stop(caller, request_id, wanted, reason)
+
+    async def _stop(
+        self, caller: Principal, request_id: RequestId, wanted: pb.ListJobsRequest, reason: str
+    ) -> Sequence[run_pb2.Run]:
+        stopped: list[run_pb2.Run] = []
+        request_id = request_id or RequestId(self._ids.new("req"))
+        wanted.stopped_by_command_id = request_id
+        wanted.states.extend(_OPEN)
+        while True:
+            found = await self._ledger.list_jobs(caller, wanted)
+            for job in found.runs:
+                reply = await self._inbox.cancel(caller, request_id, RunId(job.run_id), reason)
+                if not is_taken(reply):
+                    continue  # It has ended meanwhile.
+                with suppress(RunNotFound):  # It was removed meanwhile.
+                    after = await self._ledger.get_run(caller, RunId(job.run_id))
+                    stopped += [after] if after.state in STOPPED else []
+            wanted.page_token = found.next_page_token
+            if not wanted.page_token:
+                return stopped

@@ -91,7 +91,7 @@ _STOPPED: Final = wire.WIRE.struct(Stopped, execution_pb2.CancelExecutionRespons
 
 
 class RegistryClient:
-    """A `Registry`, a `CallChecker` and a `ToolFinder` over a channel to tool-registry. It makes no retries."""
+    """A `Registry` over a channel to tool-registry, and what serves clients asks of it. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
@@ -116,6 +116,11 @@ class RegistryClient:
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
 
     async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
+        """Return tools that are to come with a run of the user, given as the contract has them, as it is to keep them.
+
+        Raises:
+            InvalidField, InvalidSchema, ToolExists
+        """
         request = execution_pb2.CheckOwnToolsRequest(
             context=_of(caller), definitions=map(tool_pb2.ToolDefinition.FromString, definitions)
         )
@@ -123,6 +128,7 @@ class RegistryClient:
         return tuple(map(wire.OWN_TOOL.read, response.tools))
 
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
+        """Return all tools that a user may call."""
         request = execution_pb2.ResolveToolsRequest(context=_of(caller), with_opt_in=True)
         response = await translated(self._stub.ResolveTools(request))
         return tuple(OfferedTool(name=tool.definition.name, source=tool.source) for tool in response.tools)
@@ -173,18 +179,35 @@ class RegistryClient:
         return _STOPPED.read(response)
 
     async def check_answer(self, store_id: StoreId, answer_schema_json: bytes, answer: str) -> None:
+        """Check an answer to a question of a running tool.
+
+        Raises:
+            InvalidArguments: it does not fit; the message says what is wrong and what would fit.
+        """
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
         )
         await translated(self._stub.CheckAnswer(request))
 
     async def read_document(self, caller: Principal, file: FilePart) -> str:
+        """Return the text that a document has now which the caller can read.
+
+        Raises:
+            DocumentNotFound
+            InvalidField: no document can have that name.
+        """
         request = execution_pb2.ReadDocumentRequest(
             store_id=caller.store_id, user_id=caller.user_id, name=file.document_name, shared=file.shared
         )
         return (await translated(self._stub.ReadDocument(request))).text
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
+        """Return what an answer is beside the schema of a response format; with None check the schema alone.
+
+        Raises:
+            InvalidSchema: it cannot be used.
+            Overloaded, DependencyUnavailable: it cannot be checked now.
+        """
         asked = None if output is None else output.encode()
         request = execution_pb2.CheckOutputRequest(store_id=store_id, schema_json=schema_json, output=asked)
         return _OUTPUT.read(await translated(self._stub.CheckOutput(request)))
@@ -192,6 +215,13 @@ class RegistryClient:
     async def check_edit(
         self, read: GetRunResponse, call: call_pb2.Call, arguments_json: bytes, series: Series | None = None
     ) -> Verdict:
+        """Return the verdict on new arguments for a call of a run, whose user must be allowed to make it.
+
+        With a `series` also the digest by which that can be granted with them.
+
+        Raises:
+            InvalidArguments: they may not run; the message lists everything that is wrong.
+        """
         own_tools = (wire.OWN_TOOL.read(tool) for tool in read.own_tools)
         proposed = ProposedCall(
             call_id=CallId(call.call_id),
@@ -209,6 +239,7 @@ class RegistryClient:
         return verdict
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
+        """Return the verdict on the first call of a job that `caller` is to start."""
         job = run.job
         if job is None:
             raise RuntimeError("the run is no job")
@@ -221,6 +252,7 @@ class RegistryClient:
         return verdict
 
     async def count_tools(self, caller: Principal) -> int:
+        """Return how many tools a run of `caller` would be offered now."""
         request = execution_pb2.ResolveToolsRequest(context=_of(caller), tools_max=1)
         response = await translated(self._stub.ResolveTools(request))
         return len(response.tools) + response.left_out_count

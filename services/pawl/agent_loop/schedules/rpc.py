@@ -1,33 +1,65 @@
-"""pawl.agent.v1.ScheduleService: what needs agents. Its other methods are forwarded to job-store."""
+"""pawl.agent.v1.ScheduleService, and the firing of schedules.
+
+The ledger says when a schedule is due and makes the run; what the run is to be like is worked out here, as for a run
+that its user starts.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import asyncio
+import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final
+from zoneinfo import ZoneInfo
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.agent_loop.api import convert
-from pawl.agent_loop.schedules.schedules import Schedules
-from pawl.agent_loop.schedules.starting import Starting
-from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import check_id
+from pawl.agent_loop.schedules.starting import NO_REQUEST, PASSING, Starting, caller_of, surely
+from pawl.chassis.identity.auth import Principal, require_user
+from pawl.chassis.ids import RequestId, check_id
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.kinds import Context
 from pawl.chassis.rpc.server import Forward
-from pawl.errors import InvalidField
+from pawl.errors import DependencyUnavailable, InvalidField
+from pawl.event.v1.schedule_pb2 import ScheduleFire
+from pawl.job.v1 import schedules_pb2, schedules_pb2_grpc
+from pawl.job.v1.schedules_pb2 import DueSchedule
 
 _SERVICE: Final = "/pawl.agent.v1.ScheduleService"
+_CLAIMED_MAX: Final = 64
+# Many are due at full hours. A few at a time are fired, so that people who start runs hardly notice; when that has
+# taken two seconds, as where very many are due or the machine is busy, twice as many, and so on each second.
+_AT_ONCE: Final = 4
+_FEW_SECONDS: Final = 2
+_DOUBLED_MAX: Final = 3
+_PAUSE_SECONDS: Final = 0.02
+_TRIGGERS_MAX: Final = 8
+_WAIT_SECONDS_MIN: Final = 0.01
+_AWAY_SECONDS: Final = 1.0
+_LATE_SECONDS: Final = 60
 
 
 class ScheduleServicer:
-    """Serves users. Store and user come from their credential alone."""
+    """Fires schedules that are due, and those that their users fire now. job-store, behind `stub`, keeps them.
 
-    def __init__(self, schedules: Schedules, starting: Starting, forward: Forward) -> None:
-        self._schedules = schedules
-        self._starting = starting
+    What is here needs agents; `forward` has job-store answer the rest.
+    """
+
+    def __init__(
+        self,
+        stub: schedules_pb2_grpc.ScheduleLedgerServiceAsyncStub,
+        starting: Starting,
+        clock: Clock,
+        forward: Forward,
+    ) -> None:
+        self._stub = stub
         self._forward = forward
+        self._starting = starting
+        self._clock = clock
 
     async def CreateSchedule(self, request: pb.CreateScheduleRequest, context: Context) -> pb.CreateScheduleResponse:
         await self._starting.check(require_user(), request.definition)
@@ -41,21 +73,119 @@ class ScheduleServicer:
 
     async def TriggerSchedule(self, request: pb.TriggerScheduleRequest, context: Context) -> pb.TriggerScheduleResponse:
         name = check_id(request.name, "name")
-        fire = await self._schedules.trigger(require_user(), name, convert.request_id(request))
+        fire = await self.trigger(require_user(), name, convert.request_id(request))
         return pb.TriggerScheduleResponse(fire=fire)
 
     async def BackfillSchedule(
         self, request: pb.BackfillScheduleRequest, context: Context
     ) -> pb.BackfillScheduleResponse:
         name, request_id = check_id(request.name, "name"), convert.request_id(request)
-        begin, end = (_moment(request, field) for field in ("begin_time", "end_time"))
-        fires = await self._schedules.backfill(require_user(), name, begin, end, request_id)
+        if not (request.HasField("begin_time") and request.HasField("end_time")):
+            missing = "end_time" if request.HasField("begin_time") else "begin_time"
+            raise InvalidField(f"{missing} is required", field=missing)
+        fires = await self.backfill(require_user(), name, request.begin_time, request.end_time, request_id)
         return pb.BackfillScheduleResponse(fires=fires)
 
+    async def trigger(
+        self, caller: Principal, name: str, request_id: RequestId, backfill_time: Timestamp | None = None
+    ) -> ScheduleFire:
+        """Fire a schedule of the caller now, or for a due time of the past; return the fire. Idempotent by request id.
 
-def _moment(request: pb.BackfillScheduleRequest, field: Literal["begin_time", "end_time"]) -> datetime:
-    time: Timestamp = getattr(request, field)
-    with suppress(ValueError, OverflowError):
-        if request.HasField(field):
-            return time.ToDatetime(tzinfo=UTC)
-    raise InvalidField(f"{field} is required, and from the year 1 to 9999", field=field)
+        Raises:
+            ScheduleNotFound, RequestIdReused
+            DependencyUnavailable: the schedule changed all the time, or the ledger is unavailable.
+        """
+        request = schedules_pb2.GetDueScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
+        for _ in range(_TRIGGERS_MAX):
+            found = await translated(self._stub.GetDueSchedule(request))
+            if (fire := await self._fire(found.due, request_id, backfill_time)) is not None:
+                return fire
+        raise DependencyUnavailable("the schedule changes at this moment: try again")
+
+    async def backfill(
+        self, caller: Principal, name: str, begin: Timestamp, end: Timestamp, request_id: RequestId
+    ) -> Sequence[ScheduleFire]:
+        """Fire a schedule for its due times of the past from `begin` on and before `end`; return the fires.
+
+        Idempotent by request id, for each due time.
+
+        Raises:
+            ScheduleNotFound, InvalidField, TooLarge, RequestIdReused
+            DependencyUnavailable: as `trigger`; some of them may have fired.
+        """
+        request = schedules_pb2.GetDueScheduleRequest(
+            store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=begin, end_time=end
+        )
+        found = await translated(self._stub.GetDueSchedule(request))
+        return [await self.trigger(caller, name, _part_of(request_id, time), time) for time in found.past_times]
+
+    async def fire_forever(self) -> None:
+        """Fire what is due, as long as this process serves."""
+        begin = self._clock.monotonic()
+        while True:
+            due, wait_seconds = await self._claim()
+            await self._fire_all(due, begin)
+            # Else what they are due for after that may have come meanwhile: so ask at once.
+            if not due:
+                await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
+            if len(due) < _CLAIMED_MAX:
+                begin = self._clock.monotonic()
+
+    async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
+        """Return schedules that are due, and the seconds until there may be more."""
+        try:
+            claimed = await translated(
+                self._stub.ClaimSchedules(schedules_pb2.ClaimSchedulesRequest(schedules_max=_CLAIMED_MAX))
+            )
+            return claimed.schedules, claimed.wait_seconds
+        except PASSING:
+            return (), _AWAY_SECONDS
+
+    async def _fire_all(self, due: Sequence[DueSchedule], begin: float) -> None:
+        left = list(due)
+        while left:
+            seconds = self._clock.monotonic() - begin
+            at_once = _AT_ONCE << min(max(0, int(seconds) + 1 - _FEW_SECONDS), _DOUBLED_MAX)
+            await asyncio.gather(
+                *(surely("schedule", each.owner, self._fire(each, NO_REQUEST)) for each in left[:at_once])
+            )
+            if left := left[at_once:]:
+                await self._clock.sleep(_PAUSE_SECONDS)
+
+    async def _fire(
+        self, due: DueSchedule, request_id: RequestId, backfill_time: Timestamp | None = None
+    ) -> ScheduleFire | None:
+        message, refusal = await self._starting.message(caller_of(due.owner), due.definition, request_id)
+        if message is not None:
+            past_time = None if backfill_time is None else backfill_time.ToDatetime(tzinfo=UTC)
+            told = told_of(due, datetime.fromtimestamp(self._clock.now(), UTC), past_time)
+            instructions = "\n\n".join(filter(None, (message.options.instructions, told)))
+            message.options.instructions = instructions
+        request = schedules_pb2.FireScheduleRequest(
+            due=due, message=message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
+        )
+        response = await translated(self._stub.FireSchedule(request))
+        return response.fire if response.HasField("fire") else None
+
+
+def told_of(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
+    """Return what the model of a run is told of the fire that started it."""
+    expected_time = due.expected_time.ToDatetime(tzinfo=UTC) if due.HasField("expected_time") else None
+    time = backfill_time or expected_time or now
+    zone = due.definition.time_zone or "UTC"
+    when = f"{time.astimezone(ZoneInfo(zone)).isoformat(timespec='seconds')} ({zone})"
+    if backfill_time is not None:
+        how = f"It is for the due time {when} in the past (a backfill)."
+    elif expected_time is None:
+        how = f"It was started by hand at {when}."
+    else:
+        late_seconds = int((now - time).total_seconds())
+        how = f"It was due at {when}"
+        how += f" and is {late_seconds} seconds late." if late_seconds >= _LATE_SECONDS else "."
+    return f"This run belongs to the schedule {due.definition.name}. {how}"
+
+
+def _part_of(request_id: RequestId, time: Timestamp) -> RequestId:
+    """Return the id of the part of a request that is about one due time."""
+    digest = hashlib.sha256(f"{request_id} {time.ToJsonString()}".encode()).hexdigest()
+    return RequestId(f"backfill_{digest[:32]}") if request_id else NO_REQUEST

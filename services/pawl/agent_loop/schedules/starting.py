@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from pawl.agent.v1.agent_pb2 import StartRunRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RequestId
+from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
+from pawl.chassis.process import logs
 from pawl.errors import (
     DeadlineExceeded,
     Internal,
     Overloaded,
     PawlError,
     PermissionDenied,
+    ScheduleNotFound,
+    TriggerNotFound,
     Unavailable,
     Unimplemented,
 )
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition
 from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
+from pawl.job.v1.schedules_pb2 import ScheduleOwner
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 """The errors that say nothing about what is to be started."""
 NO_REQUEST: Final = RequestId("")
 
+_log = logs.get_logger(__name__)
+
 Definition: TypeAlias = ScheduleDefinition | TriggerDefinition
+
+
+def caller_of(owner: ScheduleOwner) -> Principal:
+    """Return with whose rights runs are started."""
+    return Principal(
+        store_id=StoreId(owner.store_id),
+        user_id=UserId(owner.user_id),
+        roles=frozenset(owner.user_roles),
+        credential_id=CredentialId(owner.credential_id),
+        delegate_user_id=UserId(owner.delegate_user_id),
+        people=frozenset(map(UserId, owner.people)),
+    )
+
+
+async def surely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
+    """Fire a schedule or a trigger; if that fails now, it will be claimed again."""
+    try:
+        await firing
+    except (*PASSING, ScheduleNotFound, TriggerNotFound) as error:
+        _log.info(f"{kind}.not_fired", store=owner.store_id, reason=error.reason)
+    except Exception:  # noqa: BLE001  # one keeps no other one from firing
+        _log.exception(f"{kind}.not_fired", store=owner.store_id)
 
 
 class Starting:

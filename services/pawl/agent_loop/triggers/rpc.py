@@ -1,38 +1,76 @@
-"""pawl.agent.v1.TriggerService: what needs agents. Its other methods are forwarded to job-store."""
+"""pawl.agent.v1.TriggerService, and the events that fire triggers.
+
+The ledger says who may fire a trigger and makes the run; what the run is to be like is worked out here, as for a run
+that its user starts.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from pawl.agent.v1 import trigger_pb2 as pb
-from pawl.agent_loop.triggers.triggers import Triggers
-from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import check_id
+from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.schedules.starting import PASSING, TEXT_BYTES_MAX, Starting, caller_of, surely
+from pawl.agent_loop.triggers import rules as outside
+from pawl.chassis.identity.auth import Principal, require_user
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import IdSource, RequestId, StoreId, check_id
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.kinds import Context
 from pawl.chassis.rpc.server import Forward
+from pawl.errors import DependencyUnavailable, InvalidField, PermissionDenied, TooLarge
+from pawl.event.v1.schedule_pb2 import SCHEDULE_OVERLAP_ALLOW
+from pawl.event.v1.trigger_pb2 import MailPosition, TriggerDefinition
+from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
+from pawl.job.v1.triggers_pb2 import DueTrigger, FireTriggerResponse, TriggerEvent
 
 _SERVICE: Final = "/pawl.agent.v1.TriggerService"
+BODY_BYTES_MAX: Final = 256 * 1024
+HEADERS_MAX: Final = 100
+HEADERS_BYTES_MAX: Final = 16 * 1024
+_LINE_BYTES_MAX: Final = checks.MESSAGE_BYTES_MAX - TEXT_BYTES_MAX - 16
+_CLAIMED_MAX: Final = 64
+_TRIES_MAX: Final = 8
+_WAIT_SECONDS_MIN: Final = 0.01
+_AWAY_SECONDS: Final = 1.0
 
 
 class TriggerServicer:
-    """Serves users, and those who bring what comes from outside. Store and user come from their credential alone."""
+    """Fires triggers. job-store, behind `stub`, keeps them.
 
-    def __init__(self, triggers: Triggers, forward: Forward) -> None:
-        self._triggers = triggers
+    What is here needs agents, or parses what comes from outside; `forward` has job-store answer the rest.
+    """
+
+    def __init__(
+        self,
+        stub: triggers_pb2_grpc.TriggerLedgerServiceAsyncStub,
+        starting: Starting,
+        clock: Clock,
+        ids: IdSource,
+        forward: Forward,
+    ) -> None:
+        self._stub = stub
         self._forward = forward
+        self._starting = starting
+        self._clock = clock
+        self._ids = ids
 
     async def CreateTrigger(self, request: pb.CreateTriggerRequest, context: Context) -> pb.CreateTriggerResponse:
-        await self._triggers.check(require_user(), request.definition)
+        await self.check(require_user(), request.definition)
         response = await self._forward(f"{_SERVICE}/CreateTrigger", request.SerializeToString())
         return pb.CreateTriggerResponse.FromString(response)
 
     async def UpdateTrigger(self, request: pb.UpdateTriggerRequest, context: Context) -> pb.UpdateTriggerResponse:
-        await self._triggers.check(require_user(), request.definition)
+        await self.check(require_user(), request.definition)
         response = await self._forward(f"{_SERVICE}/UpdateTrigger", request.SerializeToString())
         return pb.UpdateTriggerResponse.FromString(response)
 
     async def DeliverWebhook(self, request: pb.DeliverWebhookRequest, context: Context) -> pb.DeliverWebhookResponse:
-        fired = await self._triggers.deliver_webhook(
+        fired = await self.deliver_webhook(
             require_user(),
             check_id(request.trigger_id, "trigger_id"),
             request.headers,
@@ -43,6 +81,128 @@ class TriggerServicer:
 
     async def DeliverMail(self, request: pb.DeliverMailRequest, context: Context) -> pb.DeliverMailResponse:
         check_id(request.trigger_id, "trigger_id")
-        fired = await self._triggers.deliver_mail(require_user().store_id, request)
+        fired = await self.deliver_mail(require_user().store_id, request)
         fire = fired.fire if fired.HasField("fire") else None
         return pb.DeliverMailResponse(fire=fire, duplicate=fired.duplicate)
+
+    async def check(self, caller: Principal, definition: TriggerDefinition) -> None:
+        """Return if the caller may have such a trigger, and a run could be started so now.
+
+        Raises:
+            PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is no admin.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: no run could be.
+        """
+        if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
+            raise PermissionDenied(f"the password of a mailbox belongs to the store: this needs the role {Role.ADMIN}")
+        await self._starting.check(caller, definition)
+
+    async def deliver_webhook(
+        self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: RequestId
+    ) -> FireTriggerResponse:
+        """Fire a trigger of the caller's store with a webhook, once.
+
+        Raises:
+            TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
+            DependencyUnavailable: the trigger changed all the time, or the ledger is away.
+        """
+        headers = _checked(headers, body)
+        data = outside.read_body(body)
+        event_id = ""
+        request = triggers_pb2.CheckWebhookRequest(
+            store_id=caller.store_id, trigger_id=trigger_id, headers=headers, body=body
+        )
+        for _ in range(_TRIES_MAX):
+            checked = await translated(self._stub.CheckWebhook(request))
+            event_id = event_id or checked.event_id or request_id or self._ids.new("evt")
+            source = {"source": "webhook", "content_type": headers.get("content-type", "")[:200]}
+            fired = await self._fire(checked.due, self._event(checked.due, event_id, source, data))
+            if fired.HasField("fire"):
+                return fired
+        raise DependencyUnavailable("the trigger changes at this moment: try again")
+
+    async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
+        """Fire a trigger with a mail, unless one at or after its position was delivered before.
+
+        Raises:
+            TriggerNotFound
+        """
+        request = triggers_pb2.CheckMailboxRequest(
+            store_id=store_id, trigger_id=mail.trigger_id, generation=mail.generation
+        )
+        checked = await translated(self._stub.CheckMailbox(request))
+        if not checked.HasField("due"):
+            return FireTriggerResponse()
+        if mail.skipped:
+            event = TriggerEvent(event_id=mail.event_id)
+            fire = triggers_pb2.FireTriggerRequest(
+                due=checked.due, event=event, mail=mail.position, skipped=mail.skipped
+            )
+            return await translated(self._stub.FireTrigger(fire))
+        event = self._event(checked.due, mail.event_id, {"source": "mail"}, outside.read_body(mail.data_json))
+        return await self._fire(checked.due, event, mail=mail.position)
+
+    async def fire_forever(self) -> None:
+        """Fire the events that have waited, as long as this process serves."""
+        while True:
+            wait_seconds = await self._fire_waiting()
+            if wait_seconds:
+                await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
+
+    async def _fire_waiting(self) -> float:
+        """Fire events that have waited; return the seconds until there may be more."""
+        try:
+            response = await translated(
+                self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))
+            )
+        except PASSING:
+            return _AWAY_SECONDS
+        await asyncio.gather(
+            *(
+                surely("trigger", each.due.owner, self._fire(each.due, each.event, claimed=True))
+                for each in response.events
+            )
+        )
+        return response.wait_seconds
+
+    async def _fire(
+        self, due: DueTrigger, event: TriggerEvent, *, claimed: bool = False, mail: MailPosition | None = None
+    ) -> FireTriggerResponse:
+        asked = TriggerDefinition()
+        asked.CopyFrom(due.definition)
+        asked.text = outside.put_into(asked.text, event.data)
+        if asked.conversation_pointer:  # Without one, an event that has waited fires as its trigger is now.
+            asked.conversation_key = event.conversation_key
+        message, refusal = await self._starting.message(caller_of(due.owner), asked)
+        request = triggers_pb2.FireTriggerRequest(
+            due=due, event=event, claimed=claimed, message=message, refusal=refusal, mail=mail
+        )
+        return await translated(self._stub.FireTrigger(request))
+
+    def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:
+        definition = due.definition
+        time = datetime.fromtimestamp(int(self._clock.now()), UTC)
+        told = {**source, "trigger": definition.name, "event_id": event_id, "receive_time": time.isoformat()}
+        parsed = data.get("data")
+        key = definition.conversation_key
+        if definition.conversation_pointer:
+            pointed = outside.pointed_at(parsed, definition.conversation_pointer)
+            # Of this trigger alone: no event gets into another conversation of its user.
+            key = f"trigger:{due.trigger_id}:{pointed}" if pointed else ""
+        lane: str | None = None
+        if definition.debounce_seconds or definition.overlap != SCHEDULE_OVERLAP_ALLOW:
+            pointer = definition.concurrency_pointer
+            lane = (outside.pointed_at(parsed, pointer) or "") if pointer else ""
+        line = outside.line(told, data, bytes_max=_LINE_BYTES_MAX)
+        return TriggerEvent(event_id=event_id, lane=lane, data=line, conversation_key=key)
+
+
+def _checked(headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+    """Return headers with names in lower case, if they and the body are within bounds."""
+    if len(body) > BODY_BYTES_MAX:
+        raise TooLarge(f"a webhook has at most {BODY_BYTES_MAX} bytes", field="body")
+    if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
+        raise TooLarge(f"there are at most {HEADERS_MAX} headers, of {HEADERS_BYTES_MAX} characters", field="headers")
+    lower = {name.lower(): value for name, value in headers.items()}
+    if len(lower) < len(headers):
+        raise InvalidField("a header is there twice", field="headers")
+    return lower

@@ -9,6 +9,7 @@ from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.loop.rules.run import Undo
 from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.planning import sources
 from pawl.agent_loop.undo.rules import CallUndo
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.identity.roles import Role
@@ -78,10 +79,10 @@ class Undoing:
     async def _judged(
         self, owner: Principal, run_id: RunId, call_id: CallId, undo_run_id: RunId = RunId("")
     ) -> tuple[CallUndo, ...]:
-        sources = undo.in_order(await self._ledger.undo_sources(owner, run_id), call_id)
-        if call_id and not sources:
+        found = undo.in_order(await sources(self._ledger.channel, owner.store_id, owner.user_id, run_id), call_id)
+        if call_id and not found:
             raise CallNotFound
-        return tuple(undo.judged(source, undo_run_id) for source in sources)
+        return tuple(undo.judged(source, undo_run_id) for source in found)
 
     async def _ended_run(self, caller: Principal, run_id: RunId) -> tuple[Principal, run_pb2.Run]:
         owner, run = await self._run(caller, run_id)

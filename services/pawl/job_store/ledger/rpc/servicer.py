@@ -1,14 +1,17 @@
-"""pawl.job.v1.LedgerService: translates, nothing else."""
+"""pawl.job.v1.LedgerService, and the lists of pawl.agent.v1 that agent-loop forwards: translates, nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import StoreId, UserId, check_id
+from pawl.agent.v1 import agent_pb2, operator_pb2
+from pawl.chassis.identity.auth import require_user
+from pawl.chassis.ids import RunKey, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEnd
@@ -17,14 +20,13 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.ledger.lanes import Lane
 from pawl.job_store.ledger.ledger import Ledger
-from pawl.job_store.ledger.pages import Id, make_token, next_token, page_size, read_token
+from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.ports import Operation
-from pawl.job_store.ledger.reading import PendingFilter, RunView
+from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
-from pawl.job_store.ledger.rpc.lists import list_runs
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
-from pawl.job_store.ledger.rules.waiting import explain_all
+from pawl.job_store.ledger.rules.waiting import explain, explain_all
 from pawl.values import CommandOutcome
 
 T = TypeVar("T")
@@ -203,7 +205,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         store_id = check_id(request.store_id, "store_id")
         user_id = check_id(request.user_id, "user_id", optional=request.running_jobs_of_store)
-        runs, token = await list_runs(self._ledger, store_id, user_id, filters.job_filter(request), request)
+        runs, token = await _list_runs(self._ledger, store_id, user_id, filters.job_filter(request), request)
         return pb.ListJobsResponse(runs=runs, next_page_token=token)
 
     async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
@@ -293,6 +295,81 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
 
 
+class ListServicer:
+    """Serves the user for whom agent-loop calls."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def ListRuns(self, request: agent_pb2.ListRunsRequest, context: Context) -> agent_pb2.ListRunsResponse:
+        user, wanted = require_user(), filters.run_filter(request)
+        runs, token = await _list_runs(self._ledger, user.store_id, user.user_id, wanted, request)
+        return agent_pb2.ListRunsResponse(runs=runs, next_page_token=token)
+
+    async def ListCalls(self, request: agent_pb2.ListCallsRequest, context: Context) -> agent_pb2.ListCallsResponse:
+        user, run_id = require_user(), check_id(request.run_id, "run_id")
+        selection = (user.store_id, user.user_id, run_id)
+        page = await self._ledger.reads.calls(
+            RunKey(user.store_id, run_id),
+            user.user_id,
+            after=read_token(request.page_token, "ListCalls", selection, tuple[Small, Small, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        token = next_token("ListCalls", selection, page, lambda call: (call.round, call.index, call.call_id))
+        is_own = all(row.user_id == user.user_id for row in page.rows)
+        shown = map(messages.call if is_own else messages.call_for_reader, page.rows)
+        return agent_pb2.ListCallsResponse(calls=shown, next_page_token=token)
+
+    async def ListMessages(
+        self, request: agent_pb2.ListMessagesRequest, context: Context
+    ) -> agent_pb2.ListMessagesResponse:
+        user, conversation_id = require_user(), check_id(request.conversation_id, "conversation_id")
+        selection = (user.store_id, user.user_id, conversation_id)
+        page = await self._ledger.reads.messages(
+            user.store_id,
+            user.user_id,
+            conversation_id,
+            after=(read_token(request.page_token, "ListMessages", selection, tuple[Large]) or (0,))[0],
+            rows_max=page_size(request.page_size),
+        )
+        token = next_token("ListMessages", selection, page, lambda message: (message.number,))
+        shown = (messages.message_for(row, page.user_id, user.user_id) for row in page.rows)
+        return agent_pb2.ListMessagesResponse(messages=shown, next_page_token=token)
+
+    async def ListAttention(
+        self, request: operator_pb2.ListAttentionRequest, context: Context
+    ) -> operator_pb2.ListAttentionResponse:
+        user, run_id = require_user(), check_id(request.run_id, "run_id", optional=True)
+        selection = (user.store_id, run_id)
+        page = await self._ledger.attention_repository.listed(
+            user.store_id,
+            run_id=run_id,
+            after=read_token(request.page_token, "ListAttention", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        response = operator_pb2.ListAttentionResponse(runs=map(_run_in_need, page.rows))
+        if page.has_more and (last := page.rows[-1].run).attention is not None:
+            position = (last.attention.since_time, last.run_id)
+            response.next_page_token = make_token("ListAttention", selection, position)
+        return response
+
+
+async def _list_runs(
+    ledger: Ledger, store_id: StoreId, user_id: UserId, wanted: RunFilter, request: Any
+) -> tuple[Iterable[run_pb2.Run], str]:
+    """Return the page of runs that `request` asks for, and the token of the next one."""
+    selection = (store_id, user_id, *astuple(wanted))
+    page = await ledger.reads.runs(
+        store_id,
+        user_id,
+        wanted,
+        after=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
+        rows_max=page_size(request.page_size),
+    )
+    token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
+    return (messages.run_in(each, explain(each, ledger.limits.places)) for each in page.rows), token
+
+
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:
     """Return the operation of an ImportConversation. Takes the request apart: it is of no use afterwards."""
     if not request.messages:
@@ -332,3 +409,17 @@ def _with_calls(run: run_pb2.Run, view: RunView) -> run_pb2.Run:
     run.pending_calls.extend(map(messages.call, view.pending))
     run.active_calls.extend(map(messages.call, view.active))
     return run
+
+
+def _run_in_need(view: RunView) -> operator_pb2.RunInNeed:
+    run = messages.run(view.run)
+    return operator_pb2.RunInNeed(
+        run_id=run.run_id,
+        user_id=run.user_id,
+        conversation_id=run.conversation_id,
+        attention=run.attention,
+        crash_count=run.crash_count,
+        round=run.round,
+        stop_cause=run.stop_cause,
+        calls=map(messages.call, view.pending),
+    )
