@@ -167,12 +167,6 @@ def _is_ones_own(settings: ToolRegistrySettings) -> bool:
     return settings.is_ones_own and settings.mcp_programs_file is None
 
 
-def _programs(settings: ToolRegistrySettings) -> Programs:
-    """Return what programs may do: anything but reach what is private, where all of it is one user's."""
-    rules = None if _is_ones_own(settings) else read_programs_file(settings.mcp_programs_file)
-    return Programs(rules=rules, private=settings.private_places(os.environ), is_confined=not settings.mcp_unconfined)
-
-
 def _mcp(
     service: Service,
     settings: ToolRegistrySettings,
@@ -182,12 +176,17 @@ def _mcp(
     egress: GuardedEgress,
     helpers: Helpers,
 ) -> McpConnector:
-    """Return what connects MCP servers, those over HTTP under the egress rules."""
+    """Return what connects MCP servers, those over HTTP under the egress rules.
+
+    Where all is one user's, programs may do anything but reach what is private.
+    """
+    rules = None if _is_ones_own(settings) else read_programs_file(settings.mcp_programs_file)
+    private = settings.private_places(os.environ)
     return McpConnector(
         find=PostgresSourceRepository(database).get,
         secrets=secrets,
         clock=service.clock,
-        programs=_programs(settings),
+        programs=Programs(rules=rules, private=private, is_confined=not settings.mcp_unconfined),
         helper=helpers,
         http=lambda store_id: httpx2.AsyncClient(
             transport=egress.transport(store_id, with_secrets=True), trust_env=False

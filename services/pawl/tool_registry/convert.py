@@ -9,9 +9,9 @@ from typing import Final
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.rpc.translate import Exceptions, Translator, Unknown
-from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
-from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import InvalidField
+from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.audit.recorder import GRANT, AuditTrail
 from pawl.tool_registry.audit.rules import ENDS, AuditDraft, AuditKind, sha256_hex
@@ -19,7 +19,7 @@ from pawl.tool_registry.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX, VERSION_MAX, ToolDefinition, ToolVersion
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.registering import own_label
-from pawl.tool_registry.rules.schema import SCHEMA_BYTES_MAX
+from pawl.tool_registry.rules.schema import read_schema
 from pawl.tool_registry.rules.verdict import CallContext, Verdict
 from pawl.values import (
     CallState,
@@ -31,7 +31,6 @@ from pawl.values import (
     OfferFallback,
     Progress,
     ReadTimeouts,
-    ReportPolicy,
     Series,
 )
 
@@ -45,18 +44,6 @@ def _no_value(unknown: Unknown) -> InvalidField:
     return InvalidField(f"{name}: {unknown.number} is not a value of it", field=unknown.field)
 
 
-def _schema(message: tool_pb2.ToolDefinition) -> JsonValue:
-    try:
-        schema = loads(message.arguments_schema_json, bytes_max=SCHEMA_BYTES_MAX)
-    except TooLarge as error:
-        raise InvalidSchema(f"the arguments schema is too large: {error.message}") from None
-    except InvalidJson as error:
-        raise InvalidSchema(f"the arguments schema is not strict JSON: {error.message}") from None
-    if not isinstance(schema, dict):
-        raise InvalidSchema("the arguments schema must be a JSON object")
-    return schema
-
-
 WIRE: Final = Translator(
     _no_value,
     # The cautious values in place of unspecified ones.
@@ -67,16 +54,17 @@ WIRE: Final = Translator(
         JobReports: JobReports.EVERY,
     },
 )
-_CONTEXTS: Final = WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
 CATEGORIES: Final = WIRE.enum(Category, call_pb2.ToolCategory)
 EFFECTS: Final = WIRE.enum(EffectClass, call_pb2.EffectClass, field="effect_class")
-_FALLBACKS: Final = WIRE.enum(OfferFallback, call_pb2.OfferFallback)
 REPORTS: Final = WIRE.struct(ReportPolicy, run_pb2.ReportPolicy)
 DEFINITION: Final = WIRE.struct(
     ToolDefinition,
     tool_pb2.ToolDefinition,
     Exceptions(
-        read={"arguments_schema": _schema, "effect": lambda message: EFFECTS.read(message.effect_class)},
+        read={
+            "arguments_schema": lambda message: read_schema(message.arguments_schema_json),
+            "effect": lambda message: EFFECTS.read(message.effect_class),
+        },
         write={
             "arguments_schema_json": lambda definition: dumps_canonical(dict(definition.arguments_schema)),
             "effect_class": lambda definition: EFFECTS.write(definition.effect),
@@ -85,17 +73,18 @@ DEFINITION: Final = WIRE.struct(
     ),
 )
 _TOOL: Final = WIRE.struct(ToolVersion, tool_pb2.Tool, Exceptions(of_struct=("store_id", "binding", "user_id")))
+_OF_DEFINITION: Final = (
+    *("context", "category", "effect_class", "timeout_seconds", "without_background", "async_timeout_seconds"),
+    "reports",
+)
+_OF_FRONT_END: Final = ("offer_fallback", "fallback_tool_name")
 _VERDICT: Final = WIRE.struct(
     Verdict,
     execution_pb2.Verdict,
     Exceptions(
         of_struct=("definition", "accepted", "grant_call_id"),
         # Of the definition and the arguments, if there are any.
-        of_message=(
-            *("arguments_json", "note", "context", "category", "effect_class", "timeout_seconds", "parallel"),
-            *("offer_fallback", "fallback_tool_name", "result", "without_background", "async_timeout_seconds"),
-            "reports",
-        ),
+        of_message=(*_OF_DEFINITION, *_OF_FRONT_END, "parallel", "arguments_json", "note", "result"),
     ),
 )
 _SERIES: Final = WIRE.struct(Series, call_pb2.Series)
@@ -307,24 +296,15 @@ def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts
 
 def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> execution_pb2.Verdict:
     """Return the message of a verdict, with the result of a call that has run already."""
-    message = _VERDICT.write(verdict)
+    fields = _VERDICT.fields(verdict)
     if result is not None:
-        message.result.CopyFrom(RESULT.write(result))
+        fields["result"] = RESULT.fields(result)
     if verdict.accepted is not None:
-        message.arguments_json = verdict.accepted.canonical
-        message.note = verdict.accepted.note
+        fields |= {"arguments_json": verdict.accepted.canonical, "note": verdict.accepted.note}
     definition = verdict.definition
     if definition is not None:
-        message.context = _CONTEXTS.write(definition.context)
-        message.category = CATEGORIES.write(definition.category)
-        message.effect_class = EFFECTS.write(definition.effect)
-        message.timeout_seconds = definition.timeout_seconds
-        message.without_background = definition.without_background
-        message.async_timeout_seconds = definition.async_timeout_seconds
-        if definition.reports is not None:
-            message.reports.CopyFrom(REPORTS.write(definition.reports))
-        message.parallel = definition.runs_beside_others
-        if definition.context is ExecutionContext.FRONTEND:
-            message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)
-            message.fallback_tool_name = definition.fallback_tool_name
-    return message
+        is_front_end = definition.context is ExecutionContext.FRONTEND
+        written = DEFINITION.fields(definition)
+        fields |= {name: written[name] for name in (*_OF_DEFINITION, *(_OF_FRONT_END if is_front_end else ()))}
+        fields["parallel"] = definition.runs_beside_others
+    return execution_pb2.Verdict(**fields)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from pawl.errors import InvalidField, InvalidPageToken
 
 T = TypeVar("T")
+P = TypeVar("P", bound=tuple[Any, ...])
 
 
 def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
@@ -28,21 +31,24 @@ def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Se
     return found[:size], token_of(found[size - 1]) if len(found) > size else ""
 
 
-def page_token(kind: str, place: object) -> str:
+def page_token(kind: str, *place: object) -> str:
     """Return the token of a place in a list of that kind."""
-    return base64.urlsafe_b64encode(f"{kind}:{place}".encode()).decode()
+    return base64.urlsafe_b64encode(f"{kind}:".encode() + msgspec.json.encode(place)).decode()
 
 
-def place_of(kind: str, token: str) -> str:
-    """Return the place that a token names; an empty one for the first page.
+def place_of(kind: str, token: str, form: type[P]) -> P | None:
+    """Return the place that a token names; None for the first page.
 
     Raises:
         InvalidPageToken: it is not of such a list.
     """
+    if not token:
+        return None
     try:
-        text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeError):
+        found, _, text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).partition(b":")
+        place: P = msgspec.json.decode(text, type=form)
+    except (binascii.Error, UnicodeError, msgspec.DecodeError):
         raise InvalidPageToken from None
-    if token and not text.startswith(f"{kind}:"):
+    if found != kind.encode() or any(isinstance(part, str) and "\0" in part for part in place):
         raise InvalidPageToken
-    return text.removeprefix(f"{kind}:")
+    return place

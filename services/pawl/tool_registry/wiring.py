@@ -114,7 +114,6 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     tools, documents = PostgresToolRepository(database), PostgresDocumentRepository(database)
     audit_log = PostgresAuditLog(database)
     workers = PostgresWorkerRepository(database, instance_id=instance_id)
-    completions = PostgresCompletions(database, instance_id=instance_id)
     audit = AuditTrail(audit_log, clock.now)
     hub = WorkerHub(workers, audit, clock=clock, stopping=ports.stopping, options=limits.workers)
     catalog = Catalog(tools, sources={WORKER: hub, **ports.connectors}, helper=ports.helper)
@@ -138,7 +137,12 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         answer=ports.runner.answer,
         store_calls_per_minute=limits.store_calls_per_minute,
     )
-    completing = Completing(completions=completions, runs=ports.ledger, secrets=ports.secrets, audit=audit)
+    completing = Completing(
+        completions=PostgresCompletions(database, instance_id=instance_id),
+        runs=ports.ledger,
+        secrets=ports.secrets,
+        audit=audit,
+    )
     parts = AttemptParts(
         locks=PostgresResourceLocks(database, instance_id=instance_id, watch=ports.journal.watch),
         runner=ports.runner,
@@ -147,9 +151,8 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         retry=Retry(clock, transient=ANY, event="checkpoint.delayed"),
         admission=admission,
         clock=clock,
-        completions=completions,
+        completing=completing,
         public_url=ports.public_url,
-        on_withdrawn=completing.look,
     )
     executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
     sources = Sources(

@@ -226,6 +226,8 @@ async def test_a_rule_that_cannot_be_used_is_refused(registry: Registry) -> None
         {"includes_destructive": True},
         {"arguments": [rule_pb2.ArgumentPattern(argument="to")]},
         {"arguments": [rule_pb2.ArgumentPattern(glob="*")]},
+        {"arguments": [rule_pb2.ArgumentPattern(argument="absent", glob="*")]},
+        {"effect": DENY, "arguments": [rule_pb2.ArgumentPattern(argument="absent", glob="*")]},
         {"arguments": [rule_pb2.ArgumentPattern(argument="to", glob="[ab]")]},
         {"arguments": [rule_pb2.ArgumentPattern(argument="to", equals_json=b"{")]},
         {"reason": "\0"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from pawl.chassis.identity.auth import Principal
@@ -226,9 +226,7 @@ async def verify(
 
 
 def _report(verified: Head, problem: Problem | None = None, *, done: bool = False) -> audit_pb2.VerifyAuditResponse:
-    message = audit_pb2.VerifyAuditResponse(verified_seq=verified.seq, verified_hash=verified.hash, done=done)
-    if problem is not None:
-        message.problem.seq = max(0, problem.seq)
-        message.problem.kind = problem.kind
-        message.problem.explanation = problem.explanation
-    return message
+    found = None if problem is None else audit_pb2.AuditProblem(**asdict(problem))
+    return audit_pb2.VerifyAuditResponse(
+        verified_seq=verified.seq, verified_hash=verified.hash, done=done, problem=found
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC
 from typing import Any, Final
 
 from pawl.chassis.identity.auth import require_user
@@ -49,7 +50,10 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id", "agent_name")
         if request.kind:
             wanted = replace(wanted, kind=_KINDS.read(request.kind))
-        found = await self._log.listed(wanted, before_seq=_seq_of(request.page_token), rows_max=size + 1)
+        (before,) = place_of("audit", request.page_token, tuple[int]) or (None,)
+        if before is not None and not 0 <= before <= _SEQ_MAX:
+            raise InvalidPageToken
+        found = await self._log.listed(wanted, before_seq=before, rows_max=size + 1)
         page, token = cut(found, size, lambda entry: page_token("audit", entry.seq))
         return pb.ListAuditResponse(entries=map(_ENTRY.fields, page), next_page_token=token)
 
@@ -77,27 +81,12 @@ def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:
     for field, text in texts.items():
         if "\0" in text:
             raise InvalidField(f"{field}: must not have NUL", field=field)
-    since_us, before_us = _time(request, "since_time"), _time(request, "before_time")
-    return AuditFilter(store_id=store_id, since_us=since_us, before_us=before_us, **texts)
+    times = {field: _time(request, field) for field in ("since_time", "before_time")}
+    return AuditFilter(store_id=store_id, **times, **texts)
 
 
-def _time(request: Any, field: str) -> int | None:
-    if not request.HasField(field):
-        return None
+def _time(request: Any, field: str) -> Any:
     try:
-        getattr(request, field).ToDatetime()
+        return getattr(request, field).ToDatetime(UTC) if request.HasField(field) else None
     except (ValueError, OverflowError):
         raise InvalidField(f"{field}: is not a time", field=field) from None
-    return int(getattr(request, field).ToMicroseconds())
-
-
-def _seq_of(token: str) -> int | None:
-    if not token:
-        return None
-    try:
-        seq = int(place_of("audit", token))
-    except ValueError:
-        raise InvalidPageToken from None
-    if not 0 <= seq <= _SEQ_MAX or token != page_token("audit", seq):
-        raise InvalidPageToken
-    return seq

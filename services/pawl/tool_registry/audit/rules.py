@@ -14,6 +14,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
@@ -192,42 +193,48 @@ class Verifier:
     def __init__(self, head: Head, known: Head | None = None) -> None:
         self._head = head
         self._known = known
-        self._last = Head()
-
-    @property
-    def verified(self) -> Head:
-        """The last entry that is good."""
-        return self._last
+        self.verified = Head()  # The last entry that is good.
 
     def take(self, entry: AuditEntry) -> Problem | None:
         """Return what is wrong with the next entry, if anything."""
-        expected = self._last.seq + 1
+        expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(seq=expected, kind="GAP", explanation=f"entry {expected} is missing, {entry.seq} comes next")
         if entry_hash(entry.draft, entry.seq, entry.prev_hash) != entry.hash:
             return Problem(seq=entry.seq, kind="HASH_MISMATCH", explanation=f"entry {entry.seq} was changed")
-        if entry.prev_hash != self._last.hash:
-            explanation = f"entry {entry.seq} does not follow entry {self._last.seq}: one of them was replaced"
-            return Problem(seq=entry.seq, kind="BROKEN_LINK", explanation=explanation)
+        if entry.prev_hash != self.verified.hash:
+            return Problem(
+                seq=entry.seq,
+                kind="BROKEN_LINK",
+                explanation=f"entry {entry.seq} does not follow entry {self.verified.seq}: one of them was replaced",
+            )
         if self._known is not None and entry.seq == self._known.seq and entry.hash != self._known.hash:
-            explanation = f"entry {entry.seq} is not the one whose hash was kept: the chain was made anew"
-            return Problem(seq=entry.seq, kind="HEAD_MISMATCH", explanation=explanation)
-        self._last = Head(seq=entry.seq, hash=entry.hash)
+            return Problem(
+                seq=entry.seq,
+                kind="HEAD_MISMATCH",
+                explanation=f"entry {entry.seq} is not the one whose hash was kept: the chain was made anew",
+            )
+        self.verified = Head(seq=entry.seq, hash=entry.hash)
         return None
 
     def end(self, beyond_head: int) -> Problem | None:
         """Return what is wrong with the end; `beyond_head` is an entry behind the recorded head, 0 for none."""
-        last = self._last.seq
+        last = self.verified.seq
         due = max(self._head.seq, self._known.seq if self._known else 0)
         if last < due:
-            explanation = f"the chain had {due} entries and ends with {last}"
-            return Problem(seq=last + 1, kind="CUT_TAIL", explanation=explanation)
+            return Problem(
+                seq=last + 1, kind="CUT_TAIL", explanation=f"the chain had {due} entries and ends with {last}"
+            )
         if beyond_head:
-            explanation = f"entry {beyond_head} stands behind the head: it was inserted, or the head was moved"
-            return Problem(seq=beyond_head, kind="BEYOND_HEAD", explanation=explanation)
-        if self._last.hash != self._head.hash:
-            explanation = f"entry {last} is not the one that the head names"
-            return Problem(seq=last, kind="HEAD_MISMATCH", explanation=explanation)
+            return Problem(
+                seq=beyond_head,
+                kind="BEYOND_HEAD",
+                explanation=f"entry {beyond_head} stands behind the head: it was inserted, or the head was moved",
+            )
+        if self.verified.hash != self._head.hash:
+            return Problem(
+                seq=last, kind="HEAD_MISMATCH", explanation=f"entry {last} is not the one that the head names"
+            )
         return None
 
 
@@ -243,7 +250,7 @@ def clean_name(tool_name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """The entries of a store that are wanted; empty fields and None mean any. Times are microseconds since 1970."""
+    """The entries of a store that are wanted; empty fields and None mean any."""
 
     store_id: StoreId
     run_id: RunId = RunId("")
@@ -252,5 +259,5 @@ class AuditFilter:
     user_id: UserId = UserId("")
     agent_name: str = ""
     kind: str = ""
-    since_us: int | None = None
-    before_us: int | None = None
+    since_time: datetime | None = None
+    before_time: datetime | None = None

@@ -58,8 +58,6 @@ def evaluate(expression: str) -> int | float | bool | str:
         parsed = ast.parse(expression.strip().replace("^", "**"), mode="eval")
         _check(parsed)
         value = evaluator.eval(expression, previously_parsed=parsed.body)
-    except ToolError:
-        raise
     except (simpleeval.InvalidExpression, SyntaxError) as error:
         raise ToolError(f"this is not an expression that calculate knows: {_plain(error)}") from None
     except ZeroDivisionError:
@@ -124,10 +122,6 @@ def _round(number: Number, digits: int = 0) -> Number:
     return round(number, digits) if digits else round(number)
 
 
-def _sum(*numbers: Number) -> Number:
-    return sum(numbers)
-
-
 def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *numbers: _bounded(function(*numbers))
 
@@ -156,7 +150,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
         "round": _round,
         "min": min,
         "max": max,
-        "sum": _sum,
+        "sum": lambda *numbers: sum(numbers),
         "factorial": _factorial,
         **{
             name: getattr(math, name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jsonschema_rs
+import msgspec
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.identity.roles import Role
@@ -25,7 +26,6 @@ from pawl.tool_registry.rules.check import (
     check_strange,
     fits_newest,
     is_quick,
-    read_canonical,
     refused,
     schema_problem,
 )
@@ -54,6 +54,8 @@ _CHECK_CPU_SECONDS: Final = 1.0
 _COMPILE_CPU_SECONDS: Final = 0.5
 _EVERY_STORE: Final = StoreId("")
 """The store of loaded tools."""
+
+T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
 
@@ -231,7 +233,7 @@ class Catalog:
         if isinstance(answer, Refused):
             return answer
         canonical, note = answer
-        return Accepted(arguments=read_canonical(canonical), canonical=canonical, note=note)
+        return Accepted(arguments=msgspec.json.decode(canonical), canonical=canonical, note=note)
 
     async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
         """Return if a store may have a tool with such arguments.
@@ -239,12 +241,7 @@ class Catalog:
         Raises:
             InvalidSchema: with a sentence that says where and why.
         """
-        try:
-            problem = await self._helper.run(store_id, schema_problem, schema, cpu_seconds=_COMPILE_CPU_SECONDS)
-        except TooCostly:
-            problem = "the arguments schema takes too long to compile"
-        if problem:
-            raise InvalidSchema(problem)
+        await self._check_usable(store_id, schema_problem, schema, "the arguments schema")
 
     async def check_output_schema(self, store_id: StoreId, schema_json: bytes) -> None:
         """Return if the answers of a run may have such a schema.
@@ -253,12 +250,13 @@ class Catalog:
             InvalidSchema: with a sentence that says where and why.
             Overloaded: too much of the store waits to be checked.
         """
+        await self._check_usable(store_id, output_schema_problem, schema_json, "the schema")
+
+    async def _check_usable(self, store_id: StoreId, problem_of: Callable[[T], str], schema: T, name: str) -> None:
         try:
-            problem = await self._helper.run(
-                store_id, output_schema_problem, schema_json, cpu_seconds=_COMPILE_CPU_SECONDS
-            )
+            problem = await self._helper.run(store_id, problem_of, schema, cpu_seconds=_COMPILE_CPU_SECONDS)
         except TooCostly:
-            problem = "the schema takes too long to compile"
+            problem = f"{name} takes too long to compile"
         if problem:
             raise InvalidSchema(problem)
 

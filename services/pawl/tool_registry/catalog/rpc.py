@@ -32,7 +32,7 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         size = page_size(request.page_size)
-        after = place_of("tools", request.page_token)
+        (after,) = place_of("tools", request.page_token, tuple[str]) or ("",)
         entries = [entry for entry in await self._catalog.visible(require_user()) if entry.definition.name > after]
         page, token = cut(entries, size, lambda entry: page_token("tools", entry.definition.name))
         return pb.ListToolsResponse(tools=map(convert.tool_message, page), next_page_token=token)

@@ -73,8 +73,6 @@ class PostgresToolRepository(DatabaseAdapter):
         another one gets the next version. Atomic, and safe to call from several
         processes at once.
         """
-        if not definitions:
-            return []
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, _LOADED)
             return [await self._adopt_one(connection, source, definition) for definition in definitions]

@@ -9,7 +9,7 @@ from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import UserId
 from pawl.chassis.rpc.kinds import Context
 from pawl.chassis.rpc.translate import Exceptions
-from pawl.errors import DocumentNotFound, InvalidField, InvalidPageToken, PermissionDenied
+from pawl.errors import DocumentNotFound, InvalidField, PermissionDenied
 from pawl.tool.v1 import document_pb2 as pb
 from pawl.tool.v1 import document_pb2_grpc
 from pawl.tool_registry.convert import WIRE
@@ -50,10 +50,10 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
     async def ListDocuments(self, request: pb.ListDocumentsRequest, context: Context) -> pb.ListDocumentsResponse:
         size = page_size(request.page_size)
         caller = require_user()
-        shared, name = _place(request.page_token)
+        shared, name = place_of("documents", request.page_token, tuple[bool, str]) or (None, "")
         after_owner = None if shared is None else STORE_OWNER if shared else caller.user_id
         found = await self._documents.after(caller.store_id, caller.user_id, name, after_owner, size + 1)
-        page, token = cut(found, size, _token)
+        page, token = cut(found, size, lambda last: page_token("documents", last.is_shared, last.name))
         return pb.ListDocumentsResponse(documents=map(_DOCUMENT.fields, page), next_page_token=token)
 
     async def GetDocument(self, request: pb.GetDocumentRequest, context: Context) -> pb.GetDocumentResponse:
@@ -82,17 +82,3 @@ def _changed_owner(owner: int) -> UserId:
     if Role.ADMIN not in caller.roles:
         raise PermissionDenied(f"changing documents of the store needs the role {Role.ADMIN}")
     return STORE_OWNER
-
-
-def _token(document: Document) -> str:
-    return page_token("documents", f"{'store' if document.is_shared else 'user'}:{document.name}")
-
-
-def _place(token: str) -> tuple[bool | None, str]:
-    """Return whether the last document of the page before was the store's, and its name; None for the first page."""
-    if not token:
-        return None, ""
-    owner, colon, name = place_of("documents", token).partition(":")
-    if not colon or owner not in {"store", "user"} or "\0" in name:
-        raise InvalidPageToken
-    return owner == "store", name

@@ -27,10 +27,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)
 
 def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any]]:
     """Return list_documents, read_document and search_documents."""
-    return [_list_documents(repository), _read_document(repository), _search_documents(repository)]
 
-
-def _list_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def list_documents(
         context: ToolContext,
@@ -43,10 +40,6 @@ def _list_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
         listed = {"documents": [_shown(document) for document in found[:end]]}
         return listed | ({"next_start": found[end].name} if len(found) > end else {})
 
-    return list_documents
-
-
-def _read_document(repository: PostgresDocumentRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def read_document(
         context: ToolContext,
@@ -68,10 +61,6 @@ def _read_document(repository: PostgresDocumentRepository) -> Tool[..., Any]:
             raise ToolError(f"there is no document {name!r}{near}")
         return {"name": name, "shared": found[0].is_shared} | slice_of(text.encode(), offset, length)
 
-    return read_document
-
-
-def _search_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def search_documents(
         context: ToolContext,
@@ -94,7 +83,7 @@ def _search_documents(repository: PostgresDocumentRepository) -> Tool[..., Any]:
         note = {"note": "no document has all of the words; these have some of them"} if some else {}
         return {"matches": [_match(hit) for hit in some]} | note
 
-    return search_documents
+    return [list_documents, read_document, search_documents]
 
 
 def _shown(document: Document) -> dict[str, Any]:

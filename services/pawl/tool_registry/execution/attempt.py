@@ -17,10 +17,10 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.chassis.strict_json import JsonValue, loads
+from pawl.tool_registry.execution.completions import Completing
 from pawl.tool_registry.execution.execution import CancelCause, Execution
-from pawl.tool_registry.execution.rules import TOKEN_BYTES, CompletionTerms, digest_of, token_of
+from pawl.tool_registry.execution.rules import CompletionTerms, digest_of
 from pawl.tool_registry.execution.store.checkpoints import PostgresCheckpoints
-from pawl.tool_registry.execution.store.completions import PostgresCompletions
 from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
 from pawl.tool_registry.policy.admission import Admission
 from pawl.tool_registry.policy.call import Job
@@ -46,6 +46,7 @@ from pawl.tool_registry.sources.python.runner import PythonWork
 from pawl.values import EffectClass, Question
 
 _SECRET_CHARACTERS_MIN: Final = 4
+_TOKEN_BYTES: Final = 32
 _LOOKS_PER_HEARTBEAT: Final = 4
 
 T = TypeVar("T")
@@ -65,11 +66,9 @@ class AttemptParts:
     """Reaches the checkpoints."""
     admission: Admission
     clock: Clock
-    completions: PostgresCompletions
+    completing: Completing
     public_url: str = ""
     """The address of the gateway, for the URLs of completion tokens; empty for none."""
-    on_withdrawn: Callable[[], None] = lambda: None
-    """Called when a call has ended that had been waiting for its completion."""
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
     """Attempts that were silent for too long, as long as code of their tool runs: the next one of the call waits."""
 
@@ -93,7 +92,8 @@ class Attempt:
         self._cancelled = threading.Event()
         self._secrets: set[str] = set()
         self._secret_names: frozenset[str] = frozenset()
-        self._completion_token = ""
+        # Empty until the tool takes one: then somebody else may end the call, too.
+        self.completion_token = ""
         self._token = secrets.token_hex(16)
         self._loop = asyncio.get_running_loop()
         self._writer = Writer(key=job.key, run_id=job.context.run_id, attempt=job.attempt, token=self._token)
@@ -268,7 +268,7 @@ class Attempt:
     def _of(self, value: Any = None, error: BaseException | None = None) -> ExecutionResult:
         definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
         if isinstance(value, Awaited):
-            if self._completion_token:
+            if self.completion_token:
                 return awaiting_completion()
             error = ToolError(f"{definition.name} awaits a completion for which it has taken no token")
         if error is not None:
@@ -336,11 +336,6 @@ class Attempt:
         self._execution.note_life()
 
     @property
-    def has_completion(self) -> bool:
-        """True if the tool has taken a completion token, so that somebody else may end the call, too."""
-        return bool(self._completion_token)
-
-    @property
     def completion_terms(self) -> CompletionTerms:
         """The terms on which somebody outside may end the call."""
         job = self._job
@@ -357,13 +352,13 @@ class Attempt:
             raise ToolError(f"{job.definition.name} does not run in the registry itself: nobody else can complete it")
         if not job.effect.is_journaled:
             raise ToolError(f"{job.definition.name} is {job.effect.value}: only a call that is at most once can wait")
-        self._completion_token = self._completion_token or token_of(secrets.token_urlsafe(TOKEN_BYTES))
-        token = self._completion_token
+        # No option on a command line begins like that.
+        token = self.completion_token = self.completion_token or f"cmp_{secrets.token_urlsafe(_TOKEN_BYTES)}"
         url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""
         return CompletionToken(token, url, asyncio.run_coroutine_threadsafe(self._keep_token(token), self._loop))
 
     async def _keep_token(self, token: str) -> None:
-        key, completions = self._job.key, self._parts.completions
+        key, completions = self._job.key, self._parts.completing.store
         if not await self._reached(lambda: completions.open(key, digest_of(token), self.completion_terms)):
             raise Superseded("this call has ended, or another execution of it has begun: this one stops")
 
@@ -381,9 +376,9 @@ class Attempt:
             self._secrets = self._secrets | {value}
             is_new = name not in self._secret_names
             self._secret_names |= {name}
-            if is_new and self._completion_token:
+            if is_new and self.completion_token:
                 # Who completes the call before the tool has ended may tell it.
-                asyncio.run_coroutine_threadsafe(self._keep_token(self._completion_token), self._loop)
+                asyncio.run_coroutine_threadsafe(self._keep_token(self.completion_token), self._loop)
         return value
 
     def _seconds(self) -> float:

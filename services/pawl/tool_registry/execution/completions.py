@@ -7,23 +7,19 @@ from collections.abc import Collection
 from typing import Final, Self
 
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import CallKey, RunKey
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.strict_json import dumps_canonical, loads
-from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed, InvalidField, Unavailable
+from pawl.errors import CallNotPending, CompletionNotFound, InvalidField, Unavailable
 from pawl.tool_registry.audit.recorder import AuditTrail
-from pawl.tool_registry.execution.rules import (
-    ERROR_CHARACTERS_MAX,
-    AwaitedCall,
-    CompletionTerms,
-    Receipt,
-    Said,
-    UntoldEnd,
-    digest_of,
-)
-from pawl.tool_registry.execution.store.completions import PostgresCompletions
+from pawl.tool_registry.audit.rules import AuditDraft
+from pawl.tool_registry.execution.rules import ERROR_CHARACTERS_MAX, CompletionTerms, Said, digest_of
+from pawl.tool_registry.execution.store.completions import GONE, PostgresCompletions
 from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.policy.call import Job
 from pawl.tool_registry.rules.execution import ExecutionResult, ended_badly, succeeded
+from pawl.tool_registry.rules.journal import HeldElsewhere
+from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.values import hide, without
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.values import Outcome
@@ -33,18 +29,20 @@ _POLL_SECONDS: Final = 10.0
 """So often a replica looks for what another one could not tell."""
 _AGAIN_SECONDS: Final = 1.0
 _BATCH_MAX: Final = 100
-_GONE: Final = "the call has ended otherwise, or was cancelled: this changes nothing"
 
 _log = logs.get_logger(__name__)
 
 
 class Completing:
-    """Takes ends of calls from outside; an async context manager, in which what is taken is told."""
+    """Takes ends of calls from outside; an async context manager that reports them.
+
+    Waiting calls are rows: nothing is held of them here.
+    """
 
     def __init__(
         self, *, completions: PostgresCompletions, runs: LedgerReads, secrets: FileSecrets, audit: AuditTrail
     ) -> None:
-        self._completions = completions
+        self.store = completions
         self._runs = runs
         self._secrets = secrets
         self._audit = audit
@@ -72,35 +70,49 @@ class Completing:
             InvalidJson, InvalidField, TooLarge: the tool could not return that.
         """
         digest = digest_of(token)
-        call = None if len(token) > _TOKEN_CHARACTERS_MAX else await self._completions.find(by.store_id, digest)
-        if call is None:
+        found = None if len(token) > _TOKEN_CHARACTERS_MAX else await self.store.find(by.store_id, digest)
+        if found is None:
             raise CompletionNotFound
-        said, result = self._judged(call, said)
-        if call.is_open and not await self._runs.takes_results(RunKey(call.key.store_id, call.run_id)):
-            raise CallNotPending(_GONE)
-        receipt = await self._completions.complete(by.store_id, digest, said, result, by)
-        match receipt:
-            case Receipt.TAKEN:
-                self.look()
-                _log.info("call.completed", run=call.run_id, call=call.key.call_id, outcome=result.outcome)
-            case Receipt.ENDED:
-                raise CallNotPending(_GONE)
-            case Receipt.LAPSED:
-                raise DeadlinePassed("the time in which the call could be completed is over")
-            case Receipt.UNKNOWN:
-                raise CompletionNotFound
-            case Receipt.DUPLICATE:
-                pass
-        return receipt is Receipt.DUPLICATE
+        terms, is_open = found
+        said, result = self._judged(terms, said)
+        if is_open and not await self._runs.takes_results(RunKey(by.store_id, terms.draft.run_id)):
+            raise CallNotPending(GONE)
+        is_duplicate = await self.store.complete(by.store_id, digest, said, result, by)
+        if not is_duplicate:
+            self.look()
+            _log.info("call.completed", run=terms.draft.run_id, call=terms.draft.call_id, outcome=result.outcome)
+        return is_duplicate
 
-    def _judged(self, call: AwaitedCall, said: Said) -> tuple[Said, ExecutionResult]:
+    async def hold(self, job: Job, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
+        """Let a call wait without its tool for so long; return what it has then. Durable. None if it cannot wait."""
+        held = await self.store.hold(job.key, terms, seconds)
+        if held is not None and held.outcome is not Outcome.AWAITING_COMPLETION:
+            self.look()
+        return held
+
+    async def checked(self, job: Job, known: ExecutionResult | HeldElsewhere) -> ExecutionResult | HeldElsewhere:
+        """Return what is known of a call; one that waits, and whose time is over, ends by that."""
+        if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
+            return known
+        if not known.completion_seconds_left:
+            known = await self.store.lapse(job.key, outcome.of_uncompleted(job.definition))
+            self.look()
+        return known
+
+    async def withdraw(self, key: CallKey) -> ExecutionResult | None:
+        """Cancel a call that waits; return what it has then."""
+        ended = await self.store.withdraw(key)
+        self.look()
+        return ended
+
+    def _judged(self, terms: CompletionTerms, said: Said) -> tuple[Said, ExecutionResult]:
         """Return what was said, in the one form that it has, and as a tool would have returned it."""
-        secrets = self._secrets_of(call.terms)
+        secrets = self._secrets_of(terms)
         if said.error:
             if len(said.error) > ERROR_CHARACTERS_MAX:
                 raise InvalidField(f"error: at most {ERROR_CHARACTERS_MAX} characters", field="error")
             return said, ended_badly(Outcome.FAILED, "TOOL_ERROR", hide(secrets, said.error))
-        value = loads(said.content, bytes_max=call.terms.result_bytes_max)
+        value = loads(said.content, bytes_max=terms.result_bytes_max)
         return Said(content=dumps_canonical(value)), succeeded(dumps_canonical(without(secrets, value)), 0.0)
 
     def _secrets_of(self, terms: CompletionTerms) -> Collection[str]:
@@ -117,8 +129,8 @@ class Completing:
     async def _tell_some(self) -> bool:
         """Tell what there is to tell; returns whether all was told."""
         try:
-            found = await self._completions.claim_untold(_BATCH_MAX)
-            told = [await self._tell(each) for each in found]
+            found = await self.store.claim_untold(_BATCH_MAX)
+            told = [await self._tell(*each) for each in found]
         except Exception as error:  # noqa: BLE001  # the next look may succeed
             # The database itself is in the log when it cannot be reached.
             log = _log.debug if isinstance(error, Unavailable) else _log.warning
@@ -126,15 +138,15 @@ class Completing:
             return False
         return all(told) and len(found) < _BATCH_MAX
 
-    async def _tell(self, end: UntoldEnd) -> bool:
-        call = end.call
+    async def _tell(self, draft: AuditDraft, is_completed: bool) -> bool:  # noqa: FBT001  # as it is claimed
+        key = CallKey(draft.store_id, draft.call_id)
         is_told = False
         try:
-            await self._audit.write([end.draft])
-            if end.is_completed:
-                await self._runs.note_completion(RunKey(call.key.store_id, call.run_id), call.key)
+            await self._audit.write([draft])
+            if is_completed:
+                await self._runs.note_completion(RunKey(draft.store_id, draft.run_id), key)
             is_told = True
         except Exception as error:  # noqa: BLE001  # it is told later
-            _log.warning("completions.not_told", call=call.key.call_id, error=type(error).__name__)
-        await self._completions.mark_told(call.key, is_told=is_told)
+            _log.warning("completions.not_told", call=key.call_id, error=type(error).__name__)
+        await self.store.mark_told(key, is_told=is_told)
         return is_told

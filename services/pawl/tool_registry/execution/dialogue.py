@@ -23,13 +23,8 @@ class Dialogue:
         self.answered: asyncio.Future[None] = loop.create_future()
         self.answered.set_result(None)
         self._answers = list(answers)
-        self._position = 0
+        self.position = 0  # The number of answers that the tool has taken.
         self._turn = asyncio.Lock()
-
-    @property
-    def position(self) -> int:
-        """The number of answers behind it."""
-        return self._position
 
     async def ask(self, question: Question) -> str:
         """Return the answer to a question, once there is one.
@@ -39,14 +34,14 @@ class Dialogue:
             ToolError: the tool asks too much.
         """
         async with self._turn:
-            while (found := given(self._answers, self._position, question)) is None:
+            while (found := given(self._answers, self.position, question)) is None:
                 if len(self._answers) >= QUESTIONS_MAX:  # Those too that it asks no more, now that it runs again.
                     raise ToolError(f"a tool may ask {QUESTIONS_MAX} questions in a call")
                 self.question = question
                 self._turn_to(self.asked)
                 await asyncio.wait({self.answered})
             answer = self._answers[found]
-            self._position = found + 1
+            self.position = found + 1
         if answer.declined:
             raise QuestionDeclined(f"nobody answered: {question.question}")
         return answer.answer
@@ -54,7 +49,7 @@ class Dialogue:
     def give(self, answers: Sequence[Answer]) -> None:
         """Take all answers so far; those that are known stay as they are."""
         self._answers += answers[len(self._answers) :]
-        if self.question is not None and given(self._answers, self._position, self.question) is not None:
+        if self.question is not None and given(self._answers, self.position, self.question) is not None:
             self.question = None
             self._turn_to(self.answered)
 

@@ -39,11 +39,7 @@ class Execution:
     def __init__(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self.key = job.key
-        self.fingerprint = job.fingerprint
-        self.effect = job.effect
-        self.is_askable = job.is_askable
-        """True if the tool can be asked by another process what became of it."""
+        self.job = job
         self.has_begun = False
         """True if the effect may have happened."""
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
@@ -65,7 +61,7 @@ class Execution:
     def begins_again(self) -> bool:
         """True if it ends here, and is begun again, or asked for, by whoever is asked for it next."""
         cause = self.cancelled.result() if self.cancelled.done() else None
-        return cause in LEAVING and (self.is_askable or self.effect is not EffectClass.AT_MOST_ONCE)
+        return cause in LEAVING and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)
 
     @property
     def is_abandoned(self) -> bool:
@@ -120,7 +116,7 @@ class Execution:
         self.listeners += 1
         try:
             while not self.ended.done():
-                if self.effect.is_journaled and self.dialogue.question is not None:
+                if self.job.effect.is_journaled and self.dialogue.question is not None:
                     yield input_required(self.dialogue.question, self.seconds())
                     return
                 await wait_any(self.ended, self._news, self.dialogue.asked)
@@ -136,7 +132,7 @@ class Execution:
 
     def leave(self) -> None:
         """End what nobody waits for any more, unless it is journaled."""
-        if not self.listeners and not self.effect.is_journaled and not self.ended.done():
+        if not self.listeners and not self.job.effect.is_journaled and not self.ended.done():
             self.cancel(CancelCause.CALLERS_GONE)
 
 

@@ -22,7 +22,6 @@ from pawl.errors import (
 )
 from pawl.tool_registry.execution.attempt import Attempt, AttemptParts
 from pawl.tool_registry.execution.execution import LEAVING, CancelCause, Execution, wait_any
-from pawl.tool_registry.execution.waits import Waits
 from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.policy.call import ExecuteRequest, Job
 from pawl.tool_registry.rules.execution import ENDS, NOT_STOPPED, OPEN, ExecutionResult, input_required
@@ -90,7 +89,6 @@ class Executor:
         self._retry = Retry(
             parts.clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
         )
-        self._waits = Waits(parts.completions, parts.on_withdrawn)
         self._running: dict[CallKey, Execution] = {}
         self._kept: dict[CallKey, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,8 +160,8 @@ class Executor:
             return  # What its callers left, or asks somebody, begins anew.
         if len(self._kept) >= _KEPT_MAX:
             del self._kept[next(iter(self._kept))]
-        self._kept[execution.key] = execution
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.pop, execution.key, None)
+        self._kept[execution.job.key] = execution
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.pop, execution.job.key, None)
 
     @property
     def running_count(self) -> int:
@@ -174,7 +172,7 @@ class Executor:
         """Cancel a call and wait for its end; returns whether nothing of it runs, and its result if any."""
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
-            return True, await self._waits.withdraw(key)
+            return True, await self._parts.completing.withdraw(key)
         return has_stopped, result
 
     async def _cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
@@ -186,7 +184,8 @@ class Executor:
             if not execution.ended.done():
                 return False, None
             if execution.ended.exception() is None:
-                return _has_stopped(execution.ended.result()), execution.ended.result()
+                ended = execution.ended.result()
+                return ended.error_reason != NOT_STOPPED, ended
         if execution is not None or isinstance(known, ExecutionResult):
             # It may have ended since the journal was asked.
             known = await self._journal.look(key)
@@ -195,7 +194,7 @@ class Executor:
             await self._clock.sleep(_POLL_SECONDS)
             known = await self._journal.look(key)
         if isinstance(known, ExecutionResult):
-            return _has_stopped(known), known
+            return known.error_reason != NOT_STOPPED, known
         return known is None, None
 
     async def begin(self, job: Job) -> Execution:
@@ -212,7 +211,7 @@ class Executor:
         existing = existing or self._kept.pop(job.key, None)
         if existing is not None:
             existing.is_kept = False
-            if existing.fingerprint != job.fingerprint:
+            if existing.job.fingerprint != job.fingerprint:
                 raise InvalidArguments("this call was begun with another tool or other arguments")
             existing.dialogue.give(job.answers)
             return existing
@@ -289,7 +288,7 @@ class Executor:
         if attempt.outcome.done():
             known = attempt.outcome.result()
             if attempt.was_known or not isinstance(known, ExecutionResult):
-                return await self._waits.checked(job, known)
+                return await self._parts.completing.checked(job, known)
         else:
             # A thread that is over its time keeps nobody waiting; who cancels wants to know whether it stops.
             waits = job.tool.is_stoppable or execution.cancelled.done()
@@ -297,7 +296,8 @@ class Executor:
             known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
         result: ExecutionResult | None = None
         if known.outcome is Outcome.AWAITING_COMPLETION:
-            result = await self._until_written(job, lambda: self._waits.begin(job, attempt.completion_terms, left))
+            hold = partial(self._parts.completing.hold, job, attempt.completion_terms, left)
+            result = await self._until_written(job, hold)
             known = outcome.of_doubt(job.definition.name, seconds)
         if result is None:
             result = await self._write_end(job, known, attempt)
@@ -362,8 +362,12 @@ class Executor:
         """Make the result, and that there is one, durable before anybody sees it. See `_until_written`."""
         if result.outcome is Outcome.INPUT_REQUIRED:
             return result  # It has not ended: it begins again with the answer.
-        if attempt.has_completion:
-            return await self._write_end_unless_completed(job, result)
+        if attempt.completion_token:
+            # Somebody outside may have given the call another end while its tool ran.
+            standing = await self._until_written(job, lambda: self._journal.end(job.key, result))
+            reason = "" if standing == result else "LATE"
+            await self._until_written(job, lambda: self._admission.audit.ended(job, result, reason=reason))
+            return standing
         audited = self._until_written(job, lambda: self._admission.ended(job, result, has_begun=attempt.has_run))
         if not attempt.has_asked_journal:
             await audited
@@ -372,13 +376,6 @@ class Executor:
         standing, _ = await asyncio.gather(
             self._until_written(job, lambda: self._journal.end(job.key, result)), audited
         )
-        return standing
-
-    async def _write_end_unless_completed(self, job: Job, result: ExecutionResult) -> ExecutionResult:
-        """Write the end of a call that somebody outside may have given another one while its tool ran."""
-        standing = await self._until_written(job, lambda: self._journal.end(job.key, result))
-        reason = "" if standing == result else "LATE"
-        await self._until_written(job, lambda: self._admission.audit.ended(job, result, reason=reason))
         return standing
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
@@ -437,7 +434,7 @@ class Executor:
     async def _renew(self) -> None:
         """Renew the lease, and hear what was said elsewhere about the calls that run here."""
         await self._take_answers()
-        unjournaled = [key for key, execution in self._running.items() if not execution.effect.is_journaled]
+        unjournaled = [key for key, execution in self._running.items() if not execution.job.effect.is_journaled]
         for key in await self._journal.renew(unjournaled):
             if key in self._running:
                 self._running[key].cancel(CancelCause.USER)
@@ -452,7 +449,7 @@ class Executor:
     def _fence(self) -> None:
         """Stop what another process may begin to repeat, now that the lease is gone."""
         for execution in self._running.values():
-            if execution.has_begun and execution.is_askable:
+            if execution.has_begun and execution.job.is_askable:
                 execution.cancel(CancelCause.LEASE_LOST)
 
     async def _forget(self) -> None:
@@ -476,7 +473,3 @@ def _give_up(execution: Execution) -> None:
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()
-
-
-def _has_stopped(result: ExecutionResult) -> bool:
-    return result.error_reason != NOT_STOPPED

@@ -7,7 +7,6 @@ import math
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import InvalidPageToken
 from pawl.tool.v1 import memory_pb2 as pb
 from pawl.tool.v1 import memory_pb2_grpc
 from pawl.tool_registry.convert import WIRE
@@ -27,8 +26,11 @@ class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
 
     async def ListMemories(self, request: pb.ListMemoriesRequest, context: Context) -> pb.ListMemoriesResponse:
         owner, size = _owner(request.agent_name), page_size(request.page_size)
-        found = await self._memories.after(owner, _place(request.page_token), size + 1)
-        page, token = cut(found, size, _token)
+        place = place_of("memories", request.page_token, tuple[str, float, str]) or _FIRST
+        found = await self._memories.after(owner, place, size + 1)
+        page, token = cut(
+            found, size, lambda last: page_token("memories", last.agent_name, last.create_time, last.memory_id)
+        )
         return pb.ListMemoriesResponse(memories=map(_MEMORY.fields, page), next_page_token=token)
 
     async def EraseMemories(self, request: pb.EraseMemoriesRequest, context: Context) -> pb.EraseMemoriesResponse:
@@ -40,21 +42,3 @@ def _owner(agent_name: str) -> MemoryOwner:
     caller = require_user()
     checked = check_agent_name(agent_name, "agent_name", optional=True)
     return MemoryOwner(store_id=caller.store_id, user_id=caller.user_id, agent_name=checked)
-
-
-def _token(memory: Memory) -> str:
-    return page_token("memories", f"{memory.create_time!r} {memory.memory_id} {memory.agent_name}")
-
-
-def _place(token: str) -> tuple[str, float, str]:
-    """Return the agent, time and id of the last memory of the page before; what is before all for the first."""
-    if not token:
-        return _FIRST
-    try:
-        time, memory_id, agent_name = place_of("memories", token).split(" ")
-        seconds = float(time)
-    except ValueError:
-        raise InvalidPageToken from None
-    if "\0" in memory_id + agent_name or not math.isfinite(seconds):
-        raise InvalidPageToken
-    return agent_name, seconds, memory_id

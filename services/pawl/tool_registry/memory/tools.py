@@ -27,10 +27,7 @@ _NOTE: Final = (
 
 def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
     """Return remember, recall and forget."""
-    return [_remember(repository), _recall(repository), _forget(repository)]
 
-
-def _remember(repository: PostgresMemoryRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def remember(
         context: ToolContext,
@@ -51,10 +48,6 @@ def _remember(repository: PostgresMemoryRepository) -> Tool[..., Any]:
             raise ToolError(f"{error.message}: forget one first") from None
         return {"memory_id": kept.memory_id}
 
-    return remember
-
-
-def _recall(repository: PostgresMemoryRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def recall(
         context: ToolContext,
@@ -68,10 +61,6 @@ def _recall(repository: PostgresMemoryRepository) -> Tool[..., Any]:
             found = await repository.search(owner, " or ".join(words), most)
         return {"memories": [_shown(memory) for memory in found], "note": _NOTE}
 
-    return recall
-
-
-def _forget(repository: PostgresMemoryRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def forget(
         context: ToolContext,
@@ -84,7 +73,7 @@ def _forget(repository: PostgresMemoryRepository) -> Tool[..., Any]:
             raise ToolError(f"there is no memory {memory_id!r}: take an id that recall gave")
         return {"forgotten": memory_id}
 
-    return forget
+    return [remember, recall, forget]
 
 
 def _owner(context: ToolContext) -> MemoryOwner:

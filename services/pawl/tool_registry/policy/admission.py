@@ -18,7 +18,7 @@ from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.policy.call import ExecuteRequest, FittingCall, Job, Proposal, ProposedCall
 from pawl.tool_registry.policy.result_cache import ResultCache
 from pawl.tool_registry.policy.rules.patterns import TooMuchToMatch
-from pawl.tool_registry.policy.rules.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
+from pawl.tool_registry.policy.rules.rate import STORE_RATE_NAME, Exceeded, Rate, rate_limited
 from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope
 from pawl.tool_registry.policy.standing import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
@@ -160,8 +160,8 @@ class Admission:
         elif call.tool_version:
             tool = await self.catalog.find(context.store_id, call.tool_name, call.tool_version)
         if tool is None or not tool.may_be_called_by(context.user_id, context.user_roles):
-            near = did_you_mean(call.tool_name, known_names)
-            return _refused(context, "TOOL_NOT_FOUND", f"there is no tool {call.tool_name[:80]!r}{near}")
+            said = f"there is no tool {call.tool_name[:80]!r}{did_you_mean(call.tool_name, known_names)}"
+            return _refused(context, "TOOL_NOT_FOUND", said)
         accepted = await self.catalog.check(context.store_id, tool, call.arguments)
         if isinstance(accepted, Refused):
             return _refused(context, accepted.reason, accepted.message, tool)
@@ -348,23 +348,20 @@ class Admission:
         """
         try:
             rates = self._rates(job) if job.attempt == _FIRST_ATTEMPT else []
-            exceeded = await self.limits.take(job.context.store_id, rates) if rates else None
-            if exceeded is not None:
-                return rate_limited(job.definition.name, exceeded)
+            if rates:
+                await self.limits.take(job.context.store_id, rates)
             if job.effect is not EffectClass.READ_ONLY:
                 await self.audit.executed(job)
+        except Exceeded as exceeded:
+            return rate_limited(job.definition.name, exceeded)
         except BaseException:
             self._remember_unacted(token)
             raise
         return None
 
     def _rates(self, job: Job) -> list[Rate]:
-        rates = []
-        if self.store_calls_per_minute:
-            rates.append(Rate(name=STORE_RATE_NAME, per_minute=self.store_calls_per_minute))
-        if job.rate_per_minute:
-            rates.append(tool_rate(job.definition.name, job.rate_per_minute))
-        return rates
+        most = {STORE_RATE_NAME: self.store_calls_per_minute, f"tool:{job.definition.name}": job.rate_per_minute}
+        return [Rate(name=name, per_minute=per_minute) for name, per_minute in most.items() if per_minute]
 
     def _remember_unacted(self, token: str) -> None:
         if len(self.unacted) >= _UNACTED_MAX:

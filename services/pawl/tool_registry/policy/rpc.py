@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from pawl.chassis.identity.auth import require_user
@@ -17,7 +16,7 @@ from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.pages import cut, page_size, page_token, place_of
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.policy.rules.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
-from pawl.tool_registry.policy.standing import ListedRule, Rules
+from pawl.tool_registry.policy.standing import Rules
 
 _EFFECTS: Final = WIRE.enum(RuleEffect, pb.RuleEffect, field="rule.effect")
 _SCOPES: Final = WIRE.enum(RuleScope, pb.RuleScope, field="rule.scope")
@@ -29,7 +28,6 @@ _RULE: Final = WIRE.struct(
             "expire_time": lambda rule: timestamp(rule.expire_time) if rule.expire_time else None,
             "revoke_time": lambda rule: timestamp(rule.revoke_time) if rule.revoke_time else None,
         },
-        of_message=("suspended",),
         of_struct=("store_id",),
     ),
 )
@@ -44,17 +42,17 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
     async def CreateRule(self, request: pb.CreateRuleRequest, context: Context) -> pb.CreateRuleResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
         made = await self._rules.create(require_user(), _rule_from(request.rule), request_id)
-        return pb.CreateRuleResponse(rule=_message(made))
+        return pb.CreateRuleResponse(rule=_RULE.fields(made))
 
     async def RevokeRule(self, request: pb.RevokeRuleRequest, context: Context) -> pb.RevokeRuleResponse:
         person = require_user()
         if not is_id(request.rule_id):
             raise RuleNotFound
-        return pb.RevokeRuleResponse(rule=_message(await self._rules.revoke(person, request.rule_id)))
+        return pb.RevokeRuleResponse(rule=_RULE.fields(await self._rules.revoke(person, request.rule_id)))
 
     async def ListRules(self, request: pb.ListRulesRequest, context: Context) -> pb.ListRulesResponse:
         size = page_size(request.page_size)
-        before = place_of("rules", request.page_token)
+        (before,) = place_of("rules", request.page_token, tuple[str]) or ("",)
         if before and not is_id(before):
             raise InvalidPageToken
         found = await self._rules.list(
@@ -64,8 +62,8 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
             before=before,
             most=size + 1,
         )
-        page, token = cut(found, size, lambda listed: page_token("rules", listed.rule.rule_id))
-        return pb.ListRulesResponse(rules=map(_message, page), next_page_token=token)
+        page, token = cut(found, size, lambda rule: page_token("rules", rule.rule_id))
+        return pb.ListRulesResponse(rules=map(_RULE.fields, page), next_page_token=token)
 
 
 def _rule_from(message: pb.Rule) -> Rule:
@@ -77,7 +75,7 @@ def _rule_from(message: pb.Rule) -> Rule:
     expire_time = 0.0
     if message.HasField("expire_time"):
         expire_time = seconds(message.expire_time)
-        if not math.isfinite(expire_time) or not 0 < expire_time < _TIME_MAX:
+        if not 0 < expire_time < _TIME_MAX:
             raise InvalidField("expire_time: must be a time in the future", field="rule.expire_time")
     return Rule(
         store_id=StoreId(""),
@@ -109,7 +107,3 @@ def _pattern_from(message: pb.ArgumentPattern) -> ArgumentPattern:
     except (InvalidJson, TooLarge) as error:
         raise InvalidField(f"arguments: equals_json: {error.message}", field="rule.arguments") from None
     return ArgumentPattern(argument=message.argument, equals=canonical_value(value))
-
-
-def _message(listed: ListedRule) -> pb.Rule:
-    return pb.Rule(**_RULE.fields(listed.rule), suspended=listed.is_suspended)

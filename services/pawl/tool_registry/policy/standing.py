@@ -25,29 +25,21 @@ from pawl.errors import (
 from pawl.tool_registry.audit.recorder import AuditTrail
 from pawl.tool_registry.catalog.catalog import Catalog
 from pawl.tool_registry.ledger import LedgerReads
+from pawl.tool_registry.policy.rules.patterns import takes_argument
 from pawl.tool_registry.policy.rules.rules import (
     Rule,
-    RuleCounts,
     RuledCall,
     RuleEffect,
     RuleScope,
-    check_room,
     check_rule,
     may_approve,
     ruling,
 )
 from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+from pawl.tool_registry.rules.definition import ToolVersion
 
 _FRESH_SECONDS: Final = 1.0
 _STORES_MAX: Final = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedRule:
-    """A rule, and whether its tool has changed since."""
-
-    rule: Rule
-    is_suspended: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +59,11 @@ class Rules:
     clock: Clock
     _kept: dict[StoreId, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
 
-    async def create(self, person: Principal, rule: Rule, request_id: RequestId) -> ListedRule:
+    async def create(self, person: Principal, rule: Rule, request_id: RequestId) -> Rule:
         """Make a rule; `rule` has what the person said.
 
         Raises:
-            InvalidField: it cannot be used, or there is no room for it.
+            InvalidField: it cannot be used, its tool has no such argument, or there is no room for it.
             PermissionDenied: the person may not make it, or an ALLOW is made by a delegate that does not decide.
             ToolNotFound: an ALLOW names a tool that the person may not call.
             RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
@@ -88,33 +80,36 @@ class Rules:
             check_decides(person)
         now = self.clock.now()
         check_rule(rule, now)
-        version = 0
-        if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
-            version = await self._version_of(person, rule.tool_name)
+        tool = await self._tool_of(person, rule)
+        schema = tool.definition.arguments_schema if tool else {}
+        for name in (pattern.argument for pattern in rule.arguments):
+            if not takes_argument(schema, name):
+                raise InvalidField(f"arguments: {rule.tool_name} has no argument {name!r}", field="rule.arguments")
         await self._check_origin(person, rule)
         rule = replace(
             rule,
             store_id=person.store_id,
             rule_id=self.ids.new("rule"),
             user_id=person.user_id,
-            tool_version=version,
+            tool_version=tool.version if tool and rule.effect is RuleEffect.ALLOW else 0,
         )
         if not (request_id and await self.repository.is_made(person.store_id, person.user_id, request_id)):
-            check_room(rule, RuleCounts.of(await self.repository.in_force(person.store_id), person.user_id))
+            await self.repository.check_room(rule)
             await self.audit.ruled(rule, "MADE", person)
         made = await self.repository.add(rule, request_id)
         self._kept.pop(person.store_id, None)
-        return ListedRule(rule=made, is_suspended=False)
+        return made
 
-    async def _version_of(self, person: Principal, tool_name: str) -> int:
-        """Return the version of the register that a rule allows."""
+    async def _tool_of(self, person: Principal, rule: Rule) -> ToolVersion | None:
+        """Return the tool that a rule names, if the register has it for the person."""
+        name = rule.tool_name
         try:
-            return (await self.catalog.get(person, tool_name, 0)).version
+            return await self.catalog.get(person, name, 0) if rule.is_for_one_tool else None
         except ToolNotFound:
-            said = (
-                f"the register has no tool {tool_name!r} for you; calls of one that came with its run are never allowed"
-            )
-            raise ToolNotFound(f"{said} in advance", tool_name=tool_name) from None
+            if rule.effect is not RuleEffect.ALLOW:
+                return None
+            said = f"the register has no tool {name!r} for you; calls of one that came with its run are never allowed"
+            raise ToolNotFound(f"{said} in advance", tool_name=name) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
         """Return if run, conversation and call of a rule are the person's, and its agent is one of the store."""
@@ -136,7 +131,7 @@ class Rules:
         if rule.is_for_one_tool and rule.tool_name != tool_name:
             raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
 
-    async def revoke(self, person: Principal, rule_id: str) -> ListedRule:
+    async def revoke(self, person: Principal, rule_id: str) -> Rule:
         """Revoke a rule for good. Idempotent.
 
         Raises:
@@ -161,7 +156,7 @@ class Rules:
 
     async def list(
         self, person: Principal, *, include_ended: bool, all_users: bool, before: str, most: int
-    ) -> Sequence[ListedRule]:
+    ) -> Sequence[Rule]:
         """Return rules by descending id, those below `before` if it is given.
 
         Raises:
@@ -196,8 +191,8 @@ class Rules:
         self._kept[store_id] = (now, rules)
         return rules
 
-    async def _listed(self, rule: Rule) -> ListedRule:
+    async def _listed(self, rule: Rule) -> Rule:
         if rule.effect is not RuleEffect.ALLOW or not rule.is_for_one_tool:
-            return ListedRule(rule=rule, is_suspended=False)
+            return rule
         version = await self.catalog.current_version(rule.store_id, rule.tool_name)
-        return ListedRule(rule=rule, is_suspended=rule.tool_version != version)
+        return replace(rule, suspended=rule.tool_version != version)

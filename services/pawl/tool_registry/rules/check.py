@@ -93,12 +93,6 @@ def check_strange(
     return checked if isinstance(checked, Refused) else (checked.canonical, checked.note)
 
 
-def read_canonical(canonical: bytes) -> dict[str, JsonValue]:
-    """Return the arguments that `check_strange` has accepted."""
-    arguments: dict[str, JsonValue] = _decode(canonical)
-    return arguments
-
-
 def schema_problem(schema: Mapping[str, Any]) -> str:
     """Return why a schema of a stranger cannot be used, for a helper process; empty if it can."""
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical, loads
@@ -171,11 +171,8 @@ def _number(text: str) -> int | float | None:
         return number if INTEGER_MIN <= number <= INTEGER_MAX else None
     if len(text) > _NUMBER_CHARACTERS_MAX or not _NUMBER.fullmatch(text):
         return None
-    try:
-        exact = float(text)
-        return exact if Decimal(text) == Decimal(repr(exact)) else None
-    except InvalidOperation:  # infinity
-        return None
+    exact = float(text)
+    return exact if Decimal(text) == Decimal(repr(exact)) else None
 
 
 def _whole(value: float) -> JsonValue:

@@ -9,14 +9,13 @@ import jsonschema_rs
 
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidJson, InvalidSchema, TooLarge
-from pawl.tool_registry.rules.schema import SCHEMA_BYTES_MAX, compile_schema
+from pawl.tool_registry.rules.schema import compile_schema, read_schema
 from pawl.tool_registry.rules.violations import list_violations
 
 OUTPUT_BYTES_MAX: Final = 256 * 1024
 """Most bytes of an answer in a form."""
 
 _COMPILED_MAX: Final = 64
-_OF_ARGUMENTS: Final = "the arguments schema"
 
 
 def output_schema_problem(schema_json: bytes) -> str:
@@ -54,15 +53,8 @@ def _of_answer(fault: str) -> str:
 
 @functools.lru_cache(maxsize=_COMPILED_MAX)
 def _compiled(schema_json: bytes) -> tuple[dict[str, Any], jsonschema_rs.Draft202012Validator]:
-    try:
-        schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
-    except TooLarge:
-        raise InvalidSchema(f"the schema has {len(schema_json)} bytes, the limit is {SCHEMA_BYTES_MAX}") from None
-    except InvalidJson as error:
-        raise InvalidSchema(f"the schema is not strict JSON: {error.message}") from None
-    if not isinstance(schema, dict):
-        raise InvalidSchema("the schema must be a JSON object")
+    schema = read_schema(schema_json, "the schema")
     try:
         return schema, compile_schema(schema)
     except InvalidSchema as error:
-        raise InvalidSchema(error.message.replace(_OF_ARGUMENTS, "the schema")) from None
+        raise InvalidSchema(error.message.replace("the arguments schema", "the schema")) from None

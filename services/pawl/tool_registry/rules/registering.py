@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pawl.chassis.identity.auth import Principal, check_decides
@@ -32,18 +30,11 @@ SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 """The registrant of the tools of a source: they are approved with it, by those who may."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The most tools of one kind that may be registered: by one user who is no admin, and in a store."""
+SHARES: Final = {FRONT_END: (100, 1000), "worker": (500, 2000)}
+"""The most tools that may be registered, by kind of source: by one user who is no admin, and in a store.
 
-    of_user: int
-    of_store: int
-
-
-SHARES: Final[Mapping[str, Share]] = MappingProxyType(
-    {FRONT_END: Share(of_user=100, of_store=1000), "worker": Share(of_user=500, of_store=2000)}
-)
-"""The shares by kind of source. The tools of other kinds are bounded with their sources."""
+The tools of other kinds are bounded with their sources.
+"""
 
 
 OPT_IN: Final = frozenset({"remember", "recall", "forget"})
@@ -106,8 +97,9 @@ def check_owner(current: ToolVersion, registrant: Principal) -> None:
         PermissionDenied: another user has registered it.
     """
     if Role.ADMIN not in registrant.roles and current.user_id != registrant.user_id:
-        name = current.definition.name
-        raise PermissionDenied(f"{name!r} is the tool of another user: take another name, or ask an admin")
+        raise PermissionDenied(
+            f"{current.definition.name!r} is the tool of another user: take another name, or ask an admin"
+        )
 
 
 def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
@@ -119,8 +111,9 @@ def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant
     if earlier is None or not is_laxer(new, earlier.definition):
         return
     if Role.ADMIN not in registrant.roles:
-        message = f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin"
-        raise PermissionDenied(message)
+        raise PermissionDenied(
+            f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin"
+        )
     check_decides(registrant)
 
 
@@ -130,13 +123,11 @@ def check_share(source_kind: str, registrant: Principal, *, of_user: int, of_sto
     Raises:
         InvalidField: the share of the user or of the store is full.
     """
-    share = SHARES.get(source_kind)
-    if share is None:
-        return
-    if of_store >= share.of_store:
-        whose, most = "the store has", share.of_store
-    elif of_user >= share.of_user and Role.ADMIN not in registrant.roles:
-        whose, most = "you have", share.of_user
+    most_of_user, most_of_store = SHARES.get(source_kind, (math.inf, math.inf))
+    if of_store >= most_of_store:
+        whose, most = "the store has", most_of_store
+    elif of_user >= most_of_user and Role.ADMIN not in registrant.roles:
+        whose, most = "you have", most_of_user
     else:
         return
     raise InvalidField(f"name: {whose} {most} tools of this kind: unregister some first", field="name")
@@ -166,12 +157,16 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
     names = set[str]()
     for definition in definitions:
         if definition.name in names:
-            message = f"front_end_tools: {definition.name!r} comes twice: give each tool a name of its own"
-            raise InvalidField(message, field="front_end_tools")
+            raise InvalidField(
+                f"front_end_tools: {definition.name!r} comes twice: give each tool a name of its own",
+                field="front_end_tools",
+            )
         names.add(definition.name)
         if definition.allowed_user_ids or definition.allowed_roles:
-            message = f"front_end_tools: {definition.name!r} is for the user of its run: leave out who may call it"
-            raise InvalidField(message, field="front_end_tools")
+            raise InvalidField(
+                f"front_end_tools: {definition.name!r} is for the user of its run: leave out who may call it",
+                field="front_end_tools",
+            )
 
 
 def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[ToolVersion]) -> None:
@@ -190,6 +185,7 @@ def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[
             continue
         is_same = other.source == FRONT_END and definition_hash(other.definition) == definition_hash(definition)
         if not is_same:
-            name = other.definition.name
-            message = f"there is a tool {name!r} ({other.source}) already: give the one of this run another name"
-            raise ToolExists(message)
+            raise ToolExists(
+                f"there is a tool {other.definition.name!r} ({other.source}) already:"
+                " give the one of this run another name"
+            )

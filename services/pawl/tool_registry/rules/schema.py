@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import jsonschema_rs
 
-from pawl.chassis.strict_json import dumps_canonical
-from pawl.errors import InvalidJson, InvalidSchema
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.errors import InvalidJson, InvalidSchema, TooLarge
 from pawl.tool_registry.rules.pointers import find
 
 SCHEMA_BYTES_MAX: Final = 64 * 1024
@@ -40,6 +40,23 @@ _NOTHING_FITS: Final = 1.5
 _MISSING: Final = 2.0
 """For each name that may be missing: that is an error of its own, of an object of two bytes."""
 _PATTERN_LIMITS: Final = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
+
+
+def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[str, JsonValue]:
+    """Return a schema that came as JSON.
+
+    Raises:
+        InvalidSchema: it is too large, or no JSON object.
+    """
+    try:
+        schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
+    except TooLarge:
+        raise InvalidSchema(f"{name} has {len(schema_json)} bytes, the limit is {SCHEMA_BYTES_MAX}") from None
+    except InvalidJson as error:
+        raise InvalidSchema(f"{name} is not strict JSON: {error.message}") from None
+    if not isinstance(schema, dict):
+        raise InvalidSchema(f"{name} must be a JSON object")
+    return schema
 
 
 def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:

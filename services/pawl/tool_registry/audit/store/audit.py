@@ -318,7 +318,7 @@ def _filter(wanted: AuditFilter) -> list[Any]:
         wanted.tool_name,
         wanted.user_id,
         wanted.kind,
-        None if wanted.since_us is None else _EPOCH + wanted.since_us * _MICROSECOND,
-        None if wanted.before_us is None else _EPOCH + wanted.before_us * _MICROSECOND,
+        wanted.since_time,
+        wanted.before_time,
         wanted.agent_name,
     ]

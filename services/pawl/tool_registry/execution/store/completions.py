@@ -13,9 +13,10 @@ import msgspec
 from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.db.rows import read_each
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallId, CallKey, CredentialId, RunId, StoreId, UserId
-from pawl.tool_registry.audit.rules import sha256_hex
-from pawl.tool_registry.execution.rules import AwaitedCall, CompletionTerms, Receipt, Said, UntoldEnd
+from pawl.chassis.ids import CallId, CallKey, CredentialId, StoreId, UserId
+from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed
+from pawl.tool_registry.audit.rules import AuditDraft, sha256_hex
+from pawl.tool_registry.execution.rules import CompletionTerms, Said
 from pawl.tool_registry.execution.store.journal import RESULT, SECONDS_LEFT, result_of
 from pawl.tool_registry.rules.execution import ExecutionResult, awaiting_completion, ended_badly
 from pawl.tool_registry.sdk import outcome
@@ -24,6 +25,8 @@ from pawl.values import Outcome
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1
 _COMPLETED: Final = "COMPLETED"
+_LAPSED: Final = "the time in which the call could be completed is over"
+GONE: Final = "the call has ended otherwise, or was cancelled: this changes nothing"
 
 # By its key: see `_END` of the journal.
 _OPEN: Final = """
@@ -120,34 +123,44 @@ class PostgresCompletions:
                 return known
             return await _cancel(connection, key, row)
 
-    async def find(self, store_id: StoreId, digest: bytes) -> AwaitedCall | None:
-        """Return the call that has a token."""
+    async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
+        """Return the terms of the call that has a token, and whether it has no end yet."""
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
-        return None if row is None else _call(row)
+        return None if row is None else (_terms(row["completion_terms"]), row["ended_at"] is None)
 
     async def complete(
         self, store_id: StoreId, digest: bytes, said: Said, result: ExecutionResult, by: Principal
-    ) -> Receipt:
-        """Give a call its end, once; what was `said` is known again. Atomic, and durable when it returns."""
+    ) -> bool:
+        """Give a call its end, once; return whether it had exactly this one before. Atomic, durable when it returns.
+
+        Raises:
+            CompletionNotFound: no call has the token.
+            CallNotPending: the call has another end, or was cancelled.
+            DeadlinePassed: its time is over.
+        """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK_FOUND, store_id, digest)
             if row is None:
-                return Receipt.UNKNOWN
+                raise CompletionNotFound
             known = result_of(row)
             if known is not None and known.outcome is not Outcome.AWAITING_COMPLETION:
-                if row["completion"] is not None:
-                    return Receipt.DUPLICATE if row["completion"] == said.digest else Receipt.ENDED
-                return Receipt.LAPSED if known.error_reason == outcome.NOT_COMPLETED else Receipt.ENDED
+                if row["completion"] == said.digest:
+                    return True
+                is_lapsed = row["completion"] is None and known.error_reason == outcome.NOT_COMPLETED
+                raise DeadlinePassed(_LAPSED) if is_lapsed else CallNotPending(GONE)
             if row["cancel_requested"]:
-                return Receipt.ENDED
+                raise CallNotPending(GONE)
             if known is not None and not known.completion_seconds_left:
-                return Receipt.LAPSED
+                raise DeadlinePassed(_LAPSED)
             key = CallKey(store_id, CallId(row["call_id"]))
             await _end(connection, key, result, said=said, by=by)
-        return Receipt.TAKEN
+        return False
 
-    async def claim_untold(self, most: int) -> Sequence[UntoldEnd]:
-        """Return ends that are to be told; nobody else gets them for a while."""
+    async def claim_untold(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
+        """Return the entries of ends to be reported, and whether a completion gave them.
+
+        No other replica gets them for a while.
+        """
         rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
         return read_each("completion", rows, _untold, itemgetter("call_id"))
 
@@ -176,22 +189,13 @@ async def _cancel(connection: Connection, key: CallKey, row: asyncpg.Record) -> 
     return result
 
 
-def _call(row: asyncpg.Record) -> AwaitedCall:
-    return AwaitedCall(
-        key=CallKey(StoreId(row["store_id"]), CallId(row["call_id"])),
-        run_id=RunId(row["run_id"]),
-        terms=_terms(row["completion_terms"]),
-        is_open=row["ended_at"] is None,
-    )
-
-
-def _untold(row: asyncpg.Record) -> UntoldEnd:
-    call, result = _call(row), result_of(row)
+def _untold(row: asyncpg.Record) -> tuple[AuditDraft, bool]:
+    result = result_of(row)
     if result is None:
         raise ValueError("an end to be told is no end")
     by = row["completed_by"] or ("", "", "")
     draft = replace(
-        call.terms.draft,
+        _terms(row["completion_terms"]).draft,
         time_us=round(row["ended_at"].timestamp() * 1_000_000),
         verdict=result.outcome.value,
         reason=result.error_reason or _COMPLETED,
@@ -202,4 +206,4 @@ def _untold(row: asyncpg.Record) -> UntoldEnd:
         result_bytes=len(result.content),
         duration_us=int(result.duration_seconds * 1_000_000),
     )
-    return UntoldEnd(call=call, result=result, draft=draft, is_completed=row["completion"] is not None)
+    return draft, row["completion"] is not None

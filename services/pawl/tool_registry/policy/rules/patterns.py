@@ -40,6 +40,8 @@ _FORMATS: Final = {
     "recipient": "email",
 }
 _ACTS_AS: Final = "x-pawl-acts-as"
+_OPEN: Final = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
+"""Keywords by which an object may have properties that it does not declare."""
 _BELOW: Final = "/*"
 _LIKE_A_URL: Final = re.compile(r"[a-z][a-z0-9+.-]{0,30}:/*[^/]", re.IGNORECASE)
 _ORIGIN: Final = re.compile(r"[^/?#]{1,40}://[^/?#]*")
@@ -94,6 +96,13 @@ def argument_kinds(schema: Mapping[str, Any]) -> dict[str, ArgumentKind]:
             if isinstance(said, str) and said in _FORMATS:
                 kinds[name] = ArgumentKind(_FORMATS[said])
     return kinds
+
+
+def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
+    """Return whether calls can have a top-level argument, as far as the schema says."""
+    declared = dict(_properties(schema))
+    is_vague = not declared and schema.get("additionalProperties") is not False
+    return name in declared or is_vague or any(map(schema.get, _OPEN))
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:

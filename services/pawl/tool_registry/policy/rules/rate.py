@@ -18,20 +18,15 @@ class Rate:
     per_minute: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exceeded:
-    """A rate that lets no more begin for so many seconds."""
+@dataclass(eq=False)
+class Exceeded(Exception):
+    """A rate lets no more begin for so many seconds."""
 
     rate: Rate
     wait_seconds: float
 
 
 STORE_RATE_NAME: Final = "store"
-
-
-def tool_rate(tool_name: str, per_minute: int) -> Rate:
-    """Return the rate of a tool."""
-    return Rate(name=f"tool:{tool_name}", per_minute=per_minute)
 
 
 def rate_limited(tool_name: str, exceeded: Exceeded) -> ExecutionResult:

@@ -84,6 +84,8 @@ class Rule:
     revoke_user_id: UserId = UserId("")
     call_id: CallId = CallId("")
     """The call whose approval made it; empty for none."""
+    suspended: bool = False
+    """True if it allows nothing because its tool has changed since. Set only where rules are returned to people."""
 
     @property
     def is_for_one_tool(self) -> bool:
@@ -269,31 +271,18 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
     return call.category is not Category.DESTRUCTIVE or rule.includes_destructive
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleCounts:
-    """The numbers of rules in force: for the whole store, of all its users, and of one of them."""
-
-    of_store: int
-    of_users: int
-    of_user: int
-
-    @classmethod
-    def of(cls, rules: Collection[Rule], user_id: UserId) -> RuleCounts:
-        """Return the counts of the rules in force of a store."""
-        users = [rule.user_id for rule in rules if not rule.is_of_store]
-        return cls(of_store=len(rules) - len(users), of_users=len(users), of_user=users.count(user_id))
-
-
-def check_room(rule: Rule, counts: RuleCounts) -> None:
+def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
     """Return if there is room for one more: what users make takes no place of the whole store's rules.
+
+    The counts are of rules in force: for the whole store, of all its users, and of the user of the rule.
 
     Raises:
         InvalidField: there is none.
     """
     is_for_store = rule.is_of_store
-    if (counts.of_store if is_for_store else counts.of_users) >= RULES_MAX:
+    if (of_store if is_for_store else of_users) >= RULES_MAX:
         whose, most = "the store has" if is_for_store else "the users of the store have", RULES_MAX
-    elif not is_for_store and counts.of_user >= RULES_OF_USER_MAX:
+    elif not is_for_store and of_user >= RULES_OF_USER_MAX:
         whose, most = "you have", RULES_OF_USER_MAX
     else:
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
+from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.policy.rules.rate import Exceeded, Rate
 
@@ -35,40 +35,22 @@ _FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - inte
 class PostgresRateLimits(DatabaseAdapter):
     """Counts what begins, the same for all replicas."""
 
-    async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> Exceeded | None:
-        """Count one call against all rates, or against none and return the one that is used up.
+    async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> None:
+        """Count one call against all rates, or against none.
 
         Raises:
+            Exceeded: one of them is used up.
             DependencyUnavailable: it is not known whether it was counted.
         """
-        if len(rates) == 1:
-            async with self._database.acquire() as connection:
-                return await self._take(connection, store_id, rates[0])
-        try:
-            async with self._database.transaction() as connection:
-                # In one order everywhere, so that two who take both do not wait for each other.
-                for rate in sorted(rates, key=lambda rate: rate.name):
-                    exceeded = await self._take(connection, store_id, rate)
-                    if exceeded is not None:
-                        raise _NotTaken(exceeded)
-        except _NotTaken as refused:
-            return refused.exceeded
-        return None
+        connect = self._database.acquire if len(rates) == 1 else self._database.transaction
+        async with connect() as connection:
+            # In one order everywhere, so that two who take both do not wait for each other.
+            for rate in sorted(rates, key=lambda rate: rate.name):
+                arguments = (store_id, rate.name, float(rate.per_minute))
+                if not await connection.fetchval(_TAKE, *arguments):
+                    wait = await connection.fetchval(_WAIT, *arguments)
+                    raise Exceeded(rate, max(0.0, wait or 0.0))
 
     async def forget(self) -> None:
         """Delete rates that nobody uses."""
         await self._database.execute(_FORGET)
-
-    async def _take(self, connection: Connection, store_id: StoreId, rate: Rate) -> Exceeded | None:
-        if await connection.fetchval(_TAKE, store_id, rate.name, float(rate.per_minute)):
-            return None
-        wait = await connection.fetchval(_WAIT, store_id, rate.name, float(rate.per_minute))
-        return Exceeded(rate=rate, wait_seconds=max(0.0, wait or 0.0))
-
-
-class _NotTaken(Exception):
-    """Rolls back what was counted against the other rates."""
-
-    def __init__(self, exceeded: Exceeded) -> None:
-        self.exceeded = exceeded
-        super().__init__()

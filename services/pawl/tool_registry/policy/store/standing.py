@@ -11,11 +11,11 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import DatabaseAdapter
+from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallId, RequestId, StoreId, UserId
 from pawl.errors import ConversationErased, RequestIdReused, RuleNotFound
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern
-from pawl.tool_registry.policy.rules.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
+from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope, check_room, said_by
 
 _SAID: Final = (
     "store_id, rule_id, effect, scope, scope_id, user_id, tool_name, items_max, includes_destructive, uses_max,"
@@ -110,8 +110,7 @@ class PostgresRuleRepository(DatabaseAdapter):
                 raise ConversationErased
             is_known = request_id and await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
             if not is_known:
-                counts = await connection.fetchrow(_COUNT, rule.store_id, rule.user_id)
-                check_room(rule, RuleCounts(**dict(counts or {})))
+                await self.check_room(rule, connection)
             row = await connection.fetchrow(
                 _ADD,
                 *_said(rule),
@@ -126,6 +125,15 @@ class PostgresRuleRepository(DatabaseAdapter):
         if row is None or row["request_hash"] != request_hash:
             raise RequestIdReused
         return _rule(row)
+
+    async def check_room(self, rule: Rule, within: Connection | None = None) -> None:
+        """Return if there is room for a rule now.
+
+        Raises:
+            InvalidField: there is none.
+        """
+        (counts,) = await (within or self._database).fetch(_COUNT, rule.store_id, rule.user_id)
+        check_room(rule, **dict(counts))
 
     async def is_erased(self, rule: Rule) -> bool:
         """Return whether the conversation of a rule, or that of its run, was erased."""
