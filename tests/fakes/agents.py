@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.ledger import AgentLedger
 from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.event.v1.agent_pb2 import AgentUsage
 from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
 from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.reading import Page
-from pawl.job_store.ledger.rules.usage import UsedOnDay
 from pawl.job_store.ledger.store.usage import PostgresUsage
 from tests.simulation.job_store import Channel, answer
 
@@ -98,11 +98,11 @@ class MemoryUsage(PostgresUsage):
     """What a test has put there."""
 
     def __init__(self) -> None:
-        self.of_agents: dict[tuple[StoreId, str], list[UsedOnDay]] = {}
+        self.of_agents: dict[tuple[StoreId, str], list[AgentUsage]] = {}
         self.tokens_today: dict[tuple[StoreId, str], int] = {}
         self.day_end_time = TIME
 
-    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
+    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[AgentUsage]:
         return self.of_agents.get((store_id, name), [])[:days]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:

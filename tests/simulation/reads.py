@@ -25,7 +25,6 @@ from pawl.job_store.ledger.reading import (
     PendingFilter,
     Renewed,
     RunFilter,
-    RunSnapshot,
     RunView,
     Told,
     view_of,
@@ -433,16 +432,15 @@ class MemoryReads:
         """Return what stands for the removed events after `after_seq`."""
         # Those of a job whose log was trimmed while it was open come with the events.
         calls = [] if run.trimmed_log_seq == self._tables.trimmed[run.key] else self._tables.calls_of(run.key)
-        snapshot = RunSnapshot(
+        return LogGap(
+            from_seq=after_seq + 1,
+            to_seq=self._tables.trimmed[run.key],
             run=run,
             messages=[],
             calls=calls,
             omitted_bytes={call.call_id: 0 for call in calls},
             omitted_messages=0,
             omitted_calls=run.trimmed_rounds,
-        )
-        return LogGap(
-            run_id=run.run_id, from_seq=after_seq + 1, to_seq=self._tables.trimmed[run.key], snapshot=snapshot
         )
 
     def _run(self, key: RunKey, user_id: UserId) -> RunRow:

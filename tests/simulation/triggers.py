@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS
-from pawl.job_store.triggers.rules import ClaimedEvent, LaneRow, TriggerChange, TriggerKey, TriggerRow
+from pawl.job_store.triggers.rules import LaneRow, TriggerChange, TriggerKey, TriggerRow
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.values import RunState
 from tests.simulation.chance import Chance
@@ -77,7 +77,7 @@ class MemoryTriggers(PostgresTriggers):
         await self._memory.answer()
         return True
 
-    async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
+    async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
         await self._memory.reach(writes=True)
         now, claimed = self._memory.now(), []
         due = [lane for lane in self._lanes() if lane.claim_at is not None and lane.claim_at <= now]
@@ -90,7 +90,7 @@ class MemoryTriggers(PostgresTriggers):
             kept = replace(lane, claim_at=now + timedelta(seconds=seconds))
             self._memory.tables.starters.lanes[lane.key] = kept
             if not (is_busy or is_paused):
-                claimed.append(ClaimedEvent(trigger=trigger, lane=kept))
+                claimed.append((trigger, kept))
         await self._memory.answer()
         return claimed
 

@@ -10,7 +10,6 @@ from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
-from pawl.job_store.ledger.rules.usage import Used, UsedOnDay
 from tests.fakes.agents import MemoryAgents
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
@@ -134,8 +133,15 @@ async def test_admins_see_what_an_agent_has_used(
     agents: AgentRegistryServiceAsyncStub, agent_ledger: MemoryAgents
 ) -> None:
     await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    figures = Used(runs=3, input_tokens=7)
-    days = [UsedOnDay(day=date(2026, 1, 31) - timedelta(days=back), users=2, used=figures) for back in range(40)]
+    days = [
+        event.AgentUsage(
+            day=(date(2026, 1, 31) - timedelta(days=back)).isoformat(),
+            runs=3,
+            users=2,
+            usage=run_pb2.Usage(input_tokens=7),
+        )
+        for back in range(40)
+    ]
     agent_ledger.usage.of_agents[StoreId("local"), "clerk"] = days
     asked = pb.GetAgentUsageRequest(name="clerk")
     found = (await agents.GetAgentUsage(asked, metadata=ADMIN)).days

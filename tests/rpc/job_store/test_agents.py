@@ -17,7 +17,6 @@ from pawl.event.v1 import agent_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import agents_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rpc.messages import used_on_day
 from pawl.job_store.ledger.store.usage import PostgresUsage
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import User, forwarded
@@ -165,7 +164,7 @@ def budget(tokens: int) -> pb.PutAgentRequest:
 async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[agent_pb2.AgentUsage]:
     """What an agent has used, which need not exist."""
     found = await PostgresUsage(replica.database).of_agent(StoreId("acme"), name, days=days)
-    return list(map(used_on_day, found))
+    return list(found)
 
 
 async def test_runs_and_tokens_of_all_users_are_counted_by_agent(replica: Replica) -> None:

@@ -18,8 +18,8 @@ from pawl.job.v1 import agents_pb2_grpc
 from pawl.job_store.agents.rules import AgentVersionRow, drafted, saved
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, Small, next_token, page_size, read_token
-from pawl.job_store.ledger.rpc.messages import timestamp, used_on_day
-from pawl.job_store.ledger.rules.usage import DAYS_MAX, Quota
+from pawl.job_store.ledger.rpc.messages import timestamp
+from pawl.job_store.ledger.rules.usage import DAYS_MAX
 from pawl.job_store.ledger.store.usage import PostgresUsage
 
 _VERSION_MAX: Final = 2**31 - 1
@@ -69,7 +69,7 @@ class AgentServicer:
         if name != DEFAULT_AGENT and await self._agents.get(user.store_id, name, 1) is None:
             raise AgentNotFound
         found = await self._usage.of_agent(user.store_id, name, days=request.days or _DAYS)
-        return pb.GetAgentUsageResponse(days=map(used_on_day, found))
+        return pb.GetAgentUsageResponse(days=found)
 
     async def DeleteDraft(self, request: pb.DeleteDraftRequest, context: Context) -> pb.DeleteDraftResponse:
         user = require_user()
@@ -118,10 +118,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         self, request: ledger.GetAgentQuotaRequest, context: Context
     ) -> ledger.GetAgentQuotaResponse:
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
-        found = await quota(self._agents, self._usage, store_id, name)
-        return ledger.GetAgentQuotaResponse(
-            tokens_max=found.tokens_max, tokens_used=found.tokens_used, day_end_time=timestamp(found.day_end_time)
-        )
+        return await quota(self._agents, self._usage, store_id, name)
 
     async def PutDraft(self, request: ledger.PutDraftRequest, context: Context) -> ledger.PutDraftResponse:
         asked = _asked(request)
@@ -162,12 +159,14 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
     )
 
 
-async def quota(agents: PostgresAgents, usage: PostgresUsage, store_id: StoreId, name: str) -> Quota:
+async def quota(
+    agents: PostgresAgents, usage: PostgresUsage, store_id: StoreId, name: str
+) -> ledger.GetAgentQuotaResponse:
     """Return the budget of an agent that is not deleted, and what is used of it."""
     newest = await agents.get(store_id, name, 0)
     used, day_end_time = await usage.today(store_id, name)
     tokens_max = 0 if newest is None else agent_pb2.AgentDefinition.FromString(newest.definition).daily_tokens_max
-    return Quota(tokens_max=tokens_max, tokens_used=used, day_end_time=day_end_time)
+    return ledger.GetAgentQuotaResponse(tokens_max=tokens_max, tokens_used=used, day_end_time=timestamp(day_end_time))
 
 
 def _may_see(user: Principal, row: AgentVersionRow) -> bool:

@@ -186,11 +186,8 @@ async def _version(
 
 
 async def _agents(connection: Connection, store_id: StoreId) -> dict[str, AgentRow]:
-    return {row["name"]: _agent(row) for row in await connection.fetch(_AGENTS, store_id)}
-
-
-def _agent(row: Record) -> AgentRow:
-    return AgentRow(**dict(row) | {"delegates_to": tuple(row["delegates_to"])})
+    rows = await connection.fetch(_AGENTS, store_id)
+    return {row["name"]: AgentRow(**dict(row) | {"delegates_to": tuple(row["delegates_to"])}) for row in rows}
 
 
 def _read(row: Record) -> AgentVersionRow:

@@ -11,9 +11,9 @@ from pawl.chassis.ids import ConversationId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, Unavailable
-from pawl.event.v1 import conversation_pb2, run_pb2
+from pawl.event.v1 import run_pb2
 from pawl.job_store.erasure.erasing import Erasing
-from pawl.job_store.erasure.rules import ErasureKey, ErasureReceipt, LeftCall
+from pawl.job_store.erasure.rules import ErasureKey
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.reading import ConversationFilter
@@ -89,9 +89,7 @@ class ConversationServicer:
         receipt = await self._erasing.erase(key)
         page = await self._erasing.erasures.left(key, after=after, rows_max=rows_max)
         token = next_token("EraseConversation", selection, page, lambda call: (call.run_id, call.call_id))
-        return pb.EraseConversationResponse(
-            erasure=_erasure(receipt), left_calls=map(_left_call, page.rows), next_page_token=token
-        )
+        return pb.EraseConversationResponse(erasure=receipt, left_calls=page.rows, next_page_token=token)
 
 
 def _wanted(request: pb.ListConversationsRequest) -> ConversationFilter:
@@ -134,24 +132,4 @@ def _fork(request: pb.ForkConversationRequest) -> ForkConversation:
         fingerprint=fingerprint(request, without=("request_id",)),
         conversation_id=check_id(request.conversation_id, "conversation_id"),
         number=request.number,
-    )
-
-
-def _erasure(receipt: ErasureReceipt) -> conversation_pb2.Erasure:
-    return conversation_pb2.Erasure(
-        conversation_id=receipt.conversation_id,
-        erase_time=messages.timestamp(receipt.erase_time),
-        end_time=None if receipt.end_time is None else messages.timestamp(receipt.end_time),
-        waits_for=receipt.waits_for,
-    )
-
-
-def _left_call(call: LeftCall) -> conversation_pb2.LeftCall:
-    return conversation_pb2.LeftCall(
-        run_id=call.run_id,
-        call_id=call.call_id,
-        tool_name=call.tool_name,
-        effect_class=call.effect_class,  # type: ignore[arg-type]  # the same numbers
-        state=call.state.value,  # type: ignore[arg-type]  # the same numbers
-        start_time=None if call.start_time is None else messages.timestamp(call.start_time),
     )

@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 from pawl.chassis.ids import CommandId, IdSource, StoreId
 from pawl.chassis.process import logs, tasks
 from pawl.errors import ConversationErased, PawlError
+from pawl.event.v1.conversation_pb2 import Erasure as Receipt
 from pawl.job_store.erasure.log import JetStreamErasures
-from pawl.job_store.erasure.rules import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, ItemPart, Part
+from pawl.job_store.erasure.rules import FIRST, OWN, Erasure, ErasureKey, ItemPart, Part
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.reading import ConversationReads
@@ -58,7 +59,7 @@ class Erasing:
         self._purge_at = 0.0
         self._begun = asyncio.Event()
 
-    async def erase(self, key: ErasureKey) -> ErasureReceipt:
+    async def erase(self, key: ErasureKey) -> Receipt:
         """Begin to erase a conversation, if that was not done before, and return how far it is.
 
         Raises:

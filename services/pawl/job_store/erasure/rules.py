@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.identity.roles import NOTIFIER, TOOL_REGISTRY
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import PermissionDenied
 from pawl.values import CallState
 
@@ -76,26 +76,6 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
             if first in self.parts:
                 return (first, *(part for part in self.parts if part is Part.LOG))
         return self.parts
-
-
-class ErasureReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of an erasure that are still to be done, below it too; `end_time` is None until then."""
-
-    conversation_id: ConversationId
-    erase_time: datetime
-    end_time: datetime | None
-    waits_for: tuple[str, ...]
-
-
-class LeftCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of an erased conversation that had begun, without its content."""
-
-    run_id: RunId
-    call_id: CallId
-    tool_name: str
-    effect_class: int
-    state: CallState
-    start_time: datetime | None
 
 
 def has_left(state: CallState, *, context: int, has_begun: bool) -> bool:

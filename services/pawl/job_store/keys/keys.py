@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -46,17 +46,10 @@ class MadeKey:
 class Keys:
     """The use cases of keys; also the KeySource of its own process."""
 
-    def __init__(
-        self,
-        repository: PostgresKeyRepository,
-        clock: Clock,
-        ids: IdSource,
-        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-    ) -> None:
+    def __init__(self, repository: PostgresKeyRepository, clock: Clock, ids: IdSource) -> None:
         self.repository = repository
         self._clock = clock
         self._ids = ids
-        self._random_bytes = random_bytes
 
     async def create(self, governor: Principal, asked: Key, request_id: str = "") -> MadeKey:
         """Make a key, once for a request id.
@@ -69,7 +62,7 @@ class Keys:
             RequestIdReused: the request made another key.
         """
         key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
-        secret = secret_of(self._random_bytes(SECRET_BYTES))
+        secret = secret_of(secrets.token_bytes(SECRET_BYTES))
         event = event_of(KeyEventKind.KEY_CREATED, key, time=key.create_time, governor=governor)
         digest = digest_of(secret)
         kept = await self.repository.add(
@@ -101,7 +94,7 @@ class Keys:
             roles=frozenset({Role.DEPLOYMENT}),
             create_time=self._now(),
         )
-        secret = secret_of(self._random_bytes(SECRET_BYTES))
+        secret = secret_of(secrets.token_bytes(SECRET_BYTES))
         event = event_of(KeyEventKind.KEY_BOOTSTRAPPED, key, time=key.create_time)
         kept = await self.repository.add(key, event, digest_of(secret), _check_first)
         _log.info("key.bootstrapped", key_id=kept.key_id)

@@ -158,7 +158,10 @@ class PostgresKeyRepository:
         asked = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
         given = {column: value for column, value in asked.items() if value is not None}
         rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
-        return [_event(dict(row)) for row in rows]
+        return [
+            KeyEvent(**dict(row) | {"kind": KeyEventKind(row["kind"]), "roles": frozenset(row["roles"])})
+            for row in rows
+        ]
 
 
 def events_of(*columns: str) -> str:
@@ -175,10 +178,6 @@ def events_of(*columns: str) -> str:
 def _values(fields: Iterable[Any]) -> list[Any]:
     """Return fields as PostgreSQL takes them."""
     return [sorted(value) if isinstance(value, frozenset) else value for value in fields]
-
-
-def _event(fields: dict[str, Any]) -> KeyEvent:
-    return KeyEvent(**fields | {"kind": KeyEventKind(fields["kind"]), "roles": frozenset(fields["roles"])})
 
 
 def _key(fields: dict[str, Any]) -> Key:

@@ -157,29 +157,22 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSnapshot:
-    """A run that has ended, with its newest messages and calls, as far as they go, and the number of the others.
+class LogGap:
+    """The place of the events from `from_seq` to `to_seq`, which were removed, with the run that they told of.
 
-    Or a job of which the log was trimmed while it was open: without calls, those that were removed are counted. Large
-    results are left out: `omitted_bytes` has the size of each by call, 0 for those that are there.
+    That has ended, with its newest messages and calls, as far as they go, and the number of the others. Or it is a job
+    of which the log was trimmed while it was open: without calls, those that were removed are counted. Large results
+    are left out: `omitted_bytes` has the size of each by call, 0 for those that are there.
     """
 
+    from_seq: int
+    to_seq: int
     run: RunRow
     messages: Sequence[MessageRow]
     calls: Sequence[CallRow]
     omitted_bytes: Mapping[str, int]
     omitted_messages: int
     omitted_calls: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogGap:
-    """The place of the events from `from_seq` to `to_seq`, which were removed."""
-
-    run_id: RunId
-    from_seq: int
-    to_seq: int
-    snapshot: RunSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

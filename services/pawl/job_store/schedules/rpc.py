@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import Final
 
 from pawl.agent.v1 import schedule_pb2 as pb
@@ -22,7 +24,7 @@ from pawl.job_store.ledger.rpc.messages import moment, optional_moment, timestam
 from pawl.job_store.ledger.rules.fire import Fire
 from pawl.job_store.schedules.rules import Definition, FireRow, Owner, ScheduleKey, ScheduleRow, check_note, owner_of
 from pawl.job_store.schedules.schedules import DueSchedule, Schedules
-from pawl.job_store.schedules.timing import cron_text
+from pawl.job_store.schedules.timing import cron_text, past_times
 from pawl.values import Overlap, RunState
 
 CLAIMED_MAX: Final = 512
@@ -51,10 +53,12 @@ class ScheduleServicer:
 
     async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:
         user = require_user()
-        view = await self._schedules.get(user.store_id, user.user_id, check_id(request.name, "name"))
-        schedule = _message(view.row)
-        schedule.next_times.extend(map(timestamp, view.next_times))
-        schedule.fires.extend(fire_message(fire, view.run_states) for fire in view.row.fires)
+        row, states, now = await self._schedules.get(user.store_id, user.user_id, check_id(request.name, "name"))
+        schedule = _message(row)
+        # One whose zone is not known here is shown without them: its user can still change or delete it.
+        with suppress(InvalidField):
+            schedule.next_times.extend(map(timestamp, row.next_times(now)))
+        schedule.fires.extend(fire_message(fire, states) for fire in row.fires)
         return pb.GetScheduleResponse(schedule=schedule)
 
     async def ListSchedules(self, request: pb.ListSchedulesRequest, context: Context) -> pb.ListSchedulesResponse:
@@ -88,14 +92,13 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
     async def GetDueSchedule(
         self, request: ledger.GetDueScheduleRequest, context: Context
     ) -> ledger.GetDueScheduleResponse:
-        past = None
-        if request.HasField("begin_time") or request.HasField("end_time"):
-            past = moment(request.begin_time, "begin_time"), moment(request.end_time, "end_time")
+        begin, end = moment(request.begin_time, "begin_time"), moment(request.end_time, "end_time")
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
-        view = await self._schedules.get(store_id, user_id, check_id(request.name, "name"), past)
-        return ledger.GetDueScheduleResponse(
-            due=_due(DueSchedule(row=view.row)), past_times=map(timestamp, view.past_times)
-        )
+        row, _, now = await self._schedules.get(store_id, user_id, check_id(request.name, "name"))
+        past: Sequence[datetime] = ()
+        if request.HasField("begin_time") or request.HasField("end_time"):
+            past = past_times(row.definition, row.schedule_id, begin, min(end, now))
+        return ledger.GetDueScheduleResponse(due=_due(DueSchedule(row)), past_times=map(timestamp, past))
 
     async def ClaimSchedules(
         self, request: ledger.ClaimSchedulesRequest, context: Context

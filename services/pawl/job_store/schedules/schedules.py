@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, Generic, NamedTuple
 
 from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
-from pawl.errors import InvalidField, ScheduleNotFound
+from pawl.errors import PawlError, ScheduleNotFound
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.lanes import Lane
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.rules.fire import Fire
+from pawl.job_store.ledger.store.starters import PostgresStarters
 from pawl.job_store.schedules import rules as schedules
 from pawl.job_store.schedules import timing
-from pawl.job_store.schedules.rules import ClaimedSchedule, Definition, FireRow, Owner, ScheduleRow
+from pawl.job_store.schedules.rules import ClaimedSchedule, Definition, FireRow, Owner, ScheduleRow, StarterT
 from pawl.job_store.schedules.store import PostgresSchedules
 from pawl.values import RunState
 
@@ -27,8 +26,7 @@ HELD_SECONDS: Final = 0.05
 """The pause before what is due and held by another transaction, mostly another claim, is asked for again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DueSchedule:
+class DueSchedule(NamedTuple):
     """A schedule that is to be fired, for the due time that is expected; `next_time` is the one after that."""
 
     row: ScheduleRow
@@ -36,27 +34,60 @@ class DueSchedule:
     next_time: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleView:
-    """A schedule with its next due times, those of a range of the past, and the states of the runs of its fires."""
+class Starters(Generic[StarterT]):
+    """The use cases that schedules and triggers have in common. `absent` is raised for one that does not exist."""
 
-    row: ScheduleRow
-    next_times: Sequence[datetime]
-    past_times: Sequence[datetime]
-    run_states: Mapping[RunId, RunState]
+    def __init__(self, rows: PostgresStarters[StarterT], absent: type[PawlError]) -> None:
+        self._rows = rows
+        self._absent = absent
+        self.list = rows.list
+
+    async def get(
+        self, store_id: StoreId, user_id: UserId, name: str
+    ) -> tuple[StarterT, Mapping[RunId, RunState], datetime]:
+        """Return one, the states of the runs of its fires, and the time.
+
+        Raises:
+            ScheduleNotFound, TriggerNotFound
+        """
+        found = await self._rows.get(store_id, user_id, name)
+        if found is None:
+            raise self._absent
+        return found
+
+    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
+        """Remove one with its fires and what waits.
+
+        Raises:
+            ScheduleNotFound, TriggerNotFound
+        """
+        if not await self._rows.delete(store_id, user_id, name):
+            raise self._absent
+
+    async def _change(
+        self, store_id: StoreId, user_id: UserId, name: str, change: Callable[[StarterT, datetime], StarterT]
+    ) -> StarterT:
+        """Keep what `change` makes of one that exists, at a time."""
+
+        def changed(row: StarterT | None, _: int, now: datetime) -> StarterT:
+            if row is None:
+                raise self._absent
+            return change(row, now)
+
+        return await self._rows.change(store_id, user_id, name, changed)
 
 
-class Schedules:
+class Schedules(Starters[ScheduleRow]):
     """The use cases of schedules in the ledger."""
 
     def __init__(
         self, repository: PostgresSchedules, group_commit: GroupCommit, meter: PrometheusMeter, ids: IdSource
     ) -> None:
+        super().__init__(repository, ScheduleNotFound)
         self._repository = repository
         self._group_commit = group_commit
         self._meter = meter
         self._ids = ids
-        self.list = repository.list
 
     async def put(self, owner: Owner, asked: Definition, *, must_exist: bool) -> ScheduleRow:
         """Make a schedule, or change one. Idempotent.
@@ -82,44 +113,12 @@ class Schedules:
         Raises:
             ScheduleNotFound
         """
-
-        def change(row: ScheduleRow | None, _: int, now: datetime) -> ScheduleRow:
-            if row is None:
-                raise ScheduleNotFound
-            return schedules.paused(row, note, now) if paused else schedules.resumed(row, owner, now)
-
-        return await self._repository.change(owner.store_id, owner.user_id, name, change)
-
-    async def get(
-        self, store_id: StoreId, user_id: UserId, name: str, past: tuple[datetime, datetime] | None = None
-    ) -> ScheduleView:
-        """Return a schedule, with its due times from one time of the `past` on and before another one.
-
-        Raises:
-            ScheduleNotFound
-            InvalidField, TooLarge: see `timing.past_times`.
-        """
-        found = await self._repository.get(store_id, user_id, name)
-        if found is None:
-            raise ScheduleNotFound
-        row, states, now = found
-        next_times: Sequence[datetime] = ()
-        # One whose zone is not known here is shown without them: its user can still change or delete it.
-        with suppress(InvalidField):
-            next_times = row.next_times(now)
-        times: Sequence[datetime] = ()
-        if past is not None:
-            times = timing.past_times(row.definition, row.schedule_id, past[0], min(past[1], now))
-        return ScheduleView(row=row, next_times=next_times, past_times=times, run_states=states)
-
-    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
-        """Remove a schedule with its fires.
-
-        Raises:
-            ScheduleNotFound
-        """
-        if not await self._repository.delete(store_id, user_id, name):
-            raise ScheduleNotFound
+        return await self._change(
+            owner.store_id,
+            owner.user_id,
+            name,
+            lambda row, now: schedules.paused(row, note, now) if paused else schedules.resumed(row, owner, now),
+        )
 
     async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
         """Claim schedules that are due; return them, and after how many seconds there may be more.

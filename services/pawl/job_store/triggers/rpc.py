@@ -63,7 +63,7 @@ class TriggerServicer:
 
     async def GetTrigger(self, request: pb.GetTriggerRequest, context: Context) -> pb.GetTriggerResponse:
         user = require_user()
-        row, states = await self._triggers.get(user.store_id, user.user_id, check_id(request.name, "name"))
+        row, states, _ = await self._triggers.get(user.store_id, user.user_id, check_id(request.name, "name"))
         return pb.GetTriggerResponse(trigger=_message(row, states))
 
     async def ListTriggers(self, request: pb.ListTriggersRequest, context: Context) -> pb.ListTriggersResponse:
@@ -110,15 +110,15 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
         claimed, wait_seconds = await self._triggers.claim(request.events_max)
         events = [
             ledger.ClaimedEvent(
-                due=_due(each.trigger),
+                due=_due(trigger),
                 event=ledger.TriggerEvent(
-                    event_id=each.lane.event_id,
-                    lane=each.lane.lane,
-                    data=each.lane.data,
-                    conversation_key=each.lane.conversation_key,
+                    event_id=lane.event_id,
+                    lane=lane.lane,
+                    data=lane.data,
+                    conversation_key=lane.conversation_key,
                 ),
             )
-            for each in claimed
+            for trigger, lane in claimed
         ]
         return ledger.ClaimEventsResponse(events=events, wait_seconds=wait_seconds)
 

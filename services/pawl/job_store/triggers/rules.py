@@ -232,13 +232,6 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
         return EventKey(self.store_id, self.trigger_id, self.event_id)
 
 
-class ClaimedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that has waited, in its lane, and the trigger that it is to fire."""
-
-    trigger: TriggerRow
-    lane: LaneRow
-
-
 TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
 """A trigger as it becomes, from how it is, how many triggers its user has, and the time."""
 

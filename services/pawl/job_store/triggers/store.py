@@ -15,7 +15,7 @@ from pawl.chassis.ids import StoreId
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
 from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS
-from pawl.job_store.triggers.rules import LEASED_MAX, MAILBOX_LEASE_TIME, ClaimedEvent, TriggerKey, TriggerRow
+from pawl.job_store.triggers.rules import LEASED_MAX, MAILBOX_LEASE_TIME, LaneRow, TriggerKey, TriggerRow
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -96,8 +96,8 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         """Count deliveries that were refused up to now, the last one for that reason."""
         await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
-    async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
-        """Claim events that need not wait any more, the longest due first."""
+    async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
+        """Claim events that need not wait, the longest due first: triggers that are to fire, with their lanes."""
         lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
         lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, look)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
@@ -105,7 +105,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         triggers = {row.key: row for row in _read(records)}
         keys = [TriggerKey(row.store_id, row.trigger_id) for row in lanes]
         found = zip(keys, lanes, strict=True)
-        return tuple(ClaimedEvent(trigger=triggers[key], lane=row) for key, row in found if key in triggers)
+        return tuple((triggers[key], row) for key, row in found if key in triggers)
 
     async def wait_seconds(self) -> float | None:
         """Return after how many seconds the next event can be claimed; None if there is none."""

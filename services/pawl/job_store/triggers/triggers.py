@@ -8,31 +8,30 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
-from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
+from pawl.chassis.ids import IdSource, StoreId, UserId
 from pawl.errors import PawlError, PermissionDenied, TriggerNotFound, TriggerPaused, Unavailable
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.lanes import Lane
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.rules.deliver import Deliver, Delivered
 from pawl.job_store.schedules.rules import Owner
-from pawl.job_store.schedules.schedules import pause_seconds
+from pawl.job_store.schedules.schedules import Starters, pause_seconds
 from pawl.job_store.triggers import rules as triggers
 from pawl.job_store.triggers import webhooks
 from pawl.job_store.triggers.rules import (
     REFUSALS_TIME,
-    ClaimedEvent,
+    LaneRow,
     MailPosition,
     TriggerDefinition,
     TriggerKey,
     TriggerRow,
 )
 from pawl.job_store.triggers.store import PostgresTriggers
-from pawl.values import RunState
 
 SECRET_BYTES: Final = 32
 
 
-class Triggers:
+class Triggers(Starters[TriggerRow]):
     """The use cases of triggers in the ledger."""
 
     def __init__(
@@ -44,14 +43,13 @@ class Triggers:
         *,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
+        super().__init__(repository, TriggerNotFound)
         self._repository = repository
         self._group_commit = group_commit
         self._meter = meter
         self._ids = ids
         self._random_bytes = random_bytes
         self._refusals: dict[TriggerKey, tuple[int, str]] = {}
-        self._adding: set[TriggerKey] = set()
-        self.list = repository.list
         self.lease_mailboxes = repository.lease_mailboxes
 
     async def put(self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool) -> tuple[TriggerRow, str]:
@@ -89,15 +87,12 @@ class Triggers:
             TriggerNotFound
             PermissionDenied: see `triggers.resumed`.
         """
-
-        def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:
-            if row is None:
-                raise TriggerNotFound
-            if paused:
-                return triggers.paused(row, note, now)
-            return triggers.resumed(row, owner, now)
-
-        return await self._repository.change(owner.store_id, owner.user_id, name, change)
+        return await self._change(
+            owner.store_id,
+            owner.user_id,
+            name,
+            lambda row, now: triggers.paused(row, note, now) if paused else triggers.resumed(row, owner, now),
+        )
 
     async def rotate(self, store_id: StoreId, user_id: UserId, name: str) -> str:
         """Give a trigger another secret, and return it.
@@ -107,34 +102,8 @@ class Triggers:
             InvalidField: it has none.
         """
         secret = self._random_bytes(SECRET_BYTES)
-
-        def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:
-            if row is None:
-                raise TriggerNotFound
-            return triggers.rotated(row, secret, now)
-
-        await self._repository.change(store_id, user_id, name, change)
+        await self._change(store_id, user_id, name, lambda row, now: triggers.rotated(row, secret, now))
         return webhooks.secret_text(secret)
-
-    async def get(self, store_id: StoreId, user_id: UserId, name: str) -> tuple[TriggerRow, Mapping[RunId, RunState]]:
-        """Return a trigger, and the states of the runs of its fires.
-
-        Raises:
-            TriggerNotFound
-        """
-        found = await self._repository.get(store_id, user_id, name)
-        if found is None:
-            raise TriggerNotFound
-        return found[:2]
-
-    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
-        """Remove a trigger with its fires and what waits.
-
-        Raises:
-            TriggerNotFound
-        """
-        if not await self._repository.delete(store_id, user_id, name):
-            raise TriggerNotFound
 
     async def check(
         self, store_id: StoreId, trigger_id: str, headers: Mapping[str, str], body: bytes
@@ -176,19 +145,17 @@ class Triggers:
             await self._add_refusals(key)
 
     async def _add_refusals(self, key: TriggerKey) -> None:
-        if key in self._adding or key not in self._refusals:
+        count, reason = self._refusals.pop(key, (0, ""))
+        if not count:
             return
-        self._adding.add(key)
-        count, reason = self._refusals[key]
         try:
             await self._repository.add_refusals(key, count, reason)
-            left, reason = self._refusals.pop(key)
-            if left > count:
-                self._refusals[key] = (left - count, reason)
-        finally:
-            self._adding.discard(key)
+        except BaseException:
+            since, newer = self._refusals.get(key, (0, ""))
+            self._refusals[key] = (count + since, newer or reason)
+            raise
 
-    async def claim(self, events_max: int) -> tuple[Sequence[ClaimedEvent], float]:
+    async def claim(self, events_max: int) -> tuple[Sequence[tuple[TriggerRow, LaneRow]], float]:
         """Claim events that have waited; return them, and after how many seconds there may be more."""
         claimed = await self._repository.claim(events_max=events_max)
         if len(claimed) == events_max:
@@ -220,12 +187,12 @@ class Triggers:
         if leased is None:
             return
 
-        def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:
-            if row is None or row.key != key:
+        def change(row: TriggerRow, now: datetime) -> TriggerRow:
+            if row.key != key:
                 raise TriggerNotFound
             return triggers.reported(row, position, reason, now) if row.generation == generation else row
 
-        await self._repository.change(key.store_id, leased.user_id, leased.name, change)
+        await self._change(key.store_id, leased.user_id, leased.name, change)
 
     async def fire(self, deliver: Deliver, size_bytes: int) -> Delivered:
         """Fire a trigger with an event, once.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, timedelta
 from operator import itemgetter
 from typing import Final
 
@@ -13,10 +13,11 @@ from pawl.chassis.db.database import Database, DatabaseAdapter
 from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import ConversationId, StoreId
 from pawl.event.v1 import message_pb2
+from pawl.job.v1.agents_pb2 import GetAgentQuotaResponse
 from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
 from pawl.job_store.ledger.rules.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, said_title
-from pawl.job_store.ledger.rules.usage import Quota, UsageKey, Used, day_of
+from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_of
 from pawl.job_store.ledger.store import usage
 from pawl.job_store.ledger.store.columns import joined
 from pawl.values import RunState
@@ -80,7 +81,7 @@ _PAUSE: Final = timedelta(minutes=1)
 class PostgresTitles(DatabaseAdapter):
     """Keeps the titles that models make. `quota` reads the budget of an agent."""
 
-    def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[Quota]]) -> None:
+    def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[GetAgentQuotaResponse]]) -> None:
         super().__init__(database)
         self._quota = quota
 
@@ -91,9 +92,9 @@ class PostgresTitles(DatabaseAdapter):
         tasks = []
         for record, task in read:
             quota = await self._quota(record["store_id"], record["agent_name"])
-            if quota.is_used_up:
-                place = record["store_id"], record["conversation_id"]
-                await self._database.execute(_PUT_OFF, *place, record["attempt"], quota.day_end_time)
+            if 0 < quota.tokens_max <= quota.tokens_used:
+                attempt = record["store_id"], record["conversation_id"], record["attempt"]
+                await self._database.execute(_PUT_OFF, *attempt, quota.day_end_time.ToDatetime(tzinfo=UTC))
             else:
                 tasks.append(task)
         return tasks

@@ -14,13 +14,11 @@ from asyncpg import Record
 from pawl.chassis.db.database import Connection, DatabaseAdapter, affected
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationNotFound
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2
 from pawl.job_store.erasure.rules import (
     Erasure,
     ErasureKey,
-    ErasureReceipt,
     ItemPart,
-    LeftCall,
     Part,
     has_left,
 )
@@ -215,7 +213,7 @@ class PostgresErasures(DatabaseAdapter):
         """Have those be written to the log again that were begun so lately, or all; returns how many."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
-    async def receipt(self, key: ErasureKey) -> ErasureReceipt:
+    async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
         """Return how far a conversation is erased.
 
         Raises:
@@ -225,17 +223,18 @@ class PostgresErasures(DatabaseAdapter):
         if record is None or record["erase_time"] is None:
             raise ConversationNotFound
         parts = set(record["parts"] or ())
-        return ErasureReceipt(
+        return conversation_pb2.Erasure(
             conversation_id=key.conversation_id,
             erase_time=record["erase_time"],
             end_time=None if parts else record["end_time"],
-            waits_for=tuple(part.value for part in Part if part in parts),
+            waits_for=[part.value for part in Part if part in parts],
         )
 
-    async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[LeftCall]:
+    async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[conversation_pb2.LeftCall]:
         """Return calls that had begun, by run and call, from the one after `after` on."""
         arguments = (key.store_id, key.conversation_id, key.user_id, *after, rows_max + 1)
-        rows = [_left(record) for record in await self._database.fetch(_LEFT, *arguments)]
+        records = await self._database.fetch(_LEFT, *arguments)
+        rows = [conversation_pb2.LeftCall(**dict(record)) for record in records]
         return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
 
     async def open(
@@ -349,7 +348,3 @@ def _erasure(record: Record) -> Erasure:
         store_id=record["store_id"], conversation_id=record["conversation_id"], user_id=record["erase_user_id"]
     )
     return Erasure(key=key, erase_time=record["erase_time"], parts=tuple(map(Part, record["erase_parts"])))
-
-
-def _left(record: Record) -> LeftCall:
-    return LeftCall(**dict(record) | {"state": CallState(record["state"])})

@@ -12,14 +12,14 @@ from msgspec.structs import astuple
 from pawl.chassis.ids import CallId
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
-from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import Claimed, LogGap
 from pawl.job_store.ledger.rpc.approvals import put_approval, put_grant
 from pawl.job_store.ledger.rules import inbox, stop
 from pawl.job_store.ledger.rules.forks import Head
 from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, LastCommit, MessageRow, Offer, RunRow
-from pawl.job_store.ledger.rules.usage import Used, UsedOnDay
+from pawl.job_store.ledger.rules.usage import Used
 from pawl.job_store.ledger.rules.waiting import Situation, Waiting
 from pawl.values import TOKENS_MAX
 
@@ -380,20 +380,19 @@ def head_of(row: MessageRow) -> Head:
 
 def gap(gap: LogGap) -> gap_pb2.Gap:
     """Return what stands in place of removed events."""
-    snapshot = gap.snapshot
     return gap_pb2.Gap(
-        run_id=gap.run_id,
+        run_id=gap.run.run_id,
         from_seq=gap.from_seq,
         to_seq=gap.to_seq,
         snapshot=gap_pb2.RunSnapshot(
-            run=run(snapshot.run),
-            messages=[message(row, snapshot.run.user_id) for row in snapshot.messages],
+            run=run(gap.run),
+            messages=[message(row, gap.run.user_id) for row in gap.messages],
             calls=[
-                call(row, result_bytes_max=EVENT_RESULT_BYTES_MAX, omitted_bytes=snapshot.omitted_bytes[row.call_id])
-                for row in snapshot.calls
+                call(row, result_bytes_max=EVENT_RESULT_BYTES_MAX, omitted_bytes=gap.omitted_bytes[row.call_id])
+                for row in gap.calls
             ],
-            omitted_message_count=snapshot.omitted_messages,
-            omitted_call_count=snapshot.omitted_calls,
+            omitted_message_count=gap.omitted_messages,
+            omitted_call_count=gap.omitted_calls,
         ),
     )
 
@@ -440,9 +439,3 @@ def used_of(usage: run_pb2.Usage) -> Used:
 def usage_of(data: bytes) -> Used:
     """Return what a run has used, as its row has it."""
     return _USAGE.read(run_pb2.Run.FromString(data).usage)
-
-
-def used_on_day(row: UsedOnDay) -> agent_pb2.AgentUsage:
-    """Return the use of an agent on a day."""
-    usage = _USAGE.write(row.used)
-    return agent_pb2.AgentUsage(day=row.day.isoformat(), runs=row.used.runs, users=row.users, usage=usage)

@@ -174,6 +174,9 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         raise InvalidField(f"a step has at most {EVENTS_PER_COMMIT_MAX} events", field="events")
     if len({call.call_id for call in request.calls}) != len(request.calls):
         raise InvalidField("a step moves a call once", field="calls")
+    messages.used_of(request.usage)
+    for call_id in request.unstopped_call_ids:
+        check_id(call_id, "unstopped_call_ids")
     has = request.HasField
     return Commit(
         run=run_key(request),
@@ -184,22 +187,22 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         calls=tuple(call_change(call) for call in request.calls),
         state=enum_member(RunState, request.state, "state") if request.state else None,
         waits=wait_kinds(request.waits),
-        failure=run_pb2.Run(failure=request.failure).SerializeToString() if has("failure") else None,
+        failure=_run_part(request, "failure") if has("failure") else None,
         exhausts_budget=request.failure.reason == BUDGET_EXHAUSTED,
         stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
         round=_int32(request.round, "round") if has("round") else None,
-        usage=_usage(request) if has("usage") else None,
+        usage=_run_part(request, "usage", "tokens_needed") if has("usage") else None,
         tokens_used=request.tokens_used,
         budget_run_id=RunId(check_id(request.budget_run_id, "budget_run_id", optional=True)),
-        output=_output(request) if has("output_text") else None,
+        output=_run_part(request, "output_text", "output_json", "missed_iterations") if has("output_text") else None,
         active_seconds=request.active_seconds if has("active_seconds") else None,
-        tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
+        tools=_run_part(request, "tools") if request.tools else None,
         loop_state=request.loop_state if has("loop_state") else None,
         consumed=tuple(CommandId(check_id(each, "consumed_command_ids")) for each in request.consumed_command_ids),
         lease=enum_member(LeaseAction, request.lease_action or LeaseAction.KEEP, "lease_action"),
         wake_time=messages.optional_moment(request, "wake_time"),
         after_seq=request.after_seq if has("after_seq") else None,
-        unstopped=_unstopped(request.unstopped_call_ids),
+        unstopped=_run_part(request, "unstopped_call_ids") if request.unstopped_call_ids else None,
         delegations=tuple(map(_delegation, request.delegations)),
         asks_title=request.asks_title,
         entered=tuple(
@@ -211,13 +214,8 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
     )
 
 
-def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
-    messages.used_of(request.usage)
-    return run_pb2.Run(usage=request.usage, tokens_needed=request.tokens_needed).SerializeToString()
-
-
-def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
-    fields = ("output_text", "output_json", "missed_iterations")
+def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
+    """Return fields that a step and a run have in common, as a part of a run."""
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
@@ -466,12 +464,6 @@ def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
         for field in without:
             message.ClearField(field)
     return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
-
-
-def _unstopped(call_ids: Sequence[str]) -> bytes | None:
-    for call_id in call_ids:
-        check_id(call_id, "unstopped_call_ids")
-    return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
 
 
 def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:

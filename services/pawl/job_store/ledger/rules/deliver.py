@@ -6,13 +6,12 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import RunKey
 from pawl.errors import TriggerNotFound
 from pawl.job_store.ledger.rules import log
 from pawl.job_store.ledger.rules.fire import REASON_CHARACTERS_MAX, Start, outcome_of_cancel, started
-from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.job_store.schedules import rules as schedules
@@ -97,7 +96,8 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         row = schedules.with_ending(row, None if last is None else last.state)
         event: EventRow | None = None
         if not self._is_given_up(row):
-            lane = None if self.lane is None else unit.lanes.get(self._lane_key) or self._new_lane(unit.now)
+            new = LaneRow(**asdict(self._lane_key), update_time=unit.now)
+            lane = None if self.lane is None else unit.lanes.get(new.key) or new
             received = earlier.receive_time if earlier is not None and self.claimed else unit.now
             row, start = self._judged(unit, row, lane)
             event = self._event(start, received, unit.now)
@@ -132,7 +132,8 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         has_waiting = bool(lane.event_id) and not self.claimed
         if has_waiting and overlap is Overlap.CANCEL:
             row, has_waiting = self._replaced(unit, row, lane), False
-        is_busy = _is_active(before) or (has_waiting and overlap is Overlap.QUEUE)
+        goes_on = before is not None and not before.state.is_terminal
+        is_busy = goes_on or (has_waiting and overlap is Overlap.QUEUE)
         outcome, reason = schedules.judge_overlap(overlap, is_busy=is_busy, has_waiting=has_waiting)
         if outcome is FireOutcome.WAITING and overlap is Overlap.CANCEL:
             outcome = outcome_of_cancel(unit, row, self.submit, before)
@@ -177,10 +178,6 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             claim_at=claim_at,
         )
 
-    def _new_lane(self, now: datetime) -> LaneRow:
-        key = self._lane_key
-        return LaneRow(store_id=key.store_id, trigger_id=key.trigger_id, lane=key.lane, update_time=now)
-
     def _event(self, start: Start, received: datetime, now: datetime) -> EventRow:
         return EventRow(
             store_id=self.trigger.store_id,
@@ -193,7 +190,3 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             run_id=start.run_id,
             conversation_id=start.conversation_id,
         )
-
-
-def _is_active(run: RunRow | None) -> bool:
-    return run is not None and not run.state.is_terminal

@@ -66,7 +66,18 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         last = unit.runs.get(RunKey(row.store_id, self.last_run_id)) if self.last_run_id else None
         row = schedules.with_ending(row, None if last is None else last.state)
         before = row
-        row = schedules.with_fire(row, self._fire(unit, row, last))
+        start = self._start(unit, row, last)
+        fire = FireRow(
+            due_time=self.backfill_time or self.expected_time or unit.now,
+            fire_time=unit.now,
+            outcome=start.outcome,
+            reason=start.reason[:REASON_CHARACTERS_MAX],
+            run_id=start.run_id,
+            conversation_id=start.conversation_id,
+            triggered=self.expected_time is None,
+            request_id=self.request_id,
+        )
+        row = schedules.with_fire(row, fire)
         row = replace(row, generation=row.generation + 1)
         if self.backfill_time is not None:
             row = replace(row, last_run_id=before.last_run_id, last_run_counted=before.last_run_counted)
@@ -89,11 +100,11 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     def _is_given_up(self, row: ScheduleRow) -> bool:
         return row.failures >= schedules.FAILURES_MAX and self.expected_time is not None
 
-    def _fire(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> FireRow:
+    def _start(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> Start:
         if self.backfill_time is not None:
-            return self._start(unit, row)
+            return started(unit, row, self.submit, self.refusal)
         if self._is_given_up(row):
-            return self._fired(unit, FireOutcome.SKIPPED, "the runs of the fires before it failed")
+            return Start(FireOutcome.SKIPPED, "the runs of the fires before it failed")
         is_busy = last is not None and not last.state.is_terminal
         # One that has waited was in time when it began to.
         has_waited = row.waiting_time is not None and row.waiting_time == self.expected_time
@@ -107,31 +118,8 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         if outcome is FireOutcome.WAITING and row.definition.overlap is Overlap.CANCEL:
             outcome = outcome_of_cancel(unit, row, self.submit, last)
         if outcome is not FireOutcome.STARTED:
-            return self._fired(unit, outcome, reason)
-        return self._start(unit, row)
-
-    def _start(self, unit: UnitOfWork, row: ScheduleRow) -> FireRow:
-        start = started(unit, row, self.submit, self.refusal)
-        return self._fired(unit, start.outcome, start.reason, start.run_id, start.conversation_id)
-
-    def _fired(
-        self,
-        unit: UnitOfWork,
-        outcome: FireOutcome,
-        reason: str,
-        run_id: RunId = RunId(""),
-        conversation_id: ConversationId = ConversationId(""),
-    ) -> FireRow:
-        return FireRow(
-            due_time=self.backfill_time or self.expected_time or unit.now,
-            fire_time=unit.now,
-            outcome=outcome,
-            reason=reason[:REASON_CHARACTERS_MAX],
-            run_id=run_id,
-            conversation_id=conversation_id,
-            triggered=self.expected_time is None,
-            request_id=self.request_id,
-        )
+            return Start(outcome, reason)
+        return started(unit, row, self.submit, self.refusal)
 
 
 class Start(NamedTuple):

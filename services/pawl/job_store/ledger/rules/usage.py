@@ -36,27 +36,6 @@ class Used(Usage, frozen=True, kw_only=True):
         return Used(**{name: getattr(self, name) + times * getattr(other, name) for name in names})
 
 
-class UsedOnDay(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of an agent on a day, for all users."""
-
-    day: date
-    users: int
-    used: Used
-
-
-class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that an agent may use in a day, 0 for any number, and those that it has used of them."""
-
-    tokens_max: int
-    tokens_used: int
-    day_end_time: datetime
-
-    @property
-    def is_used_up(self) -> bool:
-        """True if no model call for the agent is to be made before the day ends."""
-        return 0 < self.tokens_max <= self.tokens_used
-
-
 def day_of(now: datetime) -> date:
     """Return the day to which a time belongs."""
     return now.astimezone(UTC).date()

@@ -213,7 +213,8 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
     known = [(child, below[child]) for child in children if child in below]
     sentence += "".join(f" Run {child}: {waiting.sentence}" for child, waiting in known)
     there = known[0][1] if known and first is _W.AGENT else None
-    own = (run.user_id,) if first in _OF_ITS_USER or (first is _W.APPROVAL and _one_is_enough(about)) else ()
+    one_is_enough = first is _W.APPROVAL and all(call.approvals_required == 1 for call in about)
+    own = (run.user_id,) if first in _OF_ITS_USER or one_is_enough else ()
     return Waiting(
         reason=first,
         sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
@@ -252,15 +253,9 @@ def _waited_for(situation: Situation) -> dict[WaitReason, list[CallRow]]:
 
 def _unseen(situation: Situation) -> set[WaitReason]:
     """Return the reasons that the row names and no call that is there: of tokens, of calls that are cut, and others."""
-    run = situation.run
-    is_due = _is_due(situation)
-    found = set()
-    for wait in run.waits:
-        reason = _REASONS[wait]
-        is_of_call = reason in _REASONS_OF_CALLS.values()
-        if situation.is_cut if is_of_call else not is_due:
-            found.add(reason)
-    return found
+    of_calls, is_due = set(_REASONS_OF_CALLS.values()), _is_due(situation)
+    named = {_REASONS[wait] for wait in situation.run.waits}
+    return {reason for reason in named if (situation.is_cut if reason in of_calls else not is_due)}
 
 
 def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
@@ -299,10 +294,6 @@ def _approvals(calls: Sequence[CallRow]) -> str:
     else:
         what = f"an approval of {_tools(calls) or 'a call'}"
     return f"{what} (asked twice: nobody decided in time)" if any(call.escalated for call in calls) else what
-
-
-def _one_is_enough(calls: Sequence[CallRow]) -> bool:
-    return all(call.approvals_required == 1 for call in calls)
 
 
 def _tools(calls: Sequence[CallRow]) -> str:

@@ -68,11 +68,6 @@ class Write:
     statement: Statement
     columns: Sequence[Sequence[Any]]
 
-    @property
-    def is_single(self) -> bool:
-        """It has one row."""
-        return len(self.columns[0]) == 1
-
 
 def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
     """Return one statement that does them all, each by itself, and its arguments: no write sees what another does.
@@ -80,7 +75,7 @@ def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
     Rows that come alone are sent without arrays, which cost more than they do; but only if all do, so that there are
     few different statements: the server plans each of them once a connection.
     """
-    single = all(write.is_single for write in writes if not write.statement.gathered)
+    single = all(len(write.columns[0]) == 1 for write in writes if not write.statement.gathered)
     text = _joined(tuple(write.statement for write in writes), single=single)
     arguments: list[Any] = []
     for write in writes:

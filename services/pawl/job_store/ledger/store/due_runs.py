@@ -235,7 +235,16 @@ class DueRuns:
         """Return the lines of stores, in the order of the records."""
         return [
             Line(
-                due=[self._due_run(record) for record in {record["run_id"]: record for record in records}.values()],
+                due=[
+                    DueRun(
+                        key=RunKey(record["store_id"], record["run_id"]),
+                        user_id=record["user_id"],
+                        is_active=record["active"],
+                        is_background=record["in_background"],
+                        at_last_chance=record["crashes"] + 1 >= self._crashes_max,
+                    )
+                    for record in {record["run_id"]: record for record in records}.values()
+                ],
                 taken=records[0]["taken"],
                 taken_background=records[0]["taken_background"],
                 taken_by_user={record["user_id"]: record["taken_by_user"] for record in records},
@@ -243,15 +252,6 @@ class DueRuns:
             for records in due.values()
             if records
         ]
-
-    def _due_run(self, record: Record) -> DueRun:
-        return DueRun(
-            key=RunKey(record["store_id"], record["run_id"]),
-            user_id=record["user_id"],
-            is_active=record["active"],
-            is_background=record["in_background"],
-            at_last_chance=record["crashes"] + 1 >= self._crashes_max,
-        )
 
 
 def _by_store(stores: Sequence[StoreId], records: Sequence[Record]) -> dict[StoreId, list[Record]]:

@@ -178,9 +178,8 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
     """Return a unit with all rows that are named, locked until the end of the transaction."""
     unit = UnitOfWork(ids)
     if schedules := _distinct(named, lambda keys: keys.schedules):
-        for record in await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules)):
-            schedule = tables.SCHEDULES.read(record)
-            unit.schedules.load(schedule.key, schedule)
+        records = await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules))
+        tables.load_into(unit.schedules, tables.SCHEDULES, records)
     if triggers := _distinct(named, lambda keys: keys.triggers):
         lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
         named = [*named, await trigger_loading.load(connection, unit, triggers, lanes, events)]
@@ -231,12 +230,8 @@ async def _with_keyed(connection: Connection, named: Sequence[RowKeys]) -> Seque
 
 async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> list[RequestRow]:
     keys = _distinct(named, lambda keys: keys.requests)
-    if not keys:
-        return []
-    rows = [tables.REQUESTS.read(record) for record in await connection.fetch(_REQUESTS, *_columns(RequestKey, keys))]
-    for row in rows:
-        unit.requests.load(row.key, row)
-    return rows
+    records = await connection.fetch(_REQUESTS, *_columns(RequestKey, keys)) if keys else []
+    return tables.load_into(unit.requests, tables.REQUESTS, records)
 
 
 async def _load_named_runs(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
@@ -266,10 +261,7 @@ async def _load_conversations(
     if not (keys or runs):
         return []
     records = await connection.fetch(_CONVERSATIONS, *_columns(ConversationKey, keys), *_columns(RunKey, runs))
-    rows = [tables.CONVERSATIONS.read(record) for record in records]
-    for row in rows:
-        unit.conversations.load(row.key, row)
-    return rows
+    return tables.load_into(unit.conversations, tables.CONVERSATIONS, records)
 
 
 async def _load_runs(
@@ -300,9 +292,8 @@ async def _load_runs(
     if keys:
         ending = list(dict.fromkeys([*_distinct(named, lambda keys: keys.ends), *entered]))
         arguments = [*_columns(RunKey, keys), *(_columns(RunKey, ending) if ending else ())]
-        for record in await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments):
-            run = tables.RUNS.read(record)
-            unit.runs.load(run.key, run)
+        records = await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments)
+        tables.load_into(unit.runs, tables.RUNS, records)
     return entered
 
 

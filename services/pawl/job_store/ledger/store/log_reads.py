@@ -7,7 +7,7 @@ from typing import Final
 from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, UserId
 from pawl.errors import RunNotFound
-from pawl.job_store.ledger.reading import LogGap, LogPart, RunSnapshot
+from pawl.job_store.ledger.reading import LogGap, LogPart
 from pawl.job_store.ledger.store import tables
 from pawl.values import RunState
 
@@ -72,8 +72,7 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
     gap = None
     end = max(run["trimmed_seq"], run["trimmed_log_seq"])
     if start < end:
-        snapshot = await _snapshot(connection, key, with_calls=end == run["trimmed_seq"])
-        gap = LogGap(run_id=key.run_id, from_seq=start + 1, to_seq=end, snapshot=snapshot)
+        gap = await _gap(connection, key, start + 1, end, with_calls=end == run["trimmed_seq"])
     return LogPart(
         payloads=[record["payload"] for record in records if record["payload"] is not None],
         last_seq=run["last_seq"],
@@ -82,8 +81,8 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
     )
 
 
-async def _snapshot(connection: Connection, key: RunKey, *, with_calls: bool) -> RunSnapshot:
-    """Return a run that has ended: it changes no more, but it may be removed, so it is read last.
+async def _gap(connection: Connection, key: RunKey, from_seq: int, to_seq: int, *, with_calls: bool) -> LogGap:
+    """Return a gap with its run. That has ended: it changes no more, but it may be removed, so it is read last.
 
     A job whose log was trimmed while it was open comes without calls: what went with the events is gone, of all others
     the events tell that follow.
@@ -95,7 +94,9 @@ async def _snapshot(connection: Connection, key: RunKey, *, with_calls: bool) ->
     if record is None:
         raise RunNotFound
     run = tables.RUNS.read(record)
-    return RunSnapshot(
+    return LogGap(
+        from_seq=from_seq,
+        to_seq=to_seq,
         run=run,
         messages=[tables.MESSAGES.read(record) for record in messages],
         calls=[tables.CALLS.read(record) for record in calls],

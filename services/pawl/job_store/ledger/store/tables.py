@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import IntEnum
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
+from asyncpg import Record
 
 from pawl.chassis.ids import ClientId, SessionId
 from pawl.job_store.ledger.ports import LiveEvent
@@ -30,10 +31,13 @@ from pawl.job_store.ledger.rules.rows import (
     SegmentRow,
 )
 from pawl.job_store.ledger.rules.states import AttentionReason, Sharing
+from pawl.job_store.ledger.rules.unit_of_work import Table
 from pawl.job_store.ledger.store.columns import Column, Columns
 from pawl.job_store.schedules.rules import Definition, FireOutcome, FireRow, ScheduleRow
 from pawl.job_store.triggers.rules import EventRow, FormerSecret, LaneRow, TriggerDefinition, TriggerRow
 from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
+
+R = TypeVar("R")
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 
@@ -364,3 +368,11 @@ LANES: Final[Columns[LaneRow]] = Columns(
     ],
     key_length=3,
 )
+
+
+def load_into(table: Table[Any, R], columns: Columns[R], records: Iterable[Record]) -> list[R]:
+    """Load the rows of records into a table of a unit, and return them."""
+    rows = [columns.read(record) for record in records]
+    for row in rows:
+        table.load(attrgetter("key")(row), row)
+    return rows

@@ -49,17 +49,12 @@ async def load(
     events: Collection[EventKey],
 ) -> RowKeys:
     """Load them, locked until the end of the transaction; return the runs that they need."""
-    for record in await connection.fetch(_TRIGGERS, *_columns(TriggerKey, triggers)):
-        trigger = tables.TRIGGERS.read(record)
-        unit.triggers.load(trigger.key, trigger)
-    wanted = dict.fromkeys(events)
-    for record in await connection.fetch(_LANES, *_columns(LaneKey, lanes)) if lanes else ():
-        lane = tables.LANES.read(record)
-        unit.lanes.load(lane.key, lane)
-        wanted.update({lane.waiting: None} if lane.event_id else {})
-    for record in await connection.fetch(_EVENTS, *_columns(EventKey, wanted)):
-        event = tables.TRIGGER_EVENTS.read(record)
-        unit.trigger_events.load(event.key, event)
+    records = await connection.fetch(_TRIGGERS, *_columns(TriggerKey, triggers))
+    tables.load_into(unit.triggers, tables.TRIGGERS, records)
+    records = await connection.fetch(_LANES, *_columns(LaneKey, lanes)) if lanes else []
+    waiting = [lane.waiting for lane in tables.load_into(unit.lanes, tables.LANES, records) if lane.event_id]
+    records = await connection.fetch(_EVENTS, *_columns(EventKey, dict.fromkeys([*events, *waiting])))
+    tables.load_into(unit.trigger_events, tables.TRIGGER_EVENTS, records)
     last = [RunKey(row.store_id, row.last_run_id) for _, row in unit.triggers.items() if row.last_run_id]
     before = tuple(RunKey(row.store_id, row.last_run_id) for _, row in unit.lanes.items() if row.last_run_id)
     runs = tuple(dict.fromkeys((*last, *before)))

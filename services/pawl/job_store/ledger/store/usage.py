@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from asyncpg import Record
 from msgspec.structs import astuple
 
 from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId
-from pawl.job_store.ledger.rules.usage import UsageKey, Used, UsedOnDay
+from pawl.event.v1 import agent_pb2, run_pb2
+from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store.columns import Statement, Write
+from pawl.values import Usage
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
@@ -59,16 +60,19 @@ def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
 class PostgresUsage(DatabaseAdapter):
     """What was used."""
 
-    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
+    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
         """Return the use of an agent on each of the last days on which there was any, the newest first."""
-        return [_read(record) for record in await self._database.fetch(_OF_AGENT, store_id, name, days)]
+        return [
+            agent_pb2.AgentUsage(
+                day=record["day"].isoformat(),
+                runs=record["runs"],
+                users=record["users"],
+                usage=run_pb2.Usage(**{name: record[name] for name in Usage.__struct_fields__}),
+            )
+            for record in await self._database.fetch(_OF_AGENT, store_id, name, days)
+        ]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
         """Return the tokens that an agent has used today, and when the day ends."""
         record = (await self._database.fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
-
-
-def _read(record: Record) -> UsedOnDay:
-    used = Used(**{name: record[name] for name in _FIGURES})
-    return UsedOnDay(day=record["day"], users=record["users"], used=used)
