@@ -11,7 +11,7 @@ from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.rpc.translate import Exceptions, Translator, Unknown
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.audit.recorder import GRANT, AuditTrail
 from pawl.tool_registry.audit.rules import ENDS, AuditDraft, AuditKind, sha256_hex
