@@ -39,7 +39,7 @@ class Agents:
         """
         found = await self._repository.get(store_id, name, version)
         if found is None:
-            raise AgentNotFound
+            raise AgentNotFound(f"there is no version {version} of an agent {name}" if version else "")
         return found
 
     async def newest(self, store_id: StoreId, name: str) -> AgentVersionRow | None:
