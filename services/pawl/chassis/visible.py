@@ -56,8 +56,5 @@ def _with_ascii_name(found: re.Match[str]) -> str:
     if host.isascii() or "." not in host or found.string.startswith("<xn--", found.end()):
         return host
     labels = unicodedata.normalize("NFKC", host).lower().split(".")
-    return f"{host}<{'.'.join(_ascii_label(label) for label in labels)}>"
-
-
-def _ascii_label(label: str) -> str:
-    return label if label.isascii() else f"xn--{label.encode('punycode').decode()}"
+    plain = (label if label.isascii() else f"xn--{label.encode('punycode').decode()}" for label in labels)
+    return f"{host}<{'.'.join(plain)}>"

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from pawl.chassis.identity.local_key import IN_CLEAR
 from pawl.chassis.process.start import StartError
@@ -38,8 +39,21 @@ _FLAGS: Final = ("--address", "--data", "--store", "--user", "--ca")
 _SWITCHES: Final = ("--key-in-clear",)
 _ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+
+class _Group(TyperGroup):
+    """Removes the prefix that pydantic puts before what is wrong with a choice."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
     name="pawl",
+    cls=_Group,
     help="A durable runtime for LLM agents. Start it with `pawl up`, then talk to it with `pawl chat`.",
     no_args_is_help=True,
     add_completion=False,

@@ -174,10 +174,6 @@ def _for(user_id: str, delegate_user_id: str) -> str:
     return wording.clean(f"{delegate_user_id} for {user_id}" if delegate_user_id else user_id)
 
 
-def _by(event: key_pb2.KeyEvent) -> str:
-    return f"{_for(event.by_user_id, event.by_delegate_user_id)} ({event.by_credential_id})" if event.by_user_id else ""
-
-
 keys = typer.Typer(
     help="API keys: make, list and revoke them, and see who did. Needs the role operator or deployment.",
     no_args_is_help=True,
@@ -235,7 +231,11 @@ keys.command("events")(
             "key": "key_id",
             "user": "user_id",
             "roles": lambda event: ", ".join(event.roles) or ("none" if event.key_id else ""),
-            "by": _by,
+            "by": lambda event: (
+                f"{_for(event.by_user_id, event.by_delegate_user_id)} ({event.by_credential_id})"
+                if event.by_user_id
+                else ""
+            ),
             "name": "key_name",
         },
         none="There are no such events.",

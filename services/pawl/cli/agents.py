@@ -257,6 +257,17 @@ def text_of(agent: agent_pb2.AgentVersion) -> str:
     return text + "".join(f"# tool: {name}\n" for name in agent.tool_names)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping with the same key twice, of which YAML would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.composer.ComposerError(None, None, f"{twice[0]!r} comes twice", node.start_mark)
+        return node
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines as such."""
 
@@ -283,7 +294,7 @@ def _definitions(file: Path) -> list[agent_pb2.AgentDefinition]:
     if len(content) > _FILE_BYTES_MAX:
         raise CommandError(f"{file} is over {_FILE_BYTES_MAX} bytes. Cut it into several files.")
     try:
-        documents = [each for each in yaml.safe_load_all(content) if each is not None]
+        documents = [each for each in yaml.load_all(content, _Loader) if each is not None]
         return [_definition(each) for each in documents]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CommandError(f"{file} is no YAML: {wording.one_line(str(error), 300)}.") from None

@@ -103,6 +103,7 @@ def verb(
     *,
     sure: Callable[[Any], str] | str = "",
     narrows: bool = False,
+    needs: Sequence[str] = (),
     before: Callable[[AsyncClient, Any], Awaitable[None]] | None = None,
     succeeded: Callable[[Any], bool] = lambda _: True,
 ) -> Callable[..., None]:
@@ -110,12 +111,16 @@ def verb(
 
     `says` is a sentence with fields of the request, or makes lines of the answer and the request. If the answer has a
     secret, standard output gets only that. With `sure` people are asked first. With `narrows` an empty value is
-    refused: it would mean all. `before` completes a request with its names, before the other options fill it. An
-    answer that has not `succeeded` gives the exit code 1.
+    refused: it would mean all. One of the options `needs` must be given. `before` completes a request with its names,
+    before the other options fill it. An answer that has not `succeeded` gives the exit code 1.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:
         asked = copy.deepcopy(request)
+        named = _named(request.DESCRIPTOR, options)
+        if needs and not any(given[name] for name, typed, *_ in named if typed in needs):
+            shown = (each if each.startswith("-") else each.upper() for each in needs)
+            raise CommandError(f"Give {' or '.join(shown)}.")
         fill(asked, options, given, narrows=narrows)
         if before:
             await before(target, asked)
@@ -148,11 +153,12 @@ def listing(
     none: str,
     count: int = 0,
     newest_last: bool = False,
+    footer: Callable[[AsyncClient, Any], Awaitable[str]] | None = None,
 ) -> Callable[..., None]:
     """Return a command that lists what a method has, in columns: paths of fields, or functions of an item.
 
     It lists all pages, or with `count` at most as many as people say. If there is nothing, standard error has the
-    sentence `none`.
+    sentence `none`. `footer` makes a last line for people of the request.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
@@ -160,6 +166,8 @@ def listing(
         fill(asked, options, given, narrows=True)
         found = await items(target, asked, given.get("count") or 0)
         show_items(console, found[::-1] if newest_last else found, columns, none=none, json=json)
+        if footer and not json:
+            say(console, await footer(target, asked))
 
     many = Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1)]
     flags = (

@@ -13,16 +13,15 @@ from rich.console import Console
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command, seconds_of, secret_of
 from pawl.cli.contract import (
-    Columns,
     Json,
     Option,
     Options,
+    ask,
     choices,
     items,
     json_line,
     listing,
     number_of,
-    show_items,
     shown,
     verb,
 )
@@ -33,12 +32,8 @@ from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2, preference_pb2
 
 _KIND: Final = notify_pb2.NotificationKind.DESCRIPTOR
-_STATE: Final = pb.ChannelDeliveryState.DESCRIPTOR
 _Kinds: Any = Annotated[
     list[choices(_KIND)] | None, typer.Option("--kind", help="Send only this kind. Repeatable.")  # type: ignore[misc]
-]
-_States: Any = Annotated[
-    list[choices(_STATE)] | None, typer.Option("--state", help="Only those in this state. Repeatable.")  # type: ignore[misc]
 ]
 _PAGE: Final = 200
 _CODE: Final = "channel.code"
@@ -178,37 +173,37 @@ async def test(
     return EXIT_UNSUCCESSFUL
 
 
-@app.command()
-@command(asks="notifications")
-async def deliveries(
-    target: AsyncClient,
-    console: Console,
-    channel_id: Annotated[str | None, typer.Argument(help="The channel; all if not given.")] = None,
-    *,
-    state: _States = None,
-    count: Annotated[int, typer.Option("--count", "-n", help="At most so many, the newest.", min=1)] = 50,
-    json: Json = False,
-) -> None:
-    """List what was sent to a channel, or to all of yours, the newest first, and how many there are."""
-    states: Any = [number_of(_STATE, each) for each in state or []]
-    request = pb.ListDeliveriesRequest(channel_id=_narrowing(channel_id), states=states)
-    columns: Columns = {
-        "channel": "channel_id",
-        "delivery": "delivery_id",
-        "made": "create_time",
-        "type": "type",
-        "state": "state",
-        "tries": "tries",
-        "status": lambda each: str(each.status or ""),
-        "ms": lambda each: str(each.latency_milliseconds) if each.HasField("try_time") else "",
-        "next try": "next_try_time",
-        "error": "last_error",
-    }
-    counts = (await target.notify_channels.ListDeliveries(request)).counts
-    show_items(console, await items(target, request, count), columns, none="There are no deliveries.", json=json)
+async def _in_all(target: AsyncClient, request: Any) -> str:
+    counts = (await ask(target, request)).counts
     in_all = ", ".join(f"{each.count} {wording.text_at(each, 'state')}" for each in counts)
-    if not json:
-        say(console, f"In all: {in_all or 'none'}.")
+    return f"In all: {in_all or 'none'}."
+
+
+app.command("deliveries")(
+    listing(
+        pb.ListDeliveriesRequest(),
+        {
+            "channel": Option(path="channel_id", help="The channel; all if not given.", is_optional=True),
+            "--state": Option(path="states", help="Only those in this state. Repeatable."),
+        },
+        "List what was sent to a channel, or to all of yours, the newest first, and how many there are.",
+        {
+            "channel": "channel_id",
+            "delivery": "delivery_id",
+            "made": "create_time",
+            "type": "type",
+            "state": "state",
+            "tries": "tries",
+            "status": lambda each: str(each.status or ""),
+            "ms": lambda each: str(each.latency_milliseconds) if each.HasField("try_time") else "",
+            "next try": "next_try_time",
+            "error": "last_error",
+        },
+        none="There are no deliveries.",
+        count=50,
+        footer=_in_all,
+    )
+)
 
 
 @app.command()
@@ -224,21 +219,17 @@ async def resend(
     """Send deliveries once more, under the same ids."""
     if dead is bool(delivery_id):
         raise CommandError("Give ids of deliveries, or --dead.")
+    if channel == "":
+        raise CommandError("it is empty. Leave it out for all.", parameter="channel")
     ids = list(delivery_id or [])
     if dead:
-        of_dead = pb.ListDeliveriesRequest(channel_id=_narrowing(channel), states=[pb.CHANNEL_DELIVERY_STATE_DEAD])
+        of_dead = pb.ListDeliveriesRequest(channel_id=channel or "", states=[pb.CHANNEL_DELIVERY_STATE_DEAD])
         ids = [each.delivery_id for each in await items(target, of_dead) if each.type != _CODE]
     for first in range(0, len(ids), _PAGE):
         some = pb.ResendDeliveriesRequest(delivery_ids=ids[first : first + _PAGE])
         await target.notify_channels.ResendDeliveries(some)
     told = ids[0] if len(ids) == 1 else f"{len(ids)} deliveries"
     say(console, f"Sending {told} again." if ids else "Nothing is dead.", "green")
-
-
-def _narrowing(channel_id: str | None) -> str:
-    if channel_id == "":
-        raise CommandError("it is empty. Leave it out for all.", parameter="channel_id")
-    return channel_id or ""
 
 
 @app.command()
@@ -306,10 +297,6 @@ def _mute_text(muted: preference_pb2.Mute) -> str:
     return f"{muted.conversation_id}{until}"
 
 
-def _mute_end(muted: preference_pb2.Mute, lasts: str) -> None:
-    muted.until_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=seconds_of(lasts, "until_time")))
-
-
 async def _exists(target: AsyncClient, request: Any) -> None:
     await target.get_conversation(request.mute.conversation_id)
 
@@ -320,7 +307,11 @@ app.command("mute")(
         {
             "conversation": "mute.conversation_id",
             "--for": Option(
-                path="mute.until_time", help="How long: 30m, 2h, 7d; for good if not given.", put=_mute_end
+                path="mute.until_time",
+                help="How long: 30m, 2h, 7d; for good if not given.",
+                put=lambda muted, lasts: muted.until_time.FromDatetime(
+                    datetime.now(UTC) + timedelta(seconds=seconds_of(lasts, "until_time"))
+                ),
             ),
         },
         "Send nothing of a conversation. Your inbox still has it.",

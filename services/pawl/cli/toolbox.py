@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command, json_of, labels_of, read_file, reading, secret_of
-from pawl.cli.contract import Columns, Option, Options, choices, listing, number_of, verb
+from pawl.cli.contract import Columns, Option, Options, ask, choices, listing, number_of, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.jobs import put_reports
 from pawl.cli.terminal import say
@@ -19,8 +19,6 @@ from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, source_pb2, tool_pb2
 
-# A source may take as long to start as the registry waits for it.
-_SECONDS: Final = 90.0
 _TOOL: Final[Columns] = {
     "tool": "definition.name",
     "version": "version",
@@ -117,29 +115,22 @@ def _seconds(value: str) -> float:
         raise ValueError("it must be a number of seconds") from None
 
 
-def _policies(config: source_pb2.SourceConfig, typed: list[str]) -> None:
-    config.policies.extend(map(policy_of, typed))
-
-
 def _stateless(config: source_pb2.SourceConfig, _typed: str) -> None:
     getattr(config, config.WhichOneof("kind") or "mcp_stdio").stateless = True
 
 
-def _headers(config: source_pb2.SourceConfig, typed: list[str]) -> None:
-    getattr(config, config.WhichOneof("kind") or "open_api").headers.update(labels_of(typed, "header"))
+def _headers(field: str) -> Callable[[source_pb2.SourceConfig, list[str]], None]:
+    """Return what adds to the `headers` or `secret_headers` of the kind of source that was given."""
+
+    def put(config: source_pb2.SourceConfig, typed: list[str]) -> None:
+        kind = getattr(config, config.WhichOneof("kind") or "open_api")
+        getattr(kind, field).update(labels_of(typed, field.removesuffix("s")))
+
+    return put
 
 
-def _secret_headers(config: source_pb2.SourceConfig, typed: list[str]) -> None:
-    kind = getattr(config, config.WhichOneof("kind") or "open_api")
-    kind.secret_headers.update(labels_of(typed, "secret_header"))
-
-
-def _readable(config: source_pb2.McpStdioConfig, typed: list[str]) -> None:
-    config.readable_paths.extend(str(Path(each).absolute()) for each in typed)
-
-
-def _writable(config: source_pb2.McpStdioConfig, typed: list[str]) -> None:
-    config.writable_paths.extend(str(Path(each).absolute()) for each in typed)
+def _absolute(typed: list[str]) -> list[str]:
+    return [str(Path(each).absolute()) for each in typed]
 
 
 def _openapi(config: source_pb2.OpenApiConfig, typed: str) -> None:
@@ -154,11 +145,17 @@ def _schema(config: source_pb2.HttpEndpointConfig, typed: str) -> None:
 
 
 _LAST: Final[Options] = {
-    "--header": Option(path="config.policies", help="Name=value, of every request. Repeatable.", put=_headers),
-    "--secret-header": Option(
-        path="config.policies", help="Name=name of a secret of the registry. Repeatable.", put=_secret_headers
+    "--header": Option(
+        path="config.policies", help="Name=value, of every request. Repeatable.", put=_headers("headers")
     ),
-    "--policy": Option(path="config.policies", help=POLICY, put=_policies),
+    "--secret-header": Option(
+        path="config.policies",
+        help="Name=name of a secret of the registry. Repeatable.",
+        put=_headers("secret_headers"),
+    ),
+    "--policy": Option(
+        path="config.policies", help=POLICY, put=lambda config, typed: config.policies.extend(map(policy_of, typed))
+    ),
     "--replace": "replace",
 }
 _PROGRAM: Final = "config.mcp_stdio"
@@ -168,8 +165,12 @@ _MCP: Final[Options] = {
     "--url": "config.mcp_http.url",
     "--env": f"{_PROGRAM}.environment",
     "--secret-env": f"{_PROGRAM}.secret_environment",
-    "--read": Option(path=f"{_PROGRAM}.readable_paths", put=_readable),
-    "--write": Option(path=f"{_PROGRAM}.writable_paths", put=_writable),
+    "--read": Option(
+        path=f"{_PROGRAM}.readable_paths", put=lambda program, typed: program.readable_paths.extend(_absolute(typed))
+    ),
+    "--write": Option(
+        path=f"{_PROGRAM}.writable_paths", put=lambda program, typed: program.writable_paths.extend(_absolute(typed))
+    ),
     "--memory": f"{_PROGRAM}.memory_bytes_max",
     "--processes": f"{_PROGRAM}.processes_max",
     "--stateless": Option(
@@ -250,6 +251,7 @@ sources.command("add-mcp")(
         _MCP,
         "Add an MCP server: a program of the registry's machine, or one over HTTP.",
         _added,
+        needs=("command", "--url"),
     )
 )
 sources.command("add-http")(
@@ -258,6 +260,7 @@ sources.command("add-http")(
         _HTTP,
         "Add an HTTP service: each operation of its OpenAPI document becomes a tool, or one endpoint does.",
         _added,
+        needs=("--openapi", "--endpoint"),
     )
 )
 sources.command("approve")(
@@ -286,8 +289,7 @@ async def check(
     name: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
 ) -> int:
     """Ask a source for its tools, and show how they differ from what was approved."""
-    request = source_pb2.CheckSourceRequest(name=name)
-    checked = await target.sources.CheckSource(request, timeout=_SECONDS)
+    checked = await ask(target, source_pb2.CheckSourceRequest(name=name))
     lines = [f"{name} is {wording.text_at(checked.source, 'state')}. {checked.source.problem}".rstrip()]
     lines += [line for change in checked.changes for line in _change_lines(change)]
     lines += _left_out(checked.left_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -19,13 +20,13 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.http_server import Page
 from pawl.chassis.process.settings import join_address
 from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
-from pawl.gateway.agui.http import AgUi
-from pawl.gateway.hooks.unsubscribing import Unsubscribing
-from pawl.gateway.hooks.webhooks import Hooks
+from pawl.gateway.agui import http as agui
+from pawl.gateway.hooks import webhooks
+from pawl.gateway.hooks.unsubscribing import unsubscribe
 from pawl.gateway.login.callers import Callers
 from pawl.gateway.login.http import OpenIdLogins
 from pawl.gateway.metrics import Counters
-from pawl.gateway.services import CLIENT, Services, find, write
+from pawl.gateway.services import CLIENT, CallsOfStore, Services, find, write
 from pawl.gateway.web import hosts as door
 from pawl.gateway.web.answers import answer, read_json, refusal
 from pawl.gateway.web.pages import NOTHING, Pages
@@ -50,24 +51,16 @@ _SHARED: Final = frozenset({"/agui", "/agui/cancel"})
 _log = logs.get_logger(__name__)
 
 
-class Calls:
-    """Answers `POST /rpc/{service}/{method}`: a public method, its request and its response as JSON."""
-
-    def __init__(self, callers: Callers, services: Services, *, bytes_max: int) -> None:
-        self._callers = callers
-        self._services = services
-        self._bytes_max = bytes_max
-
-    async def call(self, request: Request) -> Response:
-        """Answer a call as the Connect protocol has it for JSON."""
-        metadata = self._callers.credential(request)
-        method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
-        asked = method.read(await read_json(request, self._bytes_max))
-        # Who waits for the end of a run is not cut off before.
-        seconds = _DEADLINE_SECONDS + max(0.0, min(_DEADLINE_SECONDS_MAX, getattr(asked, "wait_seconds", 0.0)))
-        if (given := request.headers.get("connect-timeout-ms", "")).isdecimal() and len(given) <= 10:  # noqa: PLR2004
-            seconds = min(int(given) / 1000, _DEADLINE_SECONDS_MAX)
-        return answer(write(await self._services.call(method.name, asked, metadata, timeout_seconds=seconds)))
+async def _call(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
+    """Answer `POST /rpc/{service}/{method}`, a public method, as the Connect protocol has it for JSON."""
+    metadata = callers.credential(request)
+    method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
+    asked = method.read(await read_json(request, bytes_max))
+    # Who waits for the end of a run is not cut off before.
+    seconds = _DEADLINE_SECONDS + max(0.0, min(_DEADLINE_SECONDS_MAX, getattr(asked, "wait_seconds", 0.0)))
+    if (given := request.headers.get("connect-timeout-ms", "")).isdecimal() and len(given) <= 10:  # noqa: PLR2004
+        seconds = min(int(given) / 1000, _DEADLINE_SECONDS_MAX)
+    return answer(write(await services.call(method.name, asked, metadata, timeout_seconds=seconds)))
 
 
 def application(
@@ -76,8 +69,7 @@ def application(
     logins: OpenIdLogins,
     services: Services,
     streams: Streams,
-    hooks: Hooks,
-    unsubscribing: Unsubscribing,
+    calls_of_store: CallsOfStore,
     counters: Counters,
     ids: IdSource,
     hosts: Collection[str],
@@ -105,22 +97,22 @@ def application(
         page = health()
         return Response(page.body, page.status, media_type=page.content_type)
 
-    agui, pages = AgUi(callers, services, streams, bytes_max=bytes_max), Pages()
+    pages = Pages()
     routes = [
-        Route("/rpc/{service}/{method}", Calls(callers, services, bytes_max=bytes_max).call, methods=["POST"]),
+        Route("/rpc/{service}/{method}", partial(_call, callers, services, bytes_max), methods=["POST"]),
         Route("/stream", streams.many, methods=["POST"]),
         Route("/runs/{run_id}/events", streams.run, methods=["GET"]),
-        Route("/agui", agui.run, methods=["POST"]),
-        Route("/agui/cancel", agui.cancel, methods=["POST"]),
+        Route("/agui", partial(agui.run, callers, services, streams, bytes_max), methods=["POST"]),
+        Route("/agui/cancel", partial(agui.cancel, callers, services, bytes_max), methods=["POST"]),
         Route("/login", callers.log_in, methods=["POST"]),
         Route("/login/providers", logins.list, methods=["GET"]),
         Route("/login/openid/{name}", logins.begin, methods=["GET"]),
         Route("/login/return/{name}", logins.finish, methods=["GET"]),
         Route("/login/renew", logins.renew, methods=["POST"]),
         Route("/login/out", logins.log_out, methods=["POST"]),
-        Route("/hooks/{store_id}/{trigger_id}", hooks.deliver, methods=["POST"]),
-        Route("/completions/{store_id}/{token}", hooks.complete, methods=["POST"]),
-        Route("/unsubscribe/{store_id}/{token}", unsubscribing.answer, methods=["GET", "POST"]),
+        Route("/hooks/{store_id}/{trigger_id}", partial(webhooks.deliver, calls_of_store), methods=["POST"]),
+        Route("/completions/{store_id}/{token}", partial(webhooks.complete, calls_of_store), methods=["POST"]),
+        Route("/unsubscribe/{store_id}/{token}", partial(unsubscribe, calls_of_store), methods=["GET", "POST"]),
         Route("/healthz", check, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {PawlError: fail, HTTPException: miss, Exception: fail}

@@ -31,6 +31,7 @@ from pawl.notify.v1 import channel_pb2, notify_pb2, preference_pb2
 from pawl.tool.v1 import audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
+CallsOfStore: TypeAlias = Callable[[str, type[PawlError]], Callable[[str, Message], Awaitable[Any]]]
 
 PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
     "agent_loop": (
@@ -154,23 +155,18 @@ class Services:
         return (GATEWAY_KEY, self._service_key()), (CLIENT_ADDRESS, CLIENT.get())
 
 
-class Stores:
-    """Calls methods for stores, with the key that the gateway has for each, of those who bring none of their own."""
+def calls_of_store(
+    services: Services, key_of: Callable[[str], Metadata | None], store_id: str, absent: type[PawlError]
+) -> Callable[[str, Message], Awaitable[Any]]:
+    """Return what calls methods by their names for a store, with the key that the gateway has for it.
 
-    def __init__(self, services: Services, key_of: Callable[[str], Metadata | None]) -> None:
-        self._services = services
-        self._key_of = key_of
-
-    def calls(self, store_id: str, absent: type[PawlError]) -> Callable[[str, Message], Awaitable[Any]]:
-        """Return what calls methods by their names for a store; each raises as `Services.call`.
-
-        Raises:
-            PawlError: `absent`, of a store for which there is no key.
-        """
-        metadata = self._key_of(store_id) if is_id(store_id) else None
-        if metadata is None:
-            raise absent
-        return partial(self._services.call, metadata=metadata, timeout_seconds=_DEADLINE_SECONDS)
+    Raises:
+        PawlError: `absent`, of a store for which there is no key.
+    """
+    metadata = key_of(store_id) if is_id(store_id) else None
+    if metadata is None:
+        raise absent
+    return partial(services.call, metadata=metadata, timeout_seconds=_DEADLINE_SECONDS)
 
 
 def _callable(channel: grpc.aio.Channel, method: Method) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -17,15 +18,13 @@ from pawl.chassis.process.http_server import Page
 from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.process.start import StartError
 from pawl.gateway.app import application
-from pawl.gateway.hooks.unsubscribing import Unsubscribing
-from pawl.gateway.hooks.webhooks import Hooks
 from pawl.gateway.login.callers import Callers
 from pawl.gateway.login.http import OpenIdLogins
 from pawl.gateway.login.providers import Providers
 from pawl.gateway.login.rules import Provider, parse_providers
 from pawl.gateway.login.seal import Seal
 from pawl.gateway.metrics import Counters
-from pawl.gateway.services import Metadata, Services, Stores
+from pawl.gateway.services import Metadata, Services, calls_of_store
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.web.streams import Streams
 
@@ -54,14 +53,12 @@ def wire(
         session_seconds=session_seconds,
         public_url=settings.public_url,
     )
-    stores = Stores(services, _keys(settings))
     return application(
         callers=callers,
         logins=logins,
         services=services,
         streams=Streams(callers, services, counters, closing, streams_max=settings.streams_max),
-        hooks=Hooks(stores),
-        unsubscribing=Unsubscribing(stores),
+        calls_of_store=partial(calls_of_store, services, _keys(settings)),
         counters=counters,
         ids=ids,
         hosts=settings.hosts,

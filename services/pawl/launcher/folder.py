@@ -32,36 +32,6 @@ def problem_of(folder: Path) -> str:
     return ""
 
 
-class DataLock:
-    """Holds a data folder for this process. The kernel lets go of it when the process ends, however it ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def acquire(self) -> None:
-        """Takes the lock and notes this process in the file. Raises StartError if another process holds it."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
-            raise StartError(
-                f"Pawl already runs on {self._path.parent} (process {holder}). Stop it, or choose another folder with "
-                "--data."
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Lets go of the folder. Does nothing if the lock is not held."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
 class DataFolder:
     """One data folder, held by this process from `open` to `close`."""
 
@@ -73,13 +43,13 @@ class DataFolder:
         self.nats = path / "nats"
         self.outbox = path / "outbox"
         self.files = path / "files"
-        self._lock = DataLock(path / _LOCK_FILE)
+        self._lock: int | None = None
 
     def open(self) -> SecretFiles:
         """Makes the folder if need be, takes its lock and returns its secrets. Raises StartError if that fails."""
         try:
             self._make()
-            self._lock.acquire()
+            self._acquire()
             self._check_version()
             for folder in (self.run, self.logs, self.outbox, self.files):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -94,8 +64,25 @@ class DataFolder:
             raise
 
     def close(self) -> None:
-        """Lets go of the lock. Idempotent."""
-        self._lock.release()
+        """Release the lock. Idempotent; the kernel does it too when the process ends, however it ends."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _acquire(self) -> None:
+        """Take the lock and note this process in its file. Raises StartError if another process holds it."""
+        descriptor = os.open(self.path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise StartError(
+                f"Pawl already runs on {self.path} (process {holder}). Stop it, or choose another folder with --data."
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._lock = descriptor
 
     def _make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

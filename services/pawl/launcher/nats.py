@@ -123,7 +123,11 @@ class Nats:
             "host": HOST,
             "port": self.port,
             "max_payload": PAYLOAD_BYTES_MAX,
-            "jetstream": {"store_dir": str(self._store), "max_memory_store": 64 << 20, "max_file_store": 4 << 30},
+            "jetstream": {
+                "store_dir": str(self.folder / "jetstream"),
+                "max_memory_store": 64 << 20,
+                "max_file_store": 4 << 30,
+            },
             # The system account has no users, so nobody can reach $SYS.
             "system_account": "SYS",
             "accounts": {"SYS": {}, "PAWL": {"jetstream": "enabled", "users": users}},
@@ -132,10 +136,6 @@ class Nats:
     @property
     def _config_path(self) -> Path:
         return self.folder / "nats.conf"
-
-    @property
-    def _store(self) -> Path:
-        return self.folder / "jetstream"
 
     async def _probe(self) -> Addresses | None:
         """Return its addresses once it greets, which it does only when JetStream is up."""

@@ -173,8 +173,10 @@ class Process:
                 return
             delay = next_delay(delay, loop.time() - begun)
             self.restarts += 1
-            log = str(self.log.path)
-            _log.warning("process.died", process=self.name, exit_code=code, restart_in_seconds=delay, log=log)
+            # One that could never start says why itself, and `wait_ready` raises that.
+            log = _log.debug if code == _EXIT_USAGE and self.addresses is None else _log.warning
+            path = str(self.log.path)
+            log("process.died", process=self.name, exit_code=code, restart_in_seconds=delay, log=path)
             await within(delay, self._stopping.wait())
 
     async def _run_once(self) -> int:

@@ -18,7 +18,6 @@ from pawl.notifier.deliveries.email_sender import Emails
 from pawl.notifier.deliveries.store import PostgresDeliveries
 from pawl.notifier.deliveries.webhook_sender import SignedPosts
 from pawl.notifier.inbox import bus as notifications_bus
-from pawl.notifier.inbox import convert
 from pawl.notifier.inbox.lifecycle import JetStreamLifecycle
 from pawl.notifier.inbox.store import SCHEMA, PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
@@ -49,7 +48,7 @@ async def main(stop: asyncio.Event) -> None:
             },
             sends_email=mail_server is not None,
             egress=egress,
-            announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write),
+            bus=bus,
             counters=PrometheusCounters(service.metrics),
             clock=service.clock,
             ids=service.ids,

@@ -1,23 +1,21 @@
-"""The notifier put together: ports in, its servicer and its loops out."""
+"""The notifier put together: ports in, its servicers and its loops out."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from pawl.chassis.bus.connection import Bus
 from pawl.chassis.egress.request import Egress
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.server import RpcServer
-from pawl.notifier.channels.channels import Channels
 from pawl.notifier.channels.rpc import ChannelServicer
 from pawl.notifier.channels.rules import ChannelKind
 from pawl.notifier.channels.store import PostgresChannels
 from pawl.notifier.deliveries.deliveries import ChannelSender, Deliveries
 from pawl.notifier.deliveries.store import PostgresDeliveries
-from pawl.notifier.inbox.bus import NatsAnnouncer
 from pawl.notifier.inbox.intake import Intake
 from pawl.notifier.inbox.publication import Publication, forget_old
 from pawl.notifier.inbox.rpc import HEARTBEAT_SECONDS, Notify
@@ -33,21 +31,13 @@ from pawl.notify.v1.preference_pb2_grpc import add_PreferenceServiceServicer_to_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notifier:
-    """A notifier that is not running yet: feed `intake`, start `loops`, add the servicer to a server."""
+    """A notifier that is not running yet: feed `intake`, start `loops`, add the servicers to a server."""
 
     intake: Intake
     subscriptions: Subscriptions
     deliveries: Deliveries
-    servicer: Notify
-    channel_servicer: ChannelServicer
-    preference_servicer: PreferenceServicer
+    add_to: Callable[[RpcServer], None]
     loops: Mapping[str, Callable[[], Awaitable[None]]]
-
-    def add_to(self, server: RpcServer) -> None:
-        """Have a server answer for it."""
-        server.add(add_NotifyServiceServicer_to_server, self.servicer)
-        server.add(add_ChannelServiceServicer_to_server, self.channel_servicer)
-        server.add(add_PreferenceServiceServicer_to_server, self.preference_servicer)
 
 
 def wire(
@@ -59,31 +49,34 @@ def wire(
     senders: Mapping[ChannelKind, ChannelSender],
     sends_email: bool,
     egress: Egress,
-    announcer: NatsAnnouncer,
+    bus: Bus,
     counters: PrometheusCounters,
     clock: Clock,
     ids: IdSource,
     key_is_gone: Callable[[Principal], bool],
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
-    chance: Callable[[], float] = random.random,
 ) -> Notifier:
     """Return a notifier over these ports."""
-    publication = Publication(store, announcer, counters)
+    publication = Publication(store, bus, counters)
     subscriptions = Subscriptions(store, counters)
 
     def on_new() -> None:
         publication.wake()
         deliveries.wake()
 
-    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new, key_is_gone=key_is_gone, chance=chance)
-    of_users = Channels(channels, egress, clock, ids, sends_email=sends_email, on_due=deliveries.wake)
+    def add_to(server: RpcServer) -> None:
+        notify = Notify(store, subscriptions, heartbeat_seconds=heartbeat_seconds)
+        server.add(add_NotifyServiceServicer_to_server, notify)
+        of_users = ChannelServicer(channels, egress, clock, ids, sends_email=sends_email, on_due=deliveries.wake)
+        server.add(add_ChannelServiceServicer_to_server, of_users)
+        server.add(add_PreferenceServiceServicer_to_server, PreferenceServicer(preferences, on_change=deliveries.wake))
+
+    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new, key_is_gone=key_is_gone)
     return Notifier(
         intake=Intake(store, counters, on_new=on_new),
         subscriptions=subscriptions,
         deliveries=deliveries,
-        servicer=Notify(store, subscriptions, heartbeat_seconds=heartbeat_seconds),
-        channel_servicer=ChannelServicer(of_users, channels),
-        preference_servicer=PreferenceServicer(preferences, on_change=deliveries.wake),
+        add_to=add_to,
         loops={
             "deliveries": deliveries.run,
             "deliveries.count": deliveries.count,

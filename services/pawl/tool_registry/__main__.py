@@ -13,6 +13,7 @@ from pawl.chassis.db.erasures import ErasurePart, ErasureWork
 from pawl.chassis.egress.client import GuardedEgress, read_egress_file
 from pawl.chassis.egress.mail import read_smtp_url
 from pawl.chassis.identity.key_sync import KeySyncClient
+from pawl.chassis.ids import StoreId
 from pawl.chassis.process.lifecycle import run_service
 from pawl.chassis.process.service import Service
 from pawl.chassis.process.settings import load
@@ -157,7 +158,7 @@ def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel,
 
     async def erase(part: ErasurePart) -> None:
         await rows.erase(part)
-        await asyncio.to_thread(files.forget, part.store_id, part.call_ids)
+        await asyncio.to_thread(files.forget, StoreId(part.store_id), part.call_ids)
 
     return ErasureWork(job_store, erase, service.clock)
 

@@ -269,12 +269,12 @@ async def test_no_change_is_missed_however_many_are_made_at_once(world: World, m
         changes = await source.sync_keys(after, ())
         assert len(changes.keys) <= 3
         after = changes.last_change
-        seen += [grant.key_id for grant in changes.keys]
+        seen += [grant.credential_id for grant in changes.keys]
         is_over = all_made and not changes.has_more
     assert sorted(seen) == sorted([(await task).key.key_id for task in making])
     await revoke(owner, seen[0])
     (revoked,) = (await source.sync_keys(after, ())).keys
-    assert (revoked.key_id, revoked.is_revoked) == (seen[0], True)
+    assert (revoked.credential_id, revoked.is_revoked) == (seen[0], True)
 
 
 async def test_the_last_use_is_kept_with_one_write_a_minute(world: World) -> None:

@@ -13,6 +13,7 @@ from unittest.mock import create_autospec
 import grpc
 import pytest
 
+from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
 from pawl.chassis.egress.client import GuardedEgress
 from pawl.chassis.egress.lookups import Lookups
@@ -29,7 +30,6 @@ from pawl.notifier.channels.store import PostgresChannels
 from pawl.notifier.deliveries.email_sender import Emails
 from pawl.notifier.deliveries.store import PostgresDeliveries
 from pawl.notifier.deliveries.webhook_sender import SignedPosts
-from pawl.notifier.inbox.bus import NatsAnnouncer
 from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, notification_id
 from pawl.notifier.inbox.store import SCHEMA, PostgresStore
 from pawl.notifier.inbox.subscription import Subscriptions
@@ -117,7 +117,7 @@ def wired(
         sends_email=mail_server is not None,
         egress=egress,
         ids=ids,
-        announcer=create_autospec(NatsAnnouncer),
+        bus=create_autospec(Bus),
         counters=PrometheusCounters(Metrics("notifier")),
         clock=SystemClock(),
         key_is_gone=lambda principal: principal.credential_id in gone_keys,

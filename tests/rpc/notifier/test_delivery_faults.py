@@ -19,14 +19,11 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.channels.rules import FORMER_SECRETS_MAX, Channel, ChannelId, ChannelKind
 from pawl.notifier.deliveries.rules import (
     LOST,
-    TEST,
     TESTS_KEPT,
     TRIES_MAX_AT_ONCE,
     Attempt,
     Candidate,
     DeliveryId,
-    NewChannel,
-    NewCode,
     Outcome,
     OwnDelivery,
     choose,
@@ -67,8 +64,9 @@ async def hook(
     channel = Channel(
         channel_id=ChannelId(channel_id), name="", url=f"{scheme}://{host}/", after_seconds=0, create_time=NOW
     )
-    new = NewChannel(inbox=inbox, channel=channel, host=host, secret=b"s", request_id="", request_hash=b"")
-    return await repository.create(new)
+    return await repository.create(
+        inbox, channel, host=host, secret=b"s", request_id="", request_hash=b"", code=made_test()
+    )
 
 
 async def tried(repository: Repository, outcome: Outcome) -> Candidate:
@@ -80,12 +78,7 @@ async def tried(repository: Repository, outcome: Outcome) -> Candidate:
 
 
 def made_test(number: int = 0) -> OwnDelivery:
-    return OwnDelivery(delivery_id=DeliveryId(f"dlv_test{number}"), channel_id=HOOK, type=TEST, create_time=NOW)
-
-
-def made_code() -> NewCode:
-    """A code, which is not sent to a webhook."""
-    return NewCode(delivery=made_test(), secret=b"s")
+    return OwnDelivery(delivery_id=DeliveryId(f"dlv_test{number}"), channel_id=HOOK, create_time=NOW, secret=b"s")
 
 
 async def test_a_channel_that_fails_has_one_try_at_once_and_users_with_few_are_first(
@@ -109,11 +102,11 @@ async def test_a_channel_that_fails_has_one_try_at_once_and_users_with_few_are_f
 async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(repository: Repository, database: Database) -> None:
     await hook(repository)
     for number in range(TESTS_KEPT + 5):
-        await repository.add_test(ANNS, made_test(number), "{}")
+        await repository.add_test(ANNS, made_test(number))
         await tried(repository, FAILED)
     assert (await repository.channel(ANNS, HOOK)).failing_since_time is None
     assert len(await repository.deliveries(ANNS, HOOK, (), None, limit=100)) == TESTS_KEPT + 1
-    await repository.add_test(ANNS, made_test(99), "{}")
+    await repository.add_test(ANNS, made_test(99))
     await tried(repository, GONE)
     assert not (await repository.channel(ANNS, HOOK)).enabled
     assert await database.fetchval("SELECT count(*) FROM notifier.notifications") == 0
@@ -298,7 +291,7 @@ async def changed(queue: Repository, **fields: Any) -> Channel:
         ANNS,
         HOOK,
         lambda channel: (replace(channel, **fields), "example.com"),
-        code=made_code(),
+        code=made_test(),
     )
 
 

@@ -82,6 +82,7 @@ def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, t
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
         ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a circle"),
         ("name: a\n---\nname: a", "two agents 'a'"),
+        ("name: a\nname: b", "'name' comes twice"),
         ("name: a\ntools: {names: [fly]}", "There is no tool 'fly'"),
         ("name: a\ndelegates_to: [nobody]", "there is no agent 'nobody'"),
         (SUMS.replace("type: object, prop", "type: array, prop"), '"type": "object"'),

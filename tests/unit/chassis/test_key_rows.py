@@ -14,7 +14,7 @@ from pawl.chassis.identity.auth import principal_of, user_principal
 from pawl.chassis.identity.credentials import UNKNOWN, KeyAuthenticator, gone
 from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
 from pawl.chassis.identity.login_failures import LoginRefused
-from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
+from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.process.settings import ServiceSettings
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
@@ -25,7 +25,7 @@ UNKNOWN_SECRET = SECRETS[7]
 
 def grant(number: int, *, expire_time: float | None = None, is_revoked: bool = False) -> KeyGrant:
     return KeyGrant(
-        key_id=KeyId(f"key_{number}"),
+        credential_id=CredentialId(f"key_{number}"),
         digest=digest_of(SECRETS[number]),
         store_id=StoreId("acme"),
         user_id=UserId("ann"),
@@ -102,7 +102,7 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
     is_gone = gone(ServiceSettings.model_construct(api_keys_file=None), clock, lambda: rows)
     await clock.advance(2)
     assert await is_live(rows, 0)
-    holders = [principal_of(grant(number).credential, {}) for number in range(2)]
+    holders = [principal_of(grant(number), {}) for number in range(2)]
     assert [is_gone(holder) for holder in holders] == [False, False]
     source.changes.append(grant(0, is_revoked=True))
     await clock.advance(1.9)

@@ -69,7 +69,7 @@ def test_a_token_holds_for_its_time_and_the_leeway_of_its_provider() -> None:
     check_claims(provider(leeway_seconds=6), read, NOW)
     with pytest.raises(TokenRefused):
         check_claims(provider(leeway_seconds=5), read, NOW)
-    assert credential_of(provider(leeway_seconds=6), read.claims).expires_at == NOW + 1
+    assert credential_of(provider(leeway_seconds=6), read.claims).expire_time == NOW + 1
 
 
 @given(st.text(max_size=60), st.binary(max_size=60))

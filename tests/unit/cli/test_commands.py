@@ -82,6 +82,8 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("sources", "add-http", "shop", "--endpoint", "https://x", "--operation", "pay"): (
             "--endpoint does not go with --operation."
         ),
+        ("sources", "add-mcp", "files"): "Give COMMAND or --url.",
+        ("sources", "add-http", "shop"): "Give --openapi or --endpoint.",
         ("sources", "add-mcp", "files", "--url", "https://x", "--header", "key"): "--header: 'key' is not of the form",
         ("triggers", "create", "x", "--webhook", "bearer", "--mailbox", "a@b"): "--mailbox does not go with --webhook.",
         (
@@ -98,7 +100,7 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
         ("rules", "allow", "*", "--run", "run_1", "--everybody"): "Give only one of --run,",
         ("apply", "--file", "/dev/null"): "There are no agents in",
-        ("notify", "update", "hook_1", "--kind", "foo"): "'foo' is not one of 'run-completed', 'run-failed'",
+        ("notify", "update", "hook_1", "--kind", "foo"): "'--kind': 'foo' is not one of 'run-completed'",
         ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "22:00"): "'22:00'",

@@ -277,7 +277,7 @@ async def test_a_bad_request_is_refused_in_json_and_reaches_no_service() -> None
 
 
 async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
-    page = await Door().ask("GET", "/", headers={"accept": "text/html"})
+    page = await Door().ask("GET", "/")
     policy = dict(each.strip().partition(" ")[::2] for each in page.headers["content-security-policy"].split(";"))
     assert policy == {
         **dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types"), "'none'"),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pawl.chassis.process.start import StartError
-from pawl.launcher.folder import DataFolder, DataLock, problem_of
+from pawl.launcher.folder import DataFolder, problem_of
 from pawl.launcher.secrets import SecretFiles
 
 
@@ -46,21 +46,21 @@ def test_a_replaced_secret_is_private_and_leaves_no_draft(tmp_path: Path) -> Non
 
 
 def test_two_launchers_cannot_hold_one_folder(tmp_path: Path) -> None:
-    first, second = DataLock(tmp_path / "lock"), DataLock(tmp_path / "lock")
-    first.acquire()
+    first, second = DataFolder(tmp_path), DataFolder(tmp_path)
+    first.open()
     with pytest.raises(StartError, match=rf"already runs on .* \(process {os.getpid()}\)"):
-        second.acquire()
-    first.release()
-    second.acquire()
-    second.release()
+        second.open()
+    first.close()
+    second.open()
+    second.close()
 
 
 def test_a_lock_file_without_a_holder_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("99999999\n")
-    lock = DataLock(tmp_path / "lock")
-    lock.acquire()
+    folder = DataFolder(tmp_path)
+    folder.open()
     assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-    lock.release()
+    folder.close()
 
 
 def test_a_folder_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:

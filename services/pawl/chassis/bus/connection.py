@@ -171,7 +171,7 @@ class Bus:
                 await flush(client)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
-        self._outbox.published(count)
+        self._outbox.published.inc(count)
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
         """Call `callback` with subject and data of each message on `subject`, one at a time, in order.
@@ -294,7 +294,7 @@ class Bus:
             return
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
-                await self._outbox.join()
+                await self._outbox.messages.join()
                 await flush(client)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             _log.debug("bus.flush_failed", error=type(error).__name__)

@@ -28,18 +28,18 @@ class Outbox:
     """
 
     def __init__(self, metrics: Metrics) -> None:
-        self._messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_MESSAGES_MAX)
+        self.messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_MESSAGES_MAX)
         self._queued_bytes = 0
-        self._published = metrics.counter("bus_published_total", "Messages handed to NATS.")
+        self.published = metrics.counter("bus_published_total", "Messages handed to NATS.")
         self._dropped = metrics.counter("bus_dropped_total", "Messages not published.", ("cause",))
 
     def put(self, subject: str, data: bytes) -> None:
         """Queue a message; dropped and counted if too much is waiting."""
-        if self._messages.full() or self._queued_bytes + len(data) > BYTES_MAX:
+        if self.messages.full() or self._queued_bytes + len(data) > BYTES_MAX:
             self._dropped.labels("full").inc()
             return
         self._queued_bytes += len(data)
-        self._messages.put_nowait((subject, data))
+        self.messages.put_nowait((subject, data))
 
     def drop(self) -> None:
         """Count a message that came while there was no connection."""
@@ -50,26 +50,18 @@ class Outbox:
         self._dropped.labels("refused").inc()
         _log.warning("bus.refused", subject=subject, error=error)
 
-    def published(self, count: int) -> None:
-        """Count messages that went out beside the queue."""
-        self._published.inc(count)
-
     def clear(self) -> None:
         """Drop what is waiting: it was meant for a connection that is lost."""
-        while not self._messages.empty():
-            self._messages.get_nowait()
-            self._messages.task_done()
+        while not self.messages.empty():
+            self.messages.get_nowait()
+            self.messages.task_done()
             self.drop()
         self._queued_bytes = 0
-
-    async def join(self) -> None:
-        """Return when all that was queued has been handed to the client."""
-        await self._messages.join()
 
     async def send(self, client: Client) -> None:
         """Hand messages to `client` as they come; returns when it is closed."""
         while True:
-            subject, data = await self._messages.get()
+            subject, data = await self.messages.get()
             self._queued_bytes -= len(data)
             try:
                 await client.publish(subject, data)
@@ -80,9 +72,9 @@ class Outbox:
                 # This message cannot be sent (too large, bad subject); the next one may.
                 self.refuse(subject, type(error).__name__)
             else:
-                self._published.inc()
+                self.published.inc()
             finally:
-                self._messages.task_done()
+                self.messages.task_done()
 
 
 Callback = Callable[[str, bytes], Awaitable[None]]

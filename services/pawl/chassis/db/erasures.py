@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 
 import grpc
 
-from pawl.chassis.ids import ConversationId, StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.client import translated, translating
@@ -22,14 +20,8 @@ _DEADLINE_SECONDS: Final = 30.0
 _log = logs.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErasurePart:
-    """Some runs and calls of a conversation that is erased; with its last part nothing more of it is to come."""
-
-    store_id: StoreId
-    conversation_id: ConversationId
-    run_ids: Sequence[str]
-    call_ids: Sequence[str]
+ErasurePart: TypeAlias = pb.ListErasuresResponse
+# Some runs and calls of a conversation that is erased.
 
 
 class ErasureWork:
@@ -62,21 +54,11 @@ class ErasureWork:
                 if key in failed:
                     continue
                 try:
-                    await self._take(part)
+                    await self._erase(part)
+                    if part.last:
+                        done = pb.ConfirmErasureRequest(store_id=part.store_id, conversation_id=part.conversation_id)
+                        await translated(self._stub.ConfirmErasure(done))
                 except Exception as error:  # noqa: BLE001  # one conversation holds up no other
                     log = _log.info if isinstance(error, Unavailable) else _log.exception
                     log("erasures.not_erased", store=key[0], conversation=key[1], error=type(error).__name__)
                     failed.add(key)
-
-    async def _take(self, part: pb.ListErasuresResponse) -> None:
-        await self._erase(
-            ErasurePart(
-                store_id=StoreId(part.store_id),
-                conversation_id=ConversationId(part.conversation_id),
-                run_ids=part.run_ids,
-                call_ids=part.call_ids,
-            )
-        )
-        if part.last:
-            done = pb.ConfirmErasureRequest(store_id=part.store_id, conversation_id=part.conversation_id)
-            await translated(self._stub.ConfirmErasure(done))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -37,6 +38,10 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _FOLLOWED: Final = frozenset({"GET", "HEAD"})
 _FOR_ANY_ORIGIN: Final = frozenset({"accept", "accept-language"})
 
+_LOG_SECONDS: Final = 60.0
+# Refusals of which the log has the time: each is a warning once a minute.
+_LOGGED_MAX: Final = 1000
+
 _log = logs.get_logger(__name__)
 
 
@@ -56,6 +61,7 @@ class GuardedEgress:
         self._rules = rules
         self._lookups = lookups or Lookups()
         self._tls = tls or httpx2.create_ssl_context()
+        self._logged_at: dict[tuple[StoreId, str], float] = {}
 
     def transport(self, store_id: StoreId, *, with_secrets: bool = False) -> GuardedTransport:
         """Return a transport for clients that make their own requests on behalf of a store.
@@ -88,7 +94,13 @@ class GuardedEgress:
             async with asyncio.timeout(request.timeout_seconds):
                 return await self._follow(transport, request, sent)
         except EgressRefused as refused:
-            _log.warning("egress.refused", store=store_id, reason=str(refused))
+            now, key = asyncio.get_running_loop().time(), (store_id, str(refused))
+            is_news = now - self._logged_at.get(key, -math.inf) >= _LOG_SECONDS
+            if is_news:
+                if len(self._logged_at) >= _LOGGED_MAX:
+                    self._logged_at.clear()
+                self._logged_at[key] = now
+            (_log.warning if is_news else _log.debug)("egress.refused", store=store_id, reason=str(refused))
             raise
         except TimeoutError:
             message = f"no response of {sent.authority} within {request.timeout_seconds:g} s"

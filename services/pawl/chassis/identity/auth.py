@@ -290,7 +290,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     """The users who made it, and the keys with which it was made."""
     decides_for_users: bool = False
     """True if a delegate may decide for those it acts for."""
-    expires_at: float | None = None
+    expire_time: float | None = None
     """The end of its validity, in seconds since 1970."""
 
 
@@ -330,7 +330,7 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     return replace(
         principal,
         people=frozenset({credential.user_id, *credential.maker_user_ids} - {user_id}),
-        expires_at=credential.expires_at,
+        expires_at=credential.expire_time,
     )
 
 

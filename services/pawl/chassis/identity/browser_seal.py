@@ -43,8 +43,5 @@ def read(seal_keys: str, text: str) -> Code | None:
 def box(seal_keys: str, purpose: str) -> MultiFernet:
     """Return what seals for one purpose. The first of several keys (commas between) seals; each of them opens."""
     keys = [key for each in seal_keys.split(",") if (key := each.strip())]
-    return MultiFernet([Fernet(_fernet_key(key, purpose)) for key in keys])
-
-
-def _fernet_key(secret: str, purpose: str) -> bytes:
-    return base64.urlsafe_b64encode(hashlib.sha256(f"pawl gateway {purpose}\n{secret}".encode()).digest())
+    digests = [hashlib.sha256(f"pawl gateway {purpose}\n{key}".encode()).digest() for key in keys]
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])

@@ -26,7 +26,7 @@ from pawl.chassis.identity.auth import (
 from pawl.chassis.identity.key_rows import KeyRows, digest_of
 from pawl.chassis.identity.login_failures import LoginRefused
 from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
-from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock, SystemClock
 from pawl.chassis.process.settings import ServiceSettings, parse_secret, secret_file
@@ -240,7 +240,7 @@ class KeyAuthenticator:
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
         if self._rows is not None and (row := await self._rows.find(key, may_look=may_look)):
-            return principal_of(row.credential, metadata)
+            return principal_of(row, metadata)
         if self._issuers and (token := await self._token(self._issuers, key, may_look)):
             return principal_of(token, metadata)
         raise Unauthenticated(UNKNOWN) from self._why_not(digest)
@@ -253,7 +253,7 @@ class KeyAuthenticator:
         ended = self._rows.ended(digest) if self._rows else None
         if ended is None:
             return LoginRefused("unknown")
-        return LoginRefused("revoked" if ended.is_revoked else "expired", ended.key_id)
+        return LoginRefused("revoked" if ended.is_revoked else "expired", KeyId(ended.credential_id))
 
     async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> Credential | None:
         """Return the credential that a token is, None if the text has not the form of one."""
@@ -309,9 +309,8 @@ def gone(
         found: Credential | None
         if key_id.startswith(_FILE):
             found = next((each for each in keys().values() if each.credential_id == key_id), None)
-        elif key_id.startswith(_ROW) and known is not None and known.is_fresh:
-            grant = known.in_force(key_id)
-            found = grant.credential if grant else None
+        elif key_id.startswith(_ROW) and known is not None and not known.is_stale:
+            found = known.in_force(key_id)
         else:
             return False
         return found is None or not _gives(found, principal)

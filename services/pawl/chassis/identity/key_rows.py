@@ -13,7 +13,6 @@ from typing import Final, Protocol
 import msgspec
 
 from pawl.chassis.identity.auth import Credential
-from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.clock import Clock
 from pawl.errors import DependencyUnavailable, PawlError
@@ -65,34 +64,11 @@ def _checksum(text: str) -> str:
     return digits
 
 
-class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A key: its rights, and the digest to know it by.
+class KeyGrant(Credential, frozen=True, kw_only=True):
+    """A key: the rights that it gives, with its id as `credential_id`, and the digest by which it is found."""
 
-    Its store is empty for the deployment's. `expire_time` is in seconds since 1970.
-    """
-
-    key_id: KeyId
     digest: bytes
-    store_id: StoreId
-    user_id: UserId
-    roles: frozenset[str]
-    decides_for_users: bool
-    expire_time: float | None
     is_revoked: bool
-    maker_user_ids: frozenset[UserId] = frozenset()
-
-    @property
-    def credential(self) -> Credential:
-        """The rights it gives."""
-        return Credential(
-            credential_id=CredentialId(self.key_id),
-            store_id=self.store_id,
-            user_id=self.user_id,
-            roles=self.roles,
-            maker_user_ids=self.maker_user_ids,
-            decides_for_users=self.decides_for_users,
-            expires_at=self.expire_time,
-        )
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,12 +135,12 @@ class KeyRows:
             return None
         digest = digest_of(secret)
         found = self._in_force(self._known(digest))
-        if found is None or self._is_stale:
-            if (may_look() and not await self._sync_at_once()) or self._is_stale:
+        if found is None or self.is_stale:
+            if (may_look() and not await self._sync_at_once()) or self.is_stale:
                 raise DependencyUnavailable("keys cannot be checked now: try again")
             found = self._in_force(self._known(digest))
         if found is not None:
-            self._used.add(found.key_id)
+            self._used.add(found.credential_id)
         return found
 
     def ended(self, digest: bytes) -> KeyGrant | None:
@@ -174,16 +150,12 @@ class KeyRows:
 
     def in_force(self, key_id: str) -> KeyGrant | None:
         """Return the key with that id; None if it is not in force."""
-        found = next((grant for grant in self._by_digest.values() if grant.key_id == key_id), None)
+        found = next((grant for grant in self._by_digest.values() if grant.credential_id == key_id), None)
         return self._in_force(found)
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether the snapshot is up to date."""
-        return not self._is_stale
-
-    @property
-    def _is_stale(self) -> bool:
+    def is_stale(self) -> bool:
+        """True if the snapshot is too old for any key to be accepted."""
         return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
 
     def _known(self, digest: bytes) -> KeyGrant | None:
@@ -218,7 +190,7 @@ class KeyRows:
     async def _sync(self) -> bool:
         began_at = self._began_at = self._clock.monotonic()
         # After a long silence the database may be another one, an older copy for example.
-        is_anew = self._is_stale
+        is_anew = self.is_stale
         used = self._uses_to_report(began_at)
         after_change = 0 if is_anew else self._last_change
         try:
@@ -260,8 +232,8 @@ class KeyRows:
         known = self._by_digest.values()
         for grant in [grant for grant in known if self._in_force(grant) is None]:
             self._ended[grant.digest] = self._by_digest.pop(grant.digest)
-            self._used.discard(grant.key_id)
-            self._reported.pop(grant.key_id, None)
+            self._used.discard(grant.credential_id)
+            self._reported.pop(grant.credential_id, None)
         while len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 import grpc
 
 from pawl.chassis.identity.key_rows import KeyChanges, KeyGrant
 from pawl.chassis.rpc.client import translating
-from pawl.chassis.rpc.translate import Translator
+from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.identity.v1 import key_sync_pb2 as pb
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
 
 _DEADLINE_SECONDS: Final = 3.0
 _WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
-_WIRE.struct(KeyGrant, pb.KeyGrant)
+_WIRE.struct(
+    KeyGrant,
+    pb.KeyGrant,
+    Exceptions(read={"credential_id": attrgetter("key_id")}, write={"key_id": attrgetter("credential_id")}),
+)
 CHANGES: Final = _WIRE.struct(KeyChanges, pb.SyncKeysResponse)
 
 

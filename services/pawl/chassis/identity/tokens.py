@@ -272,7 +272,7 @@ def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
         store_id=store.value if store.claim is None else to_id(_text(claims, store.claim)),  # type: ignore[arg-type]
         user_id=UserId(to_id(_text(claims, provider.user.claim))),
         roles=frozenset() if provider.roles is None else _roles(provider.roles, claims),
-        expires_at=float(claims["exp"]) + provider.leeway_seconds,
+        expire_time=float(claims["exp"]) + provider.leeway_seconds,
     )
 
 

@@ -30,7 +30,7 @@ import msgspec
 from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
 from pawl.chassis.db.durability import require_durable
-from pawl.chassis.db.rights import Rights, changeable, role_of
+from pawl.chassis.db.rights import Rights, changeable
 from pawl.chassis.identity.credentials import authenticator, read_issuers, service_key
 from pawl.chassis.identity.key_rows import KeyRows, KeySource
 from pawl.chassis.ids import IdSource
@@ -72,11 +72,11 @@ class Service:
         self._settings = settings
         self._stack = AsyncExitStack()
         logs.configure(service=name, instance_id=self.instance_id, level=settings.log_level, log_format="auto")
-        self._tls = tls.of_service(
+        self.tls = tls.of_service(
             settings.tls_certificate_file, settings.tls_key_file, settings.tls_ca_file, clock=self.clock
         )
-        if self._tls is not None:
-            tls.check_own(self._tls(), name.replace("_", "-"), is_called=settings.internal_listen is not None)
+        if self.tls is not None:
+            tls.check_own(self.tls(), name.replace("_", "-"), is_called=settings.internal_listen is not None)
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -123,7 +123,8 @@ class Service:
         """
         owner_url = self._settings.database_owner_url
         if owner_url is not None:
-            rights = Rights(role=await role_of(database), append_only=frozenset(append_only))
+            role = str(await database.fetchval("SELECT current_user"))
+            rights = Rights(role=role, append_only=frozenset(append_only))
             owner = Database(
                 owner_url.get_secret_value(),
                 application_name=f"pawl-{self.name}-{self.instance_id}-owner",
@@ -172,7 +173,7 @@ class Service:
                 service_key=None if public else service_key(self._settings, self.clock),
                 message_bytes_max=message_bytes_max,
                 batches=not public,
-                tls=self._tls if self._settings.tls_ca_file else None,
+                tls=self.tls if self._settings.tls_ca_file else None,
                 server_name=peer.replace("_", "-"),
                 translate=from_rpc_error if public else None,
             )
@@ -204,14 +205,9 @@ class Service:
                 request_stream_bytes_max=self._settings.request_stream_bytes_max,
             ),
             drain_seconds=self._settings.drain_seconds,
-            tls=self._tls,
+            tls=self.tls,
             internal_listen=self._settings.internal_listen,
         )
-
-    @property
-    def tls(self) -> tls.Tls | None:
-        """The certificates that this process shows and checks; None without."""
-        return self._tls
 
     async def serve(self, server: RpcServer | HttpServer, stop: asyncio.Event) -> None:
         """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
@@ -221,7 +217,7 @@ class Service:
         }
         self._warn_of_strangers()
         async with AsyncExitStack() as stack:
-            http = HttpServer(application(pages), self._settings.metrics_listen, tls=self._tls)
+            http = HttpServer(application(pages), self._settings.metrics_listen, tls=self.tls)
             await stack.enter_async_context(http)
             if isinstance(server, RpcServer):
                 self.health.follow(server)
@@ -234,7 +230,7 @@ class Service:
     def _warn_of_strangers(self) -> None:
         """Say once that keys and contents go over a network that others may read."""
         listens = (self._settings.listen, self._settings.metrics_listen)
-        if self._tls is None and (open_to := [address for address in listens if not is_loopback(address)]):
+        if self.tls is None and (open_to := [address for address in listens if not is_loopback(address)]):
             _log.warning(
                 "tls.absent",
                 addresses=open_to,

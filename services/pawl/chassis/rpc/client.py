@@ -101,7 +101,9 @@ def open_channel(
         replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
         response_bytes_max=message_bytes_max,
         translate=translate,
-        has_replicas=len(_parts(addresses)) > 1 or _may_be_several(addresses),
+        has_replicas=len(_parts(addresses)) > 1
+        # A name may stand for several.
+        or not (addresses.startswith(("unix:", "localhost:")) or _ip_version(addresses)),
     )
 
 
@@ -416,11 +418,6 @@ def _ip_version(address: str) -> int:
         return ipaddress.ip_address(split_address(address)[0]).version
     except ValueError:
         return 0
-
-
-def _may_be_several(address: str) -> bool:
-    """Return whether an address is a name that may stand for several replicas."""
-    return not address.startswith(("unix:", "localhost:")) and not _ip_version(address)
 
 
 def _options(message_bytes_max: int) -> list[tuple[str, Any]]:

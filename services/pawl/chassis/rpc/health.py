@@ -17,8 +17,6 @@ from pawl.chassis.rpc.kinds import Context
 
 NAME: Final = health.SERVICE_NAME
 
-# The stubs for mypy have no List yet.
-_MESSAGES: Final[Any] = health_pb2
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -49,10 +47,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         if request.service not in self._states:
             await context.abort(grpc.StatusCode.NOT_FOUND)
         return health_pb2.HealthCheckResponse(status=self._states[request.service])
-
-    async def List(self, request: Any, context: Context) -> Any:
-        statuses = {name: health_pb2.HealthCheckResponse(status=state) for name, state in self._states.items()}
-        return _MESSAGES.HealthListResponse(statuses=statuses)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Context

@@ -275,7 +275,8 @@ class Method:
 
     def wrap(self, behaviour: Behaviour) -> Behaviour:
         async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
-            call, refused = self._begin(), ""
+            call, refused = _ActiveCall(self), ""
+            self._in_flight.inc()
             try:
                 response = await self._run(call, behaviour, requests, context)
                 if response is not None:
@@ -306,7 +307,8 @@ class Method:
         Raises:
             PawlError: what the client is to be told.
         """
-        call, refused = self._begin(), ""
+        call, refused = _ActiveCall(self), ""
+        self._in_flight.inc()
         if is_id(request_id):
             _request_id.set(request_id)
             logs.bind(request_id=request_id)
@@ -314,7 +316,7 @@ class Method:
             principal = auth.current_principal()
             auth.check_may_call(principal, self.callers)
             self.interceptor.enter(call, principal, is_carried=True)
-            answer = await _in_time(call, _less_margin(timeout_seconds) if timeout_seconds else None, serve)
+            answer = await _in_time(call, timeout_seconds or None, serve)
             call.code = "OK"
             return answer
         except Exception as raised:  # noqa: BLE001  # as in `wrap`
@@ -338,7 +340,7 @@ class Method:
     async def _run(
         self, call: _ActiveCall, behaviour: Behaviour, requests: AsyncIterator[bytes], context: Context
     ) -> Any:
-        metadata = _metadata(context)
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         given = metadata.get(REQUEST_ID_KEY, "")
         request_id = given if is_id(given) else self.interceptor.ids.new("req")
         _request_id.set(request_id)
@@ -356,7 +358,7 @@ class Method:
             self.interceptor.enter(call, principal)
             call.caller = principal
         _current_call.set(call)
-        return await _in_time(call, _time_left(context), lambda: behaviour(requests, context))
+        return await _in_time(call, context.time_remaining(), lambda: behaviour(requests, context))
 
     async def _login(self, call: _ActiveCall, context: Context, metadata: dict[str, str]) -> Principal:
         """Return who calls, and remember by which metadata; note a failure."""
@@ -401,10 +403,6 @@ class Method:
         _log.error("rpc.failed", method=self.name, error_id=error_id, exc_info=error)
         return Internal(f"internal error {error_id}", error_id=error_id)
 
-    def _begin(self) -> _ActiveCall:
-        self._in_flight.inc()
-        return _ActiveCall(self)
-
     def _end(self, call: _ActiveCall, refused: str) -> None:
         """Give the room of a call back and record how it ended, with the reason of its refusal."""
         self.interceptor.leave(call)
@@ -425,7 +423,14 @@ async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:
 
 
 async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[], Awaitable[T]]) -> T:
-    async with asyncio.timeout(seconds) as call.scope:
+    """Return what `serve` gives, a little before the time that the client waits is over.
+
+    Raises:
+        DeadlineExceeded: no time is left.
+    """
+    if seconds is not None and seconds <= _DEADLINE_MARGIN_SECONDS:
+        raise DeadlineExceeded
+    async with asyncio.timeout(None if seconds is None else seconds - _DEADLINE_MARGIN_SECONDS) as call.scope:
         call.running = True
         try:
             return await serve()
@@ -433,31 +438,10 @@ async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[],
             call.running = False
 
 
-def _metadata(context: Context) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-
-
 def _caller(principal: Principal) -> dict[str, str]:
     if principal.is_service:
         return {"caller": principal.credential_id}
     return {"store": principal.store_id, "user": principal.user_id}
-
-
-def _time_left(context: Context) -> float | None:
-    """Return how long the handler may take: what the client waits, less the margin."""
-    remaining: float | None = context.time_remaining()
-    return None if remaining is None else _less_margin(remaining)
-
-
-def _less_margin(seconds: float) -> float:
-    """Return how long a handler may take whose client waits so long.
-
-    Raises:
-        DeadlineExceeded: no time is left.
-    """
-    if seconds <= _DEADLINE_MARGIN_SECONDS:
-        raise DeadlineExceeded
-    return seconds - _DEADLINE_MARGIN_SECONDS
 
 
 def _code_name(context: Context) -> str:

@@ -95,7 +95,6 @@ class RpcServer:
         self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
         self.health = rpc_health.HealthServicer()
         self.service_names: list[str] = []
-        self.port = 0
         self.address = ""
         self.internal_address = ""
 
@@ -116,12 +115,8 @@ class RpcServer:
         drain time, instead of ending at once.
         """
         self._callers.update(callers or {})
-        registrar = _Registrar()
-        register(servicer, cast("grpc.aio.Server", registrar))
-        for name, methods in registrar.services.items():
-            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
-            self._access[name] = Access(service_only=service_only, drain_streams=drain_streams)
-            self.service_names.append(name)
+        access = Access(service_only=service_only, drain_streams=drain_streams)
+        for name, methods in self._add(register, servicer, access).items():
             if service_only:
                 self._batches.add(name, methods)
 
@@ -129,26 +124,27 @@ class RpcServer:
         self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, forward: Forward
     ) -> None:
         """Add a service of unary methods: those that `servicer` does not have `forward` answers."""
-        self._add_part(register, servicer, Access(), forward)
+        self._add(register, servicer, Access(), forward)
 
     def add_forwarded(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
         """Add the methods of a service that `servicer` has, for calls that agent-loop forwards.
 
         Nobody else may call them. The caller is the user whom the metadata name: see `auth.for_user`.
         """
-        for name, methods in self._add_part(register, servicer, Access(service_only=True, forwarded=True)).items():
+        for name, methods in self._add(register, servicer, Access(service_only=True, forwarded=True)).items():
             self._callers.update({f"/{name}/{method}": frozenset({AGENT_LOOP}) for method in methods})
 
-    def _add_part(
+    def _add(
         self,
         register: Callable[[Any, grpc.aio.Server], None],
         servicer: object,
         access: Access,
         forward: Forward | None = None,
     ) -> Mapping[str, Mapping[str, Handler]]:
-        registrar = _PartRegistrar(self._server, servicer, forward)
+        registrar = _Registrar(servicer, forward)
         register(registrar, cast("grpc.aio.Server", registrar))
-        for name in registrar.services:
+        for name, methods in registrar.services.items():
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
             self._access[name] = access
             self.service_names.append(name)
         return registrar.services
@@ -164,11 +160,10 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         rpc_reflection.add_reflection([*self.service_names, rpc_health.NAME], self._server)
         self.set_health(serving=True)
-        self.port = self._bind(self._listen, from_services=False)
-        self.address = _bound_address(self._listen, self.port)
-        if self._internal_listen is not None and _is_internal(self._internal_listen, self._tls):
-            internal_port = self._bind(self._internal_listen, from_services=True)
-            self.internal_address = _bound_address(self._internal_listen, internal_port)
+        self.address = self._bind(self._listen, from_services=False)
+        listen = self._internal_listen
+        if listen is not None and (_is_checking(self._tls) if self._tls else listen.startswith("unix:")):
+            self.internal_address = self._bind(listen, from_services=True)
         await self._server.start()
         self._watching = asyncio.get_running_loop().create_task(self._watch_callers(), name="rpc.callers")
         _log.info("grpc.listening", address=self.address, internal=self.internal_address, tls=self._tls is not None)
@@ -196,21 +191,18 @@ class RpcServer:
             except Exception:  # noqa: BLE001  # the next look may go better
                 _log.exception("callers.not_checked")
 
-    def _bind(self, listen: str, *, from_services: bool) -> int:
-        """Take a port, and return its number."""
+    def _bind(self, listen: str, *, from_services: bool) -> str:
+        """Listen at an address, and return it with the port that was taken."""
         try:
             if self._tls is None:
-                return self._server.add_insecure_port(listen)
-            return self._server.add_secure_port(listen, server_credentials(self._tls, from_services=from_services))
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, server_credentials(self._tls, from_services=from_services))
         except RuntimeError:
             raise StartError(
                 f"cannot listen on {listen}: the port is in use, or this process may not open it"
             ) from None
-
-
-def _is_internal(listen: str, tls: Tls | None) -> bool:
-    """Return whether only services get in there: by the certificates that they show, or a folder's rights."""
-    return listen.startswith("unix:") if tls is None else _is_checking(tls)
+        return listen if listen.startswith("unix:") else join_address(split_address(listen)[0], port)
 
 
 def _is_checking(tls: Tls | None) -> bool:
@@ -218,31 +210,10 @@ def _is_checking(tls: Tls | None) -> bool:
     return tls is not None and tls().authority is not None
 
 
-def _bound_address(listen: str, port: int) -> str:
-    if listen.startswith("unix:"):
-        return listen
-    host, _ = split_address(listen)
-    return join_address(host, port)
-
-
 class _Registrar:
-    """Stands in for the server while a servicer is added, to learn its services and their methods."""
+    """Replaces the server and the servicer while that is added, to collect the methods that it has or forwards."""
 
-    def __init__(self) -> None:
-        self.services: dict[str, dict[str, Handler]] = {}
-
-    def add_generic_rpc_handlers(self, _: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Leave it to `RpcServer.add`."""
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Handler]) -> None:
-        self.services[service_name] = method_handlers
-
-
-class _PartRegistrar:
-    """Stands in for the server and for a servicer that lacks methods of its service."""
-
-    def __init__(self, server: grpc.aio.Server, servicer: object, forward: Forward | None) -> None:
-        self._server = server
+    def __init__(self, servicer: object, forward: Forward | None) -> None:
         self._servicer = servicer
         self._forward = forward
         self.services: dict[str, dict[str, Handler]] = {}
@@ -250,17 +221,20 @@ class _PartRegistrar:
     def __getattr__(self, method: str) -> Any:
         return getattr(self._servicer, method, None)
 
-    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Add nothing: these have all methods of the service, and those below are told apart."""
+    def add_generic_rpc_handlers(self, _: Iterable[grpc.GenericRpcHandler]) -> None:
+        """Ignore these: they have all methods of the service, also those that the servicer lacks."""
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
-        served = {name: handler for name, handler in method_handlers.items() if hasattr(self._servicer, name)}
+        # That of a method that the servicer lacks is made of None.
+        served = {
+            name: handler
+            for name, handler in method_handlers.items()
+            if handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        }
         if self._forward is not None:
             for name in method_handlers.keys() - served.keys():
                 served[name] = _forwarding(f"/{service_name}/{name}", self._forward)
         self.services[service_name] = served
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, served),))
-        self._server.add_registered_method_handlers(service_name, served)
 
 
 def _forwarding(name: str, forward: Forward) -> Handler:

@@ -55,32 +55,24 @@ class _Plan(msgspec.Struct):
     notices: list[Json] = msgspec.field(default_factory=list)
 
 
-class AgUi:
-    """Answers `POST /agui` and `POST /agui/cancel`, of callers who bring their key."""
+async def run(callers: Callers, services: Services, streams: Streams, bytes_max: int, request: Request) -> Response:
+    """Answer `POST /agui`, a RunAgentInput: start a run, give one what it waits for, or report how far it is."""
+    metadata = callers.bearer(request)
+    found = agui_input.read(await read_json(request, bytes_max))
+    wish = agui_input.wishes(found)
+    thread = _Thread(services, metadata, found)
+    plan = await thread.plan()
+    run_id = plan.run.get("runId", "")
+    leave = (lambda: thread.leave(run_id)) if wish.on_disconnect == "cancel" and run_id else None
+    return streams.respond(_told(thread, plan), on_leave=leave)
 
-    def __init__(self, callers: Callers, services: Services, streams: Streams, *, bytes_max: int) -> None:
-        self._callers = callers
-        self._services = services
-        self._streams = streams
-        self._bytes_max = bytes_max
 
-    async def run(self, request: Request) -> Response:
-        """Answer a RunAgentInput: begin a run, give one what it waits for, or tell how far it is."""
-        metadata = self._callers.bearer(request)
-        found = agui_input.read(await read_json(request, self._bytes_max))
-        wish = agui_input.wishes(found)
-        thread = _Thread(self._services, metadata, found)
-        plan = await thread.plan()
-        run_id = plan.run.get("runId", "")
-        leave = (lambda: thread.leave(run_id)) if wish.on_disconnect == "cancel" and run_id else None
-        return self._streams.respond(_told(thread, plan), on_leave=leave)
-
-    async def cancel(self, request: Request) -> Response:
-        """Stop one open run of a thread, and answer as CancelRun does."""
-        metadata = self._callers.bearer(request)
-        stop = agui_input.read_stop(await read_json(request, self._bytes_max))
-        thread = _Thread(self._services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
-        return answer(await thread.stop(stop.run_id))
+async def cancel(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
+    """Answer `POST /agui/cancel`: stop one open run of a thread, and answer as CancelRun does."""
+    metadata = callers.bearer(request)
+    stop = agui_input.read_stop(await read_json(request, bytes_max))
+    thread = _Thread(services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
+    return answer(await thread.stop(stop.run_id))
 
 
 async def _told(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pawl.errors import ChannelNotFound, PawlError
-from pawl.gateway.services import UNSUBSCRIBE, Stores
+from pawl.gateway.services import UNSUBSCRIBE, CallsOfStore
 from pawl.gateway.web import hosts as door
 from pawl.gateway.web.answers import read_body
 from pawl.notify.v1 import channel_pb2
@@ -34,31 +34,25 @@ _FORM: Final = """\
 """
 
 
-class Unsubscribing:
-    """Ends e-mails for whoever has a link of theirs."""
+async def unsubscribe(calls_of_store: CallsOfStore, request: Request) -> Response:
+    """Answer `POST /unsubscribe/{store_id}/{token}`: 200 once the e-mails are disabled.
 
-    def __init__(self, stores: Stores) -> None:
-        self._stores = stores
-
-    async def answer(self, request: Request) -> Response:
-        """Answer `POST /unsubscribe/{store_id}/{token}`: 200 once it holds.
-
-        A GET gets a question: programs that scan mail follow its links.
-        """
-        if request.method != "POST":
-            return _page("Unsubscribe?", "Pawl will send no more notifications to this e-mail address.", form=_FORM)
-        token = request.path_params["token"]
-        try:
-            await read_body(request, _BODY_BYTES_MAX)
-            call = self._stores.calls(request.path_params["store_id"], ChannelNotFound)
-            if len(token) > _TOKEN_CHARACTERS_MAX:
-                raise ChannelNotFound
-            await call(UNSUBSCRIBE, channel_pb2.UnsubscribeChannelRequest(token=token))
-        except ChannelNotFound:
-            return _page("This link does nothing", "It is not known, or no longer good.", status=404)
-        except PawlError as error:
-            return _page("That did not work", "Please try it again in a moment.", status=door.http_status(error))
-        return _page("You are unsubscribed", "Who made these notifications can turn them on again.")
+    A GET gets a question: programs that scan mail follow its links.
+    """
+    if request.method != "POST":
+        return _page("Unsubscribe?", "Pawl will send no more notifications to this e-mail address.", form=_FORM)
+    token = request.path_params["token"]
+    try:
+        await read_body(request, _BODY_BYTES_MAX)
+        call = calls_of_store(request.path_params["store_id"], ChannelNotFound)
+        if len(token) > _TOKEN_CHARACTERS_MAX:
+            raise ChannelNotFound
+        await call(UNSUBSCRIBE, channel_pb2.UnsubscribeChannelRequest(token=token))
+    except ChannelNotFound:
+        return _page("This link does nothing", "It is not known, or no longer good.", status=404)
+    except PawlError as error:
+        return _page("That did not work", "Please try it again in a moment.", status=door.http_status(error))
+    return _page("You are unsubscribed", "Who made these notifications can turn them on again.")
 
 
 def _page(title: str, text: str, *, form: str = "", status: int = 200) -> Response:

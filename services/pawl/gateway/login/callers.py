@@ -12,7 +12,7 @@ from starlette.responses import Response
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.settings import join_address
-from pawl.errors import InvalidField, Unauthenticated
+from pawl.errors import InvalidField, SessionExpired, Unauthenticated
 from pawl.gateway.login import session
 from pawl.gateway.login.seal import Seal
 from pawl.gateway.login.session import Session
@@ -54,7 +54,10 @@ class Callers:
         """
         if (shown := _shown(request)) is not None:
             return shown
-        return session.check_live(self.session(request), self._clock.now()).metadata
+        found = self.session(request)
+        if self._clock.now() >= found.end_time:
+            raise SessionExpired("Your session is over: log in again.")
+        return found.metadata
 
     def session(self, request: Request) -> Session:
         """Return the session of the browser that a request comes from, also when that is over.
@@ -88,7 +91,9 @@ class Callers:
         except msgspec.ValidationError as error:
             raise InvalidField(f"This is no login: {error}", field="key") from None
         if said.code:
-            said.key = self._seal.use_code(said.code, _own_address(request), self._clock.now(), since=self._started_at)
+            # Where this very gateway was reached, whatever name was asked for.
+            own = join_address(*request.scope["server"])
+            said.key = self._seal.use_code(said.code, own, self._clock.now(), since=self._started_at)
         if not (key := said.key.strip()):
             raise InvalidField("A login needs a key.", field="key")
         found = Session(key=key, store=said.store, user=said.user, end_time=self._clock.now() + self._session_seconds)
@@ -144,12 +149,6 @@ def _shown(request: Request) -> Metadata | None:
         return None
     store, user = request.headers.get("pawl-store", ""), request.headers.get("pawl-user", "")
     return session.metadata(key, store=store, user=user)
-
-
-def _own_address(request: Request) -> str:
-    """Return where this very gateway was reached, whatever name was asked for."""
-    host, port = request.scope["server"]
-    return join_address(host, port)
 
 
 def session_cookie(request: Request) -> str:

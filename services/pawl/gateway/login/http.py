@@ -93,16 +93,19 @@ class OpenIdLogins:
     async def renew(self, request: Request) -> Response:
         """Answer `POST /login/renew`: the session goes on with the next token of its provider."""
         door.check_page(request.method, request.headers)
+        over = SessionExpired("Your session is over: log in again.")
         sealed = request.cookies.get(renewal_cookie(request))
         if not sealed:
-            raise SessionExpired("Your session is over: log in again.")
-        renewal = self._seal.open(sealed, Renewal)
-        openid.check_renewal(renewal, self._callers.session(request), self._clock.now())
+            raise over
+        renewal, found = self._seal.open(sealed, Renewal), self._callers.session(request)
+        if renewal.renewal_id != found.renewal_id or self._clock.now() >= renewal.end_time:
+            raise over
         provider = openid.find(self._known, renewal.provider)
         tokens = await self._providers.tokens(provider, openid.renewal_form(provider, renewal.refresh_token))
         key = openid.key_of(provider, tokens, None)
         found, who = await self._callers.who(Session(key=key, renewal_id=renewal.renewal_id, end_time=renewal.end_time))
-        openid.check_same(renewal, who.caller.credential_id)
+        if renewal.credential_id != who.caller.credential_id:
+            raise SessionExpired("The provider renewed the login of another user: log in again.")
         response = answer(write(who))
         self._callers.give(request, response, found)
         self._keep(request, response, tokens, renewal)

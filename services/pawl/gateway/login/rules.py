@@ -15,8 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import msgspec
 
 from pawl.chassis.identity.tokens import is_safe_url
-from pawl.errors import InvalidField, SessionExpired, Unauthenticated
-from pawl.gateway.login.session import Session
+from pawl.errors import InvalidField, Unauthenticated
 
 ATTEMPT_SECONDS: Final = 600.0
 """The time that a person has at the provider."""
@@ -201,26 +200,6 @@ def _nonce(token: str) -> str | None:
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).nonce
     except (ValueError, msgspec.DecodeError):
         return None
-
-
-def check_renewal(renewal: Renewal, session: Session, now: float) -> None:
-    """Return if a session goes on with this renewal now.
-
-    Raises:
-        SessionExpired: it does not: the renewal is of another login, or over.
-    """
-    if renewal.renewal_id != session.renewal_id or now >= renewal.end_time:
-        raise SessionExpired("Your session is over: log in again.")
-
-
-def check_same(renewal: Renewal, credential_id: str) -> None:
-    """Return if the next token is of whoever logged in.
-
-    Raises:
-        SessionExpired: the token is of another user.
-    """
-    if renewal.credential_id != credential_id:
-        raise SessionExpired("The provider renewed the login of another user: log in again.")
 
 
 def safe_path(to: str) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from pawl.errors import InvalidField, SessionExpired
+from pawl.errors import InvalidField
 
 COOKIE_BYTES_MAX: Final = 3900
 """Most bytes of a cookie, by which browsers keep it whole."""
@@ -49,17 +49,6 @@ def cookie_name(name: str, port: int | None, *, secure: bool) -> str:
     Browsers share cookies among the ports of a host, so the name has the port.
     """
     return f"{'__Host-' if secure else ''}{name}{f'_{port}' if port else ''}"
-
-
-def check_live(session: Session, now: float) -> Session:
-    """Return the session.
-
-    Raises:
-        SessionExpired: its time is over.
-    """
-    if now >= session.end_time:
-        raise SessionExpired("Your session is over: log in again.")
-    return session
 
 
 def check_sealed(sealed: str) -> str:

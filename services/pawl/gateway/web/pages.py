@@ -48,8 +48,7 @@ class Pages:
 
     def page(self, request: Request) -> Response:
         """Answer `GET` for a file, or for a page of the console."""
-        name = request.scope["path"].removeprefix("/")
-        found = self._files.get(name)
+        found = self._files.get(request.scope["path"].removeprefix("/") or _INDEX)
         if found is None and "text/html" in request.headers.get("accept", ""):
             found = self._files.get(_INDEX)
         if found is None:

@@ -187,4 +187,5 @@ def _key(fields: dict[str, Any]) -> Key:
 def _grant(row: asyncpg.Record) -> KeyGrant:
     fields = dict(row)
     del fields["change"]
+    fields["credential_id"] = fields.pop("key_id")
     return KeyGrant(**fields | {name: frozenset(fields[name]) for name in _SETS})

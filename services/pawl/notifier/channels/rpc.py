@@ -1,24 +1,33 @@
-"""ChannelService."""
+"""ChannelService: a user's channels, made, changed, confirmed and tested."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import check_id
+from pawl.chassis.egress.policy import EgressRefused, read_target
+from pawl.chassis.egress.request import Egress
+from pawl.chassis.identity.auth import Principal, require_user
+from pawl.chassis.ids import IdSource, check_id
+from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import InvalidPageToken
-from pawl.notifier.channels.channels import Channels
-from pawl.notifier.channels.rules import Channel, ChannelChange, ChannelId
+from pawl.errors import InvalidField, InvalidPageToken
+from pawl.notifier.channels.rules import UNCONFIRMED, Channel, ChannelChange, ChannelId, ChannelKind, checked
 from pawl.notifier.channels.store import PostgresChannels
-from pawl.notifier.deliveries.rules import DeliveryId, DeliveryState
+from pawl.notifier.deliveries.rules import EMAIL_PLACE, DeliveryId, DeliveryState, OwnDelivery
 from pawl.notifier.inbox.convert import WIRE, caller_inbox, page_size, several_ids
+from pawl.notifier.inbox.rules import Inbox
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import channel_pb2_grpc
 
+SECRET_BYTES: Final = 32
+_PREFIXES: Final = {ChannelKind.WEBHOOK: "hook", ChannelKind.EMAIL: "mail"}
 _CHANNEL: Final = WIRE.struct(Channel, pb.Channel, field="channel")
 _CHANGE: Final = WIRE.struct(ChannelChange, pb.UpdateChannelRequest)
 _STATES: Final = WIRE.enum(DeliveryState, pb.ChannelDeliveryState, field="states")
@@ -27,16 +36,49 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
-    """Serves a user's own channels, and the links that end them; the credential says whose."""
+    """Serves a user's own channels, and the links that end them; the credential says whose.
 
-    def __init__(self, channels: Channels, repository: PostgresChannels) -> None:
-        self._channels = channels
+    `on_due` is called where a delivery is to be sent now.
+    """
+
+    def __init__(
+        self,
+        repository: PostgresChannels,
+        egress: Egress,
+        clock: Clock,
+        ids: IdSource,
+        *,
+        sends_email: bool,
+        on_due: Callable[[], None],
+    ) -> None:
         self._repository = repository
+        self._egress = egress
+        self._clock = clock
+        self._ids = ids
+        self._sends_email = sends_email
+        self._on_due = on_due
 
     async def CreateChannel(self, request: pb.CreateChannelRequest, context: Context) -> pb.CreateChannelResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
-        channel, secret = await self._channels.create(require_user(), _CHANNEL.read(request.channel), request_id)
-        return pb.CreateChannelResponse(channel=_CHANNEL.fields(channel), secret=_text(secret))
+        asked = _saved_by(require_user(), checked(_CHANNEL.read(request.channel)))
+        inbox = caller_inbox()
+        host = self._host(inbox, asked)
+        channel_id = ChannelId(self._ids.new(_PREFIXES[asked.kind]))
+        channel = replace(asked, channel_id=channel_id, enabled=True, disable_reason="", create_time=self._now())
+        secret = secrets.token_bytes(SECRET_BYTES)
+        said = repr((asked.name, asked.url, [kind.value for kind in asked.kinds], asked.after_seconds))
+        kept = await self._repository.create(
+            inbox,
+            channel,
+            host=host,
+            secret=secret,
+            request_id=request_id,
+            request_hash=hashlib.sha256(said.encode()).digest(),
+            code=self._own(channel_id),
+        )
+        self._on_due()
+        has_secret = kept.channel_id == channel_id and asked.kind is ChannelKind.WEBHOOK
+        return pb.CreateChannelResponse(channel=_CHANNEL.fields(kept), secret=_text(secret) if has_secret else "")
 
     async def GetChannel(self, request: pb.GetChannelRequest, context: Context) -> pb.GetChannelResponse:
         channel = await self._repository.channel(caller_inbox(), _id(request.channel_id))
@@ -46,16 +88,31 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return pb.ListChannelsResponse(channels=map(_CHANNEL.fields, await self._repository.channels(caller_inbox())))
 
     async def UpdateChannel(self, request: pb.UpdateChannelRequest, context: Context) -> pb.UpdateChannelResponse:
-        _id(request.channel_id)
-        channel = await self._channels.update(require_user(), _CHANGE.read(request))
-        return pb.UpdateChannelResponse(channel=_CHANNEL.fields(channel))
+        channel_id, caller, inbox = _id(request.channel_id), require_user(), caller_inbox()
+        change = _CHANGE.read(request)
+
+        def changed(before: Channel) -> tuple[Channel, str]:
+            asked = _saved_by(caller, checked(change.of(before)))
+            if asked.kind is not before.kind:
+                raise InvalidField(f"a channel stays of its kind ({before.kind}): make another one", field="url")
+            if asked.kind is ChannelKind.EMAIL:
+                return self._changed_email(before, asked), EMAIL_PLACE
+            stays = asked.url == before.url and not asked.enabled
+            return asked, read_target(asked.url).host if stays else self._host(inbox, asked)
+
+        kept = await self._repository.update(inbox, channel_id, changed, code=self._own(channel_id))
+        self._on_due()
+        return pb.UpdateChannelResponse(channel=_CHANNEL.fields(kept))
 
     async def DeleteChannel(self, request: pb.DeleteChannelRequest, context: Context) -> pb.DeleteChannelResponse:
         await self._repository.delete(caller_inbox(), _id(request.channel_id))
         return pb.DeleteChannelResponse()
 
     async def SendChannelCode(self, request: pb.SendChannelCodeRequest, context: Context) -> pb.SendChannelCodeResponse:
-        await self._channels.send_code(caller_inbox(), _id(request.channel_id))
+        channel_id, inbox = _id(request.channel_id), caller_inbox()
+        self._check_email()
+        await self._repository.send_code(inbox, self._own(channel_id))
+        self._on_due()
         return pb.SendChannelCodeResponse()
 
     async def ConfirmChannel(self, request: pb.ConfirmChannelRequest, context: Context) -> pb.ConfirmChannelResponse:
@@ -65,17 +122,27 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
     async def UnsubscribeChannel(
         self, request: pb.UnsubscribeChannelRequest, context: Context
     ) -> pb.UnsubscribeChannelResponse:
-        await self._channels.unsubscribe(require_user().store_id, request.token)
+        await self._repository.unsubscribe(require_user().store_id, request.token)
+        self._on_due()
         return pb.UnsubscribeChannelResponse()
 
     async def RotateChannelSecret(
         self, request: pb.RotateChannelSecretRequest, context: Context
     ) -> pb.RotateChannelSecretResponse:
-        secret = await self._channels.rotate(caller_inbox(), _id(request.channel_id))
+        inbox, channel_id = caller_inbox(), _id(request.channel_id)
+        if (await self._repository.channel(inbox, channel_id)).kind is not ChannelKind.WEBHOOK:
+            raise InvalidField("only a webhook has a secret", field="channel_id")
+        secret = secrets.token_bytes(SECRET_BYTES)
+        await self._repository.rotate(inbox, channel_id, secret)
         return pb.RotateChannelSecretResponse(secret=_text(secret))
 
     async def TestChannel(self, request: pb.TestChannelRequest, context: Context) -> pb.TestChannelResponse:
-        test = await self._channels.test(caller_inbox(), _id(request.channel_id))
+        inbox, channel_id = caller_inbox(), _id(request.channel_id)
+        channel = await self._repository.channel(inbox, channel_id)
+        if channel.kind is ChannelKind.EMAIL and channel.confirm_time is None:
+            raise InvalidField(UNCONFIRMED, field="channel_id")
+        test = await self._repository.add_test(inbox, self._own(channel_id))
+        self._on_due()
         return pb.TestChannelResponse(delivery=test)
 
     async def ListDeliveries(self, request: pb.ListDeliveriesRequest, context: Context) -> pb.ListDeliveriesResponse:
@@ -83,22 +150,65 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         channel_id = ChannelId(check_id(request.channel_id, "channel_id", optional=True))
         states = [_STATES.read(state) for state in request.states]
         found = await self._repository.deliveries(inbox, channel_id, states, before, limit=size + 1)
-        page = found[:size]
-        token = _token(page[-1]) if len(found) > size else ""
+        page, token = found[:size], ""
+        if len(found) > size:
+            token = f"deliveries-{page[-1].create_time.ToMicroseconds()}-{page[-1].delivery_id}"
         counts = () if request.page_token else await self._repository.count_deliveries(inbox, channel_id)
         return pb.ListDeliveriesResponse(deliveries=page, next_page_token=token, counts=counts)
 
     async def ResendDelivery(self, request: pb.ResendDeliveryRequest, context: Context) -> pb.ResendDeliveryResponse:
-        delivery_id = DeliveryId(check_id(request.delivery_id, "delivery_id"))
-        (delivery,) = await self._channels.resend(caller_inbox(), [delivery_id])
+        (delivery,) = await self._resend([check_id(request.delivery_id, "delivery_id")])
         return pb.ResendDeliveryResponse(delivery=delivery)
 
     async def ResendDeliveries(
         self, request: pb.ResendDeliveriesRequest, context: Context
     ) -> pb.ResendDeliveriesResponse:
-        ids = [DeliveryId(each) for each in several_ids(request.delivery_ids, "delivery_ids")]
-        deliveries = await self._channels.resend(caller_inbox(), ids)
+        deliveries = await self._resend(several_ids(request.delivery_ids, "delivery_ids"))
         return pb.ResendDeliveriesResponse(deliveries=deliveries)
+
+    async def _resend(self, delivery_ids: Sequence[str]) -> Sequence[pb.ChannelDelivery]:
+        kept = await self._repository.resend(caller_inbox(), list(map(DeliveryId, delivery_ids)))
+        self._on_due()
+        return kept
+
+    def _changed_email(self, before: Channel, asked: Channel) -> Channel:
+        """Return an e-mail channel after a change; with a new address it is disabled until that is confirmed."""
+        if asked.url != before.url:
+            self._check_email()
+            return replace(asked, enabled=False)
+        if asked.enabled and before.confirm_time is None:
+            raise InvalidField(f"{UNCONFIRMED}: that enables it", field="enabled")
+        return asked
+
+    def _host(self, inbox: Inbox, channel: Channel) -> str:
+        if channel.kind is ChannelKind.EMAIL:
+            self._check_email()
+            return EMAIL_PLACE
+        try:
+            self._egress.check(inbox.store_id, channel.url, with_secrets=True)
+            return read_target(channel.url).host
+        except EgressRefused as refused:
+            advice = "; use https" if channel.url.lower().startswith("http:") else ""
+            raise InvalidField(f"url: {refused}{advice}", field="channel.url") from None
+
+    def _check_email(self) -> None:
+        if not self._sends_email:
+            raise InvalidField("the deployment sends no e-mail: it has no mail server", field="channel.url")
+
+    def _own(self, channel_id: ChannelId) -> OwnDelivery:
+        return OwnDelivery(
+            delivery_id=DeliveryId(self._ids.new("dlv")),
+            channel_id=channel_id,
+            create_time=self._now(),
+            secret=secrets.token_bytes(SECRET_BYTES),
+        )
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.now(), UTC)
+
+
+def _saved_by(caller: Principal, channel: Channel) -> Channel:
+    return replace(channel, credential_id=caller.credential_id, delegate_user_id=caller.delegate_user_id)
 
 
 def _id(channel_id: str) -> ChannelId:
@@ -106,11 +216,7 @@ def _id(channel_id: str) -> ChannelId:
 
 
 def _text(secret: bytes) -> str:
-    return f"whsec_{base64.b64encode(secret).decode()}" if secret else ""
-
-
-def _token(last: pb.ChannelDelivery) -> str:
-    return f"deliveries-{last.create_time.ToMicroseconds()}-{last.delivery_id}"
+    return f"whsec_{base64.b64encode(secret).decode()}"
 
 
 def _place(token: str) -> tuple[datetime, str] | None:

@@ -31,11 +31,10 @@ from pawl.notifier.channels.rules import (
 )
 from pawl.notifier.deliveries.rules import (
     CODE,
+    TEST,
     TESTS_KEPT,
     DeliveryId,
     DeliveryState,
-    NewChannel,
-    NewCode,
     OwnDelivery,
     body_of_own,
     notice,
@@ -199,20 +198,29 @@ class PostgresChannels(DatabaseAdapter):
     Locked in this order: an inbox, a channel, its deliveries by their ids.
     """
 
-    async def create(self, new: NewChannel) -> Channel:
-        """Keep a channel, or return that of the same request.
+    async def create(
+        self,
+        inbox: Inbox,
+        channel: Channel,
+        *,
+        host: str,
+        secret: bytes,
+        request_id: str,
+        request_hash: bytes,
+        code: OwnDelivery,
+    ) -> Channel:
+        """Keep a channel, or return that of the same request; an address is sent the code.
 
         Raises:
             RequestIdReused: the request made another channel.
             InvalidField: the user has as many as there may be, or too many codes were sent.
         """
-        inbox, channel = new.inbox, new.channel
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK_USER, inbox.store_id, inbox.user_id)
             rows = await connection.fetch(_LIST, inbox.store_id, inbox.user_id)
             for row in rows:
-                if new.request_id and row["request_id"] == new.request_id:
-                    if row["request_hash"] != new.request_hash:
+                if request_id and row["request_id"] == request_id:
+                    if row["request_hash"] != request_hash:
                         raise RequestIdReused
                     return channel_of(row)
             if len(rows) >= CHANNELS_MAX:
@@ -222,20 +230,20 @@ class PostgresChannels(DatabaseAdapter):
                 channel.channel_id,
                 inbox.store_id,
                 inbox.user_id,
-                new.request_id,
-                new.request_hash,
+                request_id,
+                request_hash,
                 channel.name,
                 channel.url,
-                new.host,
+                host,
                 list(channel.kinds),
-                new.secret,
+                secret,
                 channel.create_time,
                 channel.after_seconds,
                 channel.credential_id,
                 channel.delegate_user_id,
             )
-            if new.code is not None:
-                made = await _send_code(connection, inbox, channel.url, new.code)
+            if channel.kind is ChannelKind.EMAIL:
+                made = await _send_code(connection, inbox, channel.url, code)
         return channel_of(_there(made))
 
     async def channels(self, inbox: Inbox) -> Sequence[Channel]:
@@ -247,7 +255,12 @@ class PostgresChannels(DatabaseAdapter):
         return channel_of(_there(await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id, channel_id)))
 
     async def update(
-        self, inbox: Inbox, channel_id: ChannelId, change: Callable[[Channel], tuple[Channel, str]], *, code: NewCode
+        self,
+        inbox: Inbox,
+        channel_id: ChannelId,
+        change: Callable[[Channel], tuple[Channel, str]],
+        *,
+        code: OwnDelivery,
     ) -> Channel:
         """Replace what a user says of a channel by what `change` makes of it, and its host; nothing comes in between.
 
@@ -277,14 +290,14 @@ class PostgresChannels(DatabaseAdapter):
             _there(await connection.fetchrow(_DELETE, inbox.store_id, inbox.user_id, channel_id))
             await connection.execute(_DELETE_DELIVERIES, channel_id)
 
-    async def send_code(self, inbox: Inbox, channel_id: ChannelId, code: NewCode) -> None:
+    async def send_code(self, inbox: Inbox, code: OwnDelivery) -> None:
         """Have a code be sent in place of the one before.
 
         Raises:
             InvalidField: the channel has no address to be confirmed, or too many codes were sent.
         """
         async with self._database.transaction() as connection:
-            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, code.channel_id))
             if channel_of(row).kind is not ChannelKind.EMAIL or row["confirm_time"] is not None:
                 raise InvalidField("it is no e-mail whose address is to be confirmed", field="channel_id")
             await _send_code(connection, inbox, row["url"], code)
@@ -342,7 +355,7 @@ class PostgresChannels(DatabaseAdapter):
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
         _there(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
-    async def add_test(self, inbox: Inbox, test: OwnDelivery, body: str) -> pb.ChannelDelivery:
+    async def add_test(self, inbox: Inbox, test: OwnDelivery) -> pb.ChannelDelivery:
         """Keep a test of a channel, or return the one that waits. Of those that have ended the newest 20 stay."""
         async with self._database.transaction() as connection:
             _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
@@ -353,8 +366,8 @@ class PostgresChannels(DatabaseAdapter):
                 test.channel_id,
                 inbox.store_id,
                 inbox.user_id,
-                test.type,
-                body,
+                TEST,
+                body_of_own(TEST, inbox, test.channel_id, test.create_time),
             )
         return _delivery(_there(row))
 
@@ -412,9 +425,9 @@ async def end_disabled(
         await connection.fetchval(ADD, *added_columns([notice(inbox, channel, ended_by, notice_time)]))
 
 
-async def _send_code(connection: Connection, inbox: Inbox, url: str, code: NewCode) -> asyncpg.Record:
+async def _send_code(connection: Connection, inbox: Inbox, url: str, code: OwnDelivery) -> asyncpg.Record:
     """Have a code be sent, unless there were too many; returns the row of its channel."""
-    address, channel_id = url.partition(":")[2], code.delivery.channel_id
+    address, channel_id = url.partition(":")[2], code.channel_id
     await connection.execute(_LOCK_CODES)
     sent = _there(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))
     if any(sent[name] >= most for name, most in CODES_MAX_A_DAY.items()):
@@ -422,8 +435,8 @@ async def _send_code(connection: Connection, inbox: Inbox, url: str, code: NewCo
     await connection.execute(_NOTE_CODE, address, inbox.store_id, inbox.user_id)
     row = await connection.fetchrow(_RENEW_CODE, channel_id, code.secret, UNCONFIRMED)
     await connection.execute(_FORGET_CODE, channel_id)
-    body = body_of_own(CODE, inbox, channel_id, code.delivery.create_time)
-    await connection.execute(_ADD_OWN, code.delivery.delivery_id, channel_id, inbox.store_id, inbox.user_id, CODE, body)
+    body = body_of_own(CODE, inbox, channel_id, code.create_time)
+    await connection.execute(_ADD_OWN, code.delivery_id, channel_id, inbox.store_id, inbox.user_id, CODE, body)
     return _there(row)
 
 
@@ -452,7 +465,8 @@ def channel_of(row: asyncpg.Record) -> Channel:
 
 
 def _delivery(row: asyncpg.Record) -> pb.ChannelDelivery:
-    delivery = pb.ChannelDelivery(
+    times = {"create_time": "insert_time", "try_time": "try_time", "next_try_time": "due_time"}
+    return pb.ChannelDelivery(
         delivery_id=row["delivery_id"],
         channel_id=row["webhook_id"],
         type=row["type"],
@@ -462,12 +476,8 @@ def _delivery(row: asyncpg.Record) -> pb.ChannelDelivery:
         status=row["status"],
         latency_milliseconds=row["latency_ms"],
         last_error=row["last_error"],
+        **{field: row[column] for field, column in times.items()},
     )
-    times = {"create_time": "insert_time", "try_time": "try_time", "next_try_time": "due_time"}
-    for field, column in times.items():
-        if row[column] is not None:
-            getattr(delivery, field).FromDatetime(row[column])
-    return delivery
 
 
 def _state(row: asyncpg.Record) -> pb.ChannelDeliveryState.ValueType:

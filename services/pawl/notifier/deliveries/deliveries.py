@@ -57,7 +57,6 @@ class Deliveries:
         *,
         on_notice: Callable[[], None],
         key_is_gone: Callable[[Principal], bool],
-        chance: Callable[[], float] = random.random,
     ) -> None:
         self._queue = queue
         self._senders = senders
@@ -65,7 +64,6 @@ class Deliveries:
         self._clock = clock
         self._on_notice = on_notice
         self._key_is_gone = key_is_gone
-        self._chance = chance
         self._due = asyncio.Event()
         self._at_work: dict[asyncio.Task[None], Attempt] = {}
 
@@ -131,8 +129,9 @@ class Deliveries:
         delivery_id = attempt.candidate.delivery_id
         try:
             outcome = await self._outcome(attempt)
-            verdict = await Retry(self._clock, chance=self._chance).until_answered(
-                lambda: self._queue.settle(attempt, outcome, chance=self._chance()), seconds_max=_SETTLE_SECONDS
+            verdict = await Retry(self._clock).until_answered(
+                lambda: self._queue.settle(attempt, outcome, chance=random.random()),  # noqa: S311  # spreads tries
+                seconds_max=_SETTLE_SECONDS,
             )
         except Unavailable as error:
             _log.warning("delivery.outcome_lost", delivery=delivery_id, reason=error.reason)

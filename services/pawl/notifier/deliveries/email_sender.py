@@ -59,7 +59,8 @@ def written(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
         message["References"] = root
     message["Auto-Submitted"] = "auto-generated"
     message.set_content("\n\n".join(part for part in (title, body, link, f"-- \n{foot}") if part))
-    page = _HTML.format(title=escape(title), body=escape(body), link=_anchor(link), foot=_linked(foot, unsubscribe))
+    paragraph = f"<p>{_linked(link, link)}</p>\n" if link else ""
+    page = _HTML.format(title=escape(title), body=escape(body), link=paragraph, foot=_linked(foot, unsubscribe))
     message.add_alternative(page, subtype="html", charset="utf-8")
     # The same for each try, and of nobody's knowing who writes a part of the text.
     message.set_boundary("=_" + hmac.digest(attempt.secrets[0], attempt.body.encode(), hashlib.sha256).hex()[:40])
@@ -92,7 +93,8 @@ def texts(attempt: Attempt) -> tuple[str, str, str, str]:
         return "Confirm your address", body, "", foot
     ids = [f"{name}: {data[f'{name}_id']}" for name in ("run", "call", "conversation") if data.get(f"{name}_id")]
     end = f"For {whose}. To get no more of these: pawl notify delete {channel_id}"
-    title = "Test" if attempt.type == TEST else _line(data.get("title", ""))
+    title = "Test" if attempt.type == TEST else " ".join(visible(data.get("title", "")).split())
+    title = title.replace(ENCODED, "= ?")
     return title, visible(data.get("body", "")), data.get("url", ""), "\n".join([*ids, end])
 
 
@@ -100,15 +102,6 @@ def _linked(text: str, link: str) -> str:
     """Return a text as HTML, in which a link of ours is one; none is, where it is empty."""
     shown = escape(text)
     return shown.replace(escape(link), f'<a href="{escape(link)}">{escape(link)}</a>') if link else shown
-
-
-def _anchor(link: str) -> str:
-    return f"<p>{_linked(link, link)}</p>\n" if link else ""
-
-
-def _line(text: str) -> str:
-    """Return a text for a header."""
-    return " ".join(visible(text).split()).replace(ENCODED, "= ?")
 
 
 _FINAL: Final = range(500, 600)

@@ -347,31 +347,9 @@ def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnDelivery:
-    """A delivery to a channel that tells no notification: a TEST or a CODE."""
+    """A delivery to a channel that is about no notification: a TEST, or a CODE that is made with the secret."""
 
     delivery_id: DeliveryId
     channel_id: ChannelId
-    type: str
     create_time: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewCode:
-    """A code to be sent to an address: the secret that it is made with, and the delivery that takes it there."""
-
-    delivery: OwnDelivery
     secret: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewChannel:
-    """A channel to be kept, and the request that made it; an empty request id is of none."""
-
-    inbox: Inbox
-    channel: Channel
-    host: str
-    secret: bytes
-    request_id: str
-    request_hash: bytes
-    code: NewCode | None = None
-    """The code that is sent, if it has to be confirmed."""

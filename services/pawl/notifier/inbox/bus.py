@@ -1,8 +1,8 @@
-"""Notifications on NATS, and what became of their deliveries: for outside subscribers, and for every replica."""
+"""News on NATS that every replica hears: notifications of all of them, and who has seen which run."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from itertools import chain
 from typing import Final
 
@@ -12,65 +12,12 @@ from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import RunId, StoreId, UserId, is_id
 from pawl.chassis.process import logs
 from pawl.errors import Unavailable
-from pawl.notifier.inbox.rules import Inbox, Notification
-from pawl.notify.v1 import channel_pb2, notify_pb2
+from pawl.notifier.inbox.rules import Inbox
 
 _ALL: Final = "pawl.v1.*.user.*.notifications"
 _VIEWERS: Final = "pawl.internal.v1.viewers"
 
 _log = logs.get_logger(__name__)
-
-
-class NatsAnnouncer:
-    """Publishes notifications and events of channels. `encode` gives the payload of a notification."""
-
-    def __init__(
-        self,
-        bus: Bus,
-        encode: Callable[[Notification], notify_pb2.Notification],
-    ) -> None:
-        self._bus = bus
-        self._encode = encode
-
-    async def announce(self, notifications: Sequence[Notification]) -> None:
-        """Publish each under its id; on return the bus has them all.
-
-        Raises:
-            DependencyUnavailable: the bus is away; some may have been published.
-        """
-        await self._bus.publish_all(
-            (
-                subject(notification.draft.inbox),
-                self._encode(notification).SerializeToString(),
-                {"Nats-Msg-Id": notification.draft.notification_id},
-            )
-            for notification in notifications
-        )
-
-    async def tell(self, events: Sequence[channel_pb2.ChannelEvent]) -> None:
-        """Publish what became of deliveries and channels, as `announce` does."""
-        await self._bus.publish_all(
-            (
-                f"pawl.v1.{event.store_id}.user.{event.user_id}.channels",
-                event.SerializeToString(),
-                {
-                    "Nats-Msg-Id": event.event_id,
-                    "ce-specversion": "1.0",
-                    "ce-id": event.event_id,
-                    "ce-source": f"/pawl/{event.store_id}",
-                    "ce-type": f"pawl.{event.type}",
-                    "ce-subject": event.channel_id,
-                    "ce-time": event.time.ToJsonString(),
-                    "content-type": "application/x-protobuf; messageType=pawl.notify.v1.ChannelEvent",
-                },
-            )
-            for event in events
-        )
-
-
-def subject(inbox: Inbox) -> str:
-    """Return where the notifications of an inbox are published."""
-    return f"pawl.v1.{inbox.store_id}.user.{inbox.user_id}.notifications"
 
 
 async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:

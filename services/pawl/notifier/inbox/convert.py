@@ -1,35 +1,25 @@
-"""Between the domain and pawl.notify.v1."""
+"""Requests of pawl.notify.v1, checked."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Final
 
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.ids import check_id
-from pawl.chassis.rpc.translate import Translator, Unknown
-from pawl.errors import InvalidField, InvalidPageToken
-from pawl.notifier.inbox.rules import Inbox, Notification
-from pawl.notify.v1 import notify_pb2
+from pawl.chassis.rpc.translate import Translator
+from pawl.errors import InvalidField
+from pawl.notifier.inbox.rules import Inbox
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
 IDS_MAX: Final = 200
 
-_OWN: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
-MESSAGE: Final = _OWN.struct(Notification, notify_pb2.Notification)
-"""Between a notification and its message."""
 
-
-def _refused(unknown: Unknown) -> InvalidField:
-    return InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
-
-
-WIRE: Final = Translator(_refused)
+WIRE: Final = Translator(
+    lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
+)
 """Between what users say and its messages."""
-
-_TOKEN: Final = re.compile(r"(all|unread)-([0-9]{1,18})")
 
 
 def caller_inbox() -> Inbox:
@@ -48,25 +38,6 @@ def page_size(requested: int) -> int:
     return requested or PAGE_DEFAULT
 
 
-def page_token(last: Notification, *, only_unread: bool) -> str:
-    """Return the token of the page after `last`."""
-    return f"{_filter(only_unread=only_unread)}-{last.number}"
-
-
-def read_page_token(token: str, *, only_unread: bool) -> int | None:
-    """Return the number before which the page begins; None for the first page.
-
-    Raises:
-        InvalidPageToken: it was made by another method or for another filter.
-    """
-    if not token:
-        return None
-    match = _TOKEN.fullmatch(token)
-    if match is None or match[1] != _filter(only_unread=only_unread):
-        raise InvalidPageToken
-    return int(match[2])
-
-
 def several_ids(ids: Collection[str], field: str) -> list[str]:
     """Return the ids of several things.
 
@@ -77,7 +48,3 @@ def several_ids(ids: Collection[str], field: str) -> list[str]:
     if not 1 <= len(ids) <= IDS_MAX:
         raise InvalidField(f"{field} must have 1 to {IDS_MAX} ids", field=field)
     return [check_id(value, field) for value in ids]
-
-
-def _filter(*, only_unread: bool) -> str:
-    return "unread" if only_unread else "all"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from pawl.chassis.bus.connection import Bus
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.tasks import within
 from pawl.errors import Unavailable
-from pawl.notifier.inbox.bus import NatsAnnouncer
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
+from pawl.notify.v1.channel_pb2 import ChannelEvent
+from pawl.notify.v1.notify_pb2 import Notification
 
 _BATCH: Final = 100
 _SWEEP_SECONDS: Final = 1.0
@@ -30,9 +32,9 @@ class Publication:
     under the same id.
     """
 
-    def __init__(self, store: PostgresStore, announcer: NatsAnnouncer, counters: PrometheusCounters) -> None:
+    def __init__(self, store: PostgresStore, bus: Bus, counters: PrometheusCounters) -> None:
         self._store = store
-        self._announcer = announcer
+        self._bus = bus
         self._counters = counters
         self._new = asyncio.Event()
 
@@ -59,16 +61,37 @@ class Publication:
             self._new.clear()
             async with self._store.unpublished(limit=_BATCH) as notifications:
                 if notifications:
-                    await self._announcer.announce(notifications)
+                    await self._bus.publish_all(map(_announced, notifications))
             self._counters.published.inc(len(notifications))
             if len(notifications) < _BATCH:
                 break
         while True:
             async with self._store.untold(limit=_BATCH) as events:
                 if events:
-                    await self._announcer.tell(events)
+                    await self._bus.publish_all(map(_told, events))
             if len(events) < _BATCH:
                 return
+
+
+def _announced(notification: Notification) -> tuple[str, bytes, dict[str, str]]:
+    """Return the subject, payload and headers of a notification."""
+    subject = f"pawl.v1.{notification.store_id}.user.{notification.user_id}.notifications"
+    return subject, notification.SerializeToString(), {"Nats-Msg-Id": notification.notification_id}
+
+
+def _told(event: ChannelEvent) -> tuple[str, bytes, dict[str, str]]:
+    """Return the same of what became of a delivery or channel."""
+    headers = {
+        "Nats-Msg-Id": event.event_id,
+        "ce-specversion": "1.0",
+        "ce-id": event.event_id,
+        "ce-source": f"/pawl/{event.store_id}",
+        "ce-type": f"pawl.{event.type}",
+        "ce-subject": event.channel_id,
+        "ce-time": event.time.ToJsonString(),
+        "content-type": "application/x-protobuf; messageType=pawl.notify.v1.ChannelEvent",
+    }
+    return f"pawl.v1.{event.store_id}.user.{event.user_id}.channels", event.SerializeToString(), headers
 
 
 async def forget_old(store: PostgresStore, clock: Clock) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import aclosing
 from typing import Final
 
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.identity.roles import APPROVERS
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import InvalidField, SlowConsumer
+from pawl.errors import InvalidField, InvalidPageToken, SlowConsumer
 from pawl.notifier.inbox import convert
 from pawl.notifier.inbox.rules import Inbox, NotificationId
 from pawl.notifier.inbox.store import PostgresStore
@@ -52,9 +53,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         )
         async with aclosing(following):
             async for notification in following:
-                response = pb.SubscribeResponse()
-                if notification is not None:
-                    response.notification.CopyFrom(convert.MESSAGE.write(notification))
+                response = pb.SubscribeResponse(notification=notification)
                 try:
                     async with asyncio.timeout(self._write_seconds_max):
                         await context.write(response)
@@ -70,14 +69,18 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
     ) -> pb.ListNotificationsResponse:
         inbox, approves = await self._reader()
         size = convert.page_size(request.page_size)
-        before = convert.read_page_token(request.page_token, only_unread=request.only_unread)
+        filtered = "unread" if request.only_unread else "all"
+        before = re.fullmatch(rf"{filtered}-([0-9]{{1,18}})", request.page_token)
+        if request.page_token and before is None:
+            raise InvalidPageToken  # Of another method, or for another filter.
+        number = int(before[1]) if before else None
         found = await self._store.read_before(
-            inbox, before, only_unread=request.only_unread, approves=approves, limit=size + 1
+            inbox, number, only_unread=request.only_unread, approves=approves, limit=size + 1
         )
         page = found[:size]
         return pb.ListNotificationsResponse(
-            notifications=map(convert.MESSAGE.fields, page),
-            next_page_token=convert.page_token(page[-1], only_unread=request.only_unread) if len(found) > size else "",
+            notifications=page,
+            next_page_token=f"{filtered}-{page[-1].number}" if len(found) > size else "",
             unread_count=await self._store.count_unread(inbox, approves=approves),
         )
 
@@ -87,7 +90,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         ids = [NotificationId(each) for each in convert.several_ids(request.notification_ids, "notification_ids")]
         inbox, approves = await self._reader()
         acknowledged = await self._store.acknowledge(inbox, ids, approves=approves)
-        return pb.AcknowledgeNotificationsResponse(notifications=map(convert.MESSAGE.fields, acknowledged))
+        return pb.AcknowledgeNotificationsResponse(notifications=acknowledged)
 
     async def _reader(self) -> tuple[Inbox, bool]:
         """Return the inbox of the caller, and whether it approves calls of its store, which is remembered."""

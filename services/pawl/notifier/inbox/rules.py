@@ -78,15 +78,6 @@ def shown(draft: Draft) -> Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notification:
-    """A notification in its inbox. `number` counts from 1, without gaps."""
-
-    draft: Draft
-    number: int
-    read_time: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
     """A need that people were told of before `time`, and that is over: of a run, or to approve a call.
 

@@ -16,17 +16,9 @@ from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.deliveries.rules import body_of, type_of
-from pawl.notifier.inbox.rules import (
-    Draft,
-    Inbox,
-    Notification,
-    NotificationId,
-    NotificationKind,
-    Over,
-    PoisonEvent,
-    shown,
-)
+from pawl.notifier.inbox.rules import Draft, Inbox, NotificationId, NotificationKind, Over, PoisonEvent, shown
 from pawl.notify.v1 import channel_pb2
+from pawl.notify.v1.notify_pb2 import Notification
 
 SCHEMA: Final = "notifier"
 
@@ -50,6 +42,7 @@ _DRAFT: Final = (
     "call_id",
     "channel_id",
 )
+_MESSAGE: Final = ("store_id", "user_id", "number", "read_time", *_DRAFT)
 
 ADD: Final = """
 WITH draft AS (
@@ -381,7 +374,9 @@ class PostgresStore(DatabaseAdapter):
         """Hold events of channels that were not published yet, as `unpublished` does; told, they are forgotten."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNTOLD, limit)
-            yield read_each("channel event", rows, channel_event, itemgetter("event_id"))
+            yield read_each(
+                "channel event", rows, lambda row: channel_pb2.ChannelEvent(**dict(row)), itemgetter("event_id")
+            )
             if rows:
                 await connection.execute(_FORGET_TOLD, [row["event_id"] for row in rows])
 
@@ -417,15 +412,6 @@ class PostgresStore(DatabaseAdapter):
         return found
 
 
-def channel_event(row: asyncpg.Record) -> channel_pb2.ChannelEvent:
-    """Return the event in a row."""
-    fields = dict(row)
-    time = fields.pop("time")
-    event = channel_pb2.ChannelEvent(**fields)
-    event.time.FromDatetime(time)
-    return event
-
-
 def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequence[object]]:
     """Return the arguments of ADD; what channels tell has links to `public_url`."""
     columns: list[Sequence[object]] = [
@@ -444,6 +430,7 @@ def inbox_of(row: asyncpg.Record) -> Inbox:
 
 
 def _notification(row: asyncpg.Record) -> Notification:
-    fields = {name: row[name] for name in _DRAFT} | {"kind": NotificationKind(row["kind"])}
-    draft = Draft(inbox=inbox_of(row), **fields)
-    return Notification(draft=shown(draft), number=row["number"], read_time=row["read_time"])
+    fields = {name: row[name] for name in _MESSAGE} | {"kind": f"NOTIFICATION_KIND_{row['kind'].upper()}"}
+    if row["kind"] == NotificationKind.APPROVAL_NEEDED:
+        fields["conversation_id"] = ""  # It is that of another user.
+    return Notification(**fields)

@@ -9,9 +9,10 @@ from typing import Final
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import within
 from pawl.errors import Unavailable
-from pawl.notifier.inbox.rules import Inbox, Notification
+from pawl.notifier.inbox.rules import Inbox
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
+from pawl.notify.v1.notify_pb2 import Notification
 
 PAGE: Final = 100
 
@@ -31,7 +32,6 @@ class Subscriptions:
         self._store = store
         self._counters = counters
         self._followers: dict[Inbox, dict[_Follower, None]] = {}
-        self._count = 0
 
     def wake(self, inbox: Inbox) -> None:
         """The inbox may have something new."""
@@ -71,7 +71,8 @@ class Subscriptions:
             DependencyUnavailable: the database is away; follow again from the last number.
         """
         follower = _Follower()
-        self._enter(inbox, follower)
+        self._followers.setdefault(inbox, {})[follower] = None
+        self._counters.subscriptions.inc()
         try:
             if after_number is None:
                 after_number = (await self._store.last_numbers([inbox])).get(inbox, 0)
@@ -86,20 +87,10 @@ class Subscriptions:
                     continue
                 yield None
         finally:
-            self._leave(inbox, follower)
-
-    def _enter(self, inbox: Inbox, follower: _Follower) -> None:
-        self._followers.setdefault(inbox, {})[follower] = None
-        self._count += 1
-        self._counters.subscriptions.set(self._count)
-
-    def _leave(self, inbox: Inbox, follower: _Follower) -> None:
-        followers = self._followers[inbox]
-        del followers[follower]
-        if not followers:
-            del self._followers[inbox]
-        self._count -= 1
-        self._counters.subscriptions.set(self._count)
+            del self._followers[inbox][follower]
+            if not self._followers[inbox]:
+                del self._followers[inbox]
+            self._counters.subscriptions.dec()
 
 
 class _Follower:
