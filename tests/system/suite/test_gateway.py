@@ -18,6 +18,7 @@ from tests.system.suite.client import Agent, addresses
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+BEARER = {"authorization": f"Bearer {LOCAL_KEY}"}
 AGENT = "/rpc/pawl.agent.v1.AgentService"
 
 
@@ -32,6 +33,16 @@ async def browser(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
         answer = await browser.post("/login", json={"key": LOCAL_KEY, "user": "ann"})
         assert (answer.status_code, answer.json()["caller"]["userId"]) == (200, "ann"), answer.text
         yield browser
+
+
+def program(suite: Suite, replica: int = 0, *, user: str = "me") -> httpx2.AsyncClient:
+    """A program with the key."""
+    return httpx2.AsyncClient(base_url=url(suite, replica), headers=BEARER | {"pawl-user": user}, timeout=60.0)
+
+
+def reason(answer: httpx2.Response) -> str:
+    found: str = answer.json()["details"][0]["debug"]["reason"]
+    return found
 
 
 async def start(client: httpx2.AsyncClient, text: str, request_id: str) -> str:

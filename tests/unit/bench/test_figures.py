@@ -13,7 +13,6 @@ from bench.comparison import ALONE, CROWD, SLOW
 from bench.differences import difference
 from bench.figures import Figure, NotMeasured, at_least, at_most
 from bench.load import Outcome, Place
-from bench.percentiles import percentile
 from bench.slices import CPU, Slice, ratios, shown
 
 
@@ -138,9 +137,3 @@ def test_without_those_that_it_is_judged_by_nothing_is_said() -> None:
     alone = {load: {"pawl": slices["pawl"]} for load, slices in seen(1, 1, 1).items()}
     assert all(isinstance(found, NotMeasured) for found in comparison.judged(NAMES, alone))
     assert not [point for point in comparison.points(NAMES, alone) if not point.unit]
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile(list(map(float, range(1, 101))), 0.99) == 99.0
-    assert percentile([1.0], 0.99) == 1.0
