@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +14,6 @@ from tests import contract
 from tests.tidy import tree
 
 PROTO = tree.ROOT / "proto"
-BUF = Path(sys.executable).parent / "buf"
 
 
 def project(folder: str = ".") -> dict[str, Any]:

@@ -17,10 +17,8 @@ from pawl.client import AsyncClient, Client, NoAnswer
 from pawl.errors import (
     RunNotFound,
 )
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2
 from pawl.launcher.ports import free_port
 from tests.fakes.live_events import FakeLive
-from tests.rpc.agent_loop.client import until
 from tests.rpc.agent_loop.conftest import client_side, new_server
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -50,39 +48,6 @@ def door(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Door:
     return Door(ledger, live, ids)
 
 
-async def test_a_watcher_goes_on_after_a_restart_without_a_loss_and_without_a_repetition(
-    door: Door, ledger: PlayedLedger
-) -> None:
-    """EVT-1."""
-    await ledger.add_run()
-    seen: list[event_pb2.RunEvent | gap_pb2.Gap] = []
-
-    async def watch() -> None:
-        async with door.client() as pawl:
-            async for event in pawl.watch("run_1"):
-                seen.append(event)  # noqa: PERF401  # one by one
-
-    async with door.open():
-        watching = asyncio.create_task(watch())
-        await ledger.append(count=30)
-        await until(lambda: len(seen) == 31)
-    await ledger.append(count=5)
-    async with door.open():
-        await until(lambda: len(seen) == 36)
-        await ledger.append(count=5)
-        await ledger.finish()
-        await watching
-    assert [event.SerializeToString() for event in seen] == [event.SerializeToString() for event in ledger.log()]
-    async with door.open(), door.client() as pawl:
-        pieces = [piece async for piece in pawl.text("run_1")]
-        assert [piece async for piece in pawl.text("run_1", pieces[4].seq)] == pieces[5:]
-    ledger.trim(to_seq=6)
-    async with door.open(), door.client() as pawl:
-        gap, *rest = [event async for event in pawl.watch("run_1", 2)]
-    assert isinstance(gap, gap_pb2.Gap), "events that are gone are one gap"
-    assert (gap.from_seq, gap.to_seq, rest) == (3, 6, seen[6:])
-
-
 async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, ledger: PlayedLedger) -> None:
     """I2."""
     async with door.open(), door.client() as pawl:
@@ -99,29 +64,6 @@ async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, l
         started = await pawl.once(lossy, agent_pb2.StartRunRequest(text="hello"))
     assert lost == 3
     assert list(ledger.runs) == [started.run.run_id]
-
-
-async def test_the_inbox_is_followed_over_a_restart(door: Door, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    await ledger.add_call("a", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    seen: list[set[str]] = []
-
-    async def follow() -> None:
-        async with door.client() as pawl:
-            async for waiting in pawl.watch_pending():
-                seen.append(set(waiting))  # noqa: PERF401  # one by one
-
-    async with door.open():
-        following = asyncio.create_task(follow())
-        await until(lambda: seen[-1:] == [{"a"}])
-    await ledger.settle("a")
-    await ledger.add_call("b", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    async with door.open():
-        await until(lambda: seen[-1:] == [{"b"}])
-        await ledger.settle("b")
-        await until(lambda: seen[-1:] == [set()])
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
 
 
 # The client without asyncio.

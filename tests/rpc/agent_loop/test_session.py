@@ -321,16 +321,3 @@ async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyn
     await second.hello("cli_a")
     assert await reason(first.end()) == "CANCELLED"
     assert (await second.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
-
-
-async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(
-    client: Client, ledger: PlayedLedger
-) -> None:
-    """EVT-1: the same as WatchRun shows."""
-    await ledger.append(count=4)
-    await ledger.finish()
-    ledger.trim()
-    await client.attach(after_seq=2)
-    assert (await client.next("gap", "event", "end")).gap == ledger.gap("run_1", 2)
-    assert await client.events(1) == [6]
-    assert (await client.next("end")).end.last_seq == 6

@@ -16,7 +16,7 @@ from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.api.watch import Watches
 from pawl.chassis.ids import RunId
 from pawl.errors import Internal, Overloaded, PawlError, SlowConsumer
-from pawl.event.v1 import event_pb2, gap_pb2
+from pawl.event.v1 import event_pb2
 from pawl.values import RunState
 from tests import poll
 from tests.fakes.live_events import FakeLive
@@ -267,31 +267,3 @@ async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
     watching.cancel()
     await asyncio.wait([watching])
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
-
-
-async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
-    ledger: PlayedLedger, live: FakeLive, watches: Watches
-) -> None:
-    """Their replica was cut off from everything meanwhile: none hangs, none gets a hole."""
-    seen: list[list[int | gap_pb2.Gap]] = [[], []]
-
-    async def watch(mine: list[int | gap_pb2.Gap]) -> None:
-        async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
-            async for event in watcher.events():
-                assert event is not None
-                mine.append(event if isinstance(event, gap_pb2.Gap) else event.seq)
-
-    watching = [asyncio.create_task(watch(mine)) for mine in seen]
-    await until(lambda: seen == [[1], [1]])
-    live.connected = False
-    ledger.down = True
-    await ledger.append(count=9)
-    await ledger.finish()
-    ledger.trim()
-    ledger.down = False
-    async with asyncio.timeout(60):
-        await asyncio.gather(*watching)
-    for mine in seen:
-        assert isinstance(mine[1], gap_pb2.Gap)
-        assert mine[1] == ledger.gap("run_1", 1)
-        assert mine == [1, mine[1], 11]

@@ -462,26 +462,3 @@ async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(m
             assert 0 < taken.count(answered) < 6
             await tasks.end(cancels)
             assert len(taken) == 6
-
-
-async def test_a_silent_replica_of_a_name_holds_up_no_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 0.05)
-    opened = asyncio.Event()
-
-    async def hang(_: Any, context: Any) -> None:
-        opened.set()
-        await asyncio.sleep(3600)
-
-    silent = grpc.aio.server()
-    methods: Any = {"Batch": grpc.stream_stream_rpc_method_handler(hang)}
-    silent.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pawl.batch.v1.BatchService", methods),))
-    address = f"127.0.0.1:{silent.add_insecure_port('127.0.0.1:0')}"
-    await silent.start()
-    async with serve(service_only=True, listen=f"127.0.0.1:{free_port()}") as server:
-        monkeypatch.setattr(rpc_client, "_target", lambda _: f"ipv4:{address},{server.address}")
-        async with open_channel("replicas.test:1", batches=True) as channel, asyncio.timeout(60):
-            stub = EchoStub(channel)
-            while not opened.is_set():
-                assert await stub.call("unary", "hello") == ["hello"]
-            assert await asyncio.gather(*(stub.call("unary", "hello") for _ in range(20))) == [["hello"]] * 20
-    await silent.stop(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests import commands
-from tests.system.cli.shop import Shop
 
 _START_SECONDS = 240.0
 _PATIENCE_SECONDS = 120.0
@@ -88,23 +86,14 @@ class CommandLine:
 
 
 @pytest.fixture(scope="package")
-def shop() -> Iterator[Shop]:
-    """An HTTP service at the one private address that tools may reach."""
-    with Shop() as shop:
-        yield shop
-
-
-@pytest.fixture(scope="package")
-def pawl(shop: Shop) -> Iterator[CommandLine]:
+def pawl() -> Iterator[CommandLine]:
     # Not pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
     with tempfile.TemporaryDirectory(prefix="pawl-cli-") as folder:
-        yield from _running(Path(folder), shop)
+        yield from _running(Path(folder))
 
 
-def _running(folder: Path, shop: Shop) -> Iterator[CommandLine]:
+def _running(folder: Path) -> Iterator[CommandLine]:
     line = CommandLine(folder / "data")
-    egress = folder / "egress.json"
-    egress.write_text(json.dumps({"*": {"private": [f"127.0.0.1:{shop.port}"]}}))
     agents = folder / "agents"
     agents.mkdir()
     (agents / "greeter.yaml").write_text("name: greeter\noptions: {instructions: Greet people.}\n")
@@ -112,7 +101,7 @@ def _running(folder: Path, shop: Shop) -> Iterator[CommandLine]:
     with screen.open("wb") as output:
         suite = subprocess.Popen(
             [sys.executable, "-m", "pawl.cli", "up", "--port", "all=0"],
-            env=line.environment() | {"PAWL_EGRESS_FILE": str(egress), "PAWL_AGENTS": str(agents)},
+            env=line.environment() | {"PAWL_AGENTS": str(agents)},
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 
@@ -10,14 +9,6 @@ from tests.system.cli.conftest import CommandLine
 
 LETTER = "e-mail ann@example.com about lunch: see you at noon"
 EDITED = '{"to": ["bob@example.com"], "subject": "dinner", "body": "at eight", "cc": []}'
-
-
-def project(pawl: CommandLine, title: str) -> str:
-    """The answer of list_projects about one project, as text."""
-    events = map(json.loads, pawl.succeed("run", "--json", "call list_projects").splitlines())
-    results = (event.get("call_changed", {}).get("call", {}).get("result") for event in events)
-    content = json.loads(base64.b64decode(next(filter(None, results))["content_json"]))
-    return next((json.dumps(each) for each in content["projects"] if each["title"] == title), "")
 
 
 def rules(pawl: CommandLine) -> list[list[str]]:
@@ -73,20 +64,6 @@ def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: Co
     for said in ("[the plan]", 'You answered "Tomorrow at 19:00"', "Type one of", "send_email rejected", "6 * 7 = 42"):
         assert said in output
     assert output.count("completed (") == 4
-
-
-def test_a_run_continues_after_a_question_and_is_undone_as_a_whole(pawl: CommandLine) -> None:
-    """HITL-1, HITL-7"""
-    pawl.succeed("run", "add task Write it in project API docs and add task Build it in project API server")
-    change = json.dumps({"project": "API server", "notes": "moved to May"})
-    run_id = pawl.started(f"ask me which project then call update_project {change}")
-    call_id = pawl.pending(run_id)
-    pawl.succeed("approve", run_id, call_id, "--answer", "API server")
-    assert "completed" in pawl.succeed("watch", run_id)
-    assert "moved to May" in project(pawl, "API server")
-    assert "moved to May" not in project(pawl, "API docs")
-    assert "update_project" in pawl.succeed("undo", run_id, "--yes")
-    assert "moved to May" not in project(pawl, "API server")
 
 
 def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_it(pawl: CommandLine) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.system.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parents[3]
-LETTER = "e-mail ann@example.com about lunch: see you at noon"
 
 
 def line_of(run_id: str, runs: str) -> str:

@@ -1,4 +1,4 @@
-"""`pawl sources` against a real suite: from adding a server or service to a model that calls its tool (TOOL-3)."""
+"""`pawl sources` against a real suite: from adding a server to a model that calls its tool (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tests.fakes.mcp_program import flags
 from tests.system.cli.conftest import CommandLine
-from tests.system.cli.shop import Shop
 
 
 def describe(folder: Path, description: str) -> None:
@@ -40,43 +39,17 @@ def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: Co
     assert pawl.succeed("sources", "list") == ""
 
 
-def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine, shop: Shop) -> None:
-    document = f"{shop.url}/openapi.json"
-    added = pawl.succeed("sources", "add-http", "shop", "--openapi", document, "--policy", "*=safe,read_only")
-    assert added.startswith("shop.getItem version 1: safe, read only. Look an item up.")
-    assert "shop\tready\t1" in pawl.succeed("sources", "list")
-    output = pawl.succeed("run", 'call shop__getItem with {"item": "lamp"}')
-    assert "shop.getItem" in output
-    assert "42" in output
-    assert shop.asked[-1] == "GET /items/lamp"
-    assert "shop is ready" in pawl.succeed("sources", "check", "shop")
-
-    shop.describe("Buy the item.")
-    code, output, _ = pawl.run("sources", "check", "shop")
-    assert code == 1
-    assert "Look an item up." in output
-    assert "Buy the item." in output
-    shown = output.splitlines()[-1].split()[-1]
-    assert pawl.run("sources", "approve", "shop", "0" * 64)[0] == 2
-    assert "Buy the item." in pawl.succeed("sources", "approve", "shop", shown)
-    assert "shop is ready" in pawl.succeed("sources", "check", "shop")
-    assert "shop.getItem\t2\t" in pawl.succeed("tools")
-    assert "gone" in pawl.succeed("sources", "remove", "shop")
-    assert "shop.getItem" not in pawl.succeed("tools")
-
-
-def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine, shop: Shop) -> None:
+def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine) -> None:
     for arguments, told in (
-        ("add-http x --openapi SHOP/openapi.json --method GET", "--method does not go with --openapi"),
+        ("add-http x --openapi https://a.example/ --method GET", "--method does not go with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
         ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
         ("add-http x --openapi http://169.254.169.254/", "not an address that may be reached"),
-        ("add-http x --openapi SHOP/elsewhere.json", "may not be reached"),
-        ("add-http x --openapi SHOP/openapi.json --policy *=async_timeout_seconds=1e6", "86400"),
+        ("add-http x --openapi http://127.0.0.1:9/", "be reached"),
         ("add-mcp x --url http://127.0.0.1:9/mcp", "it may not be reached: port 9 of 127.0.0.1"),
         ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "--env does not go with --url"),
         ("add-mcp x --header A=b -- true", "--header does not go with command"),
         ("add-mcp x -- /no/such/program", "No such file"),
         ("check absent", "pawl sources list"),
     ):
-        assert told in pawl.refuse("sources", *arguments.replace("SHOP", shop.url).split()), arguments
+        assert told in pawl.refuse("sources", *arguments.split()), arguments

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
 from tests.system.console.conftest import say
-from tests.system.console.keyed import SERVICES, STORES, World
+from tests.system.console.keyed import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -65,25 +65,3 @@ async def cannot_watch(world: World, store: str, user: str, run_id: str) -> None
         found = [json.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: ")]
         assert {each["key"] for each in found} == set(wishes)
         assert found[0]["error"] == found[1]["error"]
-
-
-async def done(page: Page, runs: int = 1) -> None:
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=120_000)
-
-
-async def test_a_story_goes_on_whichever_replica_dies(world: World) -> None:
-    pages = [await world.enter(store, "ann") for store in STORES]
-    for page, store in zip(pages, STORES, strict=True):
-        await say(page, f"tell me a long story slowly about {store}")
-        await expect(page.locator(".turn .markdown").last).to_contain_text(" ", timeout=90_000)
-    await world.kill(0, *SERVICES)
-    await world.kill(1, "gateway")
-    for page, store in zip(pages, STORES, strict=True):
-        await done(page)
-        run_id = await page.locator(".turn").get_attribute("data-run")
-        async with world.program(store, "ann") as program:
-            answer = await program.post("/rpc/pawl.agent.v1.AgentService/GetRun", json={"runId": run_id})
-        story = answer.json()["run"]["outputText"]
-        await expect(page.locator(".turn .markdown").last).to_have_text(" ".join(story.split()))
-        await page.reload()
-        await expect(page.locator(".turn .markdown").last).to_have_text(" ".join(story.split()))

@@ -18,13 +18,11 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from pawl.chassis.bus.connection import flush
 from pawl.chassis.process.start import StartError
 from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.nats import LIFECYCLE_STREAM
 from pawl.launcher.postgres import Postgres
 from pawl.launcher.secrets import SecretFiles
-from tests import servers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -103,17 +101,6 @@ async def test_postgres_wants_the_password_and_the_role_is_no_superuser(suite: S
     await query(suite, "CREATE SCHEMA anything")
 
 
-async def test_acknowledged_rows_survive_kill_9_and_restart(suite: Suite) -> None:
-    """I1"""
-    await query(suite, "CREATE TABLE kept (n int)")
-    await query(suite, "INSERT INTO kept VALUES (7)")
-    suite.kill("postgres")
-    await suite.wait_ready("postgres")
-    assert await query(suite, "SELECT n FROM kept") == 7
-    await servers.restart(suite, "postgres")
-    assert await query(suite, "SELECT n FROM kept") == 7
-
-
 async def test_a_suite_that_is_started_again_has_its_data_its_secrets_and_its_model(suite: Suite) -> None:
     assert await query(suite, "SELECT password FROM before") == password_of(suite)
     async with httpx2.AsyncClient(timeout=60.0) as http:
@@ -190,37 +177,3 @@ async def refusals(suite: Suite, user: str, subjects: list[str]) -> set[str]:
     await until(lambda: any("the.end" in str(problem) for problem in problems))
     await client.close()
     return {subject for subject in subjects if any(f'"{subject}"'.lower() in str(p).lower() for p in problems)}
-
-
-async def test_the_stream_is_heard_read_consumed_kept_over_a_restart_and_gone_once_wiped(suite: Suite) -> None:
-    """NOTE-1, NOTE-2"""
-    await servers.wipe_nats(suite)
-    ledger, subscriber, notifier = [await connect(suite, user) for user in ("job_store", "subscriber", "notifier")]
-    await ledger.jetstream().add_stream(name=LIFECYCLE_STREAM, subjects=["pawl.v1.*.lifecycle.>"])
-    heard = await subscriber.subscribe("pawl.v1.>")
-    await flush(subscriber)
-    await ledger.jetstream().publish("pawl.v1.s.lifecycle.completed", b"done", headers={"Nats-Msg-Id": "evt_1"})
-    assert (await heard.next_msg(timeout=60)).data == b"done"
-    past = await subscriber.jetstream().get_msg(LIFECYCLE_STREAM, seq=1)
-    assert (past.data, past.headers) == (b"done", {"Nats-Msg-Id": "evt_1"})
-    pulling = await notifier.jetstream().pull_subscribe(
-        "pawl.v1.*.lifecycle.>", durable="notifier", stream=LIFECYCLE_STREAM
-    )
-    [message] = await pulling.fetch(1, timeout=60)
-    await message.ack_sync()
-    url = suite.nats_url("job_store")
-    for client in (ledger, subscriber, notifier):
-        await client.close()
-    await suite.stop_process("nats")
-    with pytest.raises(ConnectionRefusedError):
-        await dial(suite)
-    await suite.start_process("nats")
-    assert suite.nats_url("job_store") == url
-    ledger = await connect(suite, "job_store")
-    assert (await ledger.jetstream().stream_info(LIFECYCLE_STREAM)).state.messages == 1
-    await ledger.close()
-    await servers.wipe_nats(suite)
-    ledger = await connect(suite, "job_store")
-    with pytest.raises(nats.js.errors.NotFoundError):
-        await ledger.jetstream().stream_info(LIFECYCLE_STREAM)
-    await ledger.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +14,6 @@ from google.protobuf import json_format
 from pawl.event.v1 import event_pb2
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.poll import until
 from tests.system.suite.client import Agent, addresses
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -88,42 +86,6 @@ async def test_a_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, 
     assert [json_format.ParseDict(data, event_pb2.RunEvent()) for _, data in seen] == events
     assert [int(number) for number, _ in seen] == [event.seq for event in events]
     await suite.wait_ready("gateway")
-
-
-async def test_many_streams_are_one_and_end_when_the_gateway_stops(suite: Suite) -> None:
-    async with program(suite, 1) as client:
-        run_id = await start(client, "what is 2 * 3", "door-3")
-        head = await client.head(f"/runs/{run_id}/events")
-        assert head.headers["content-type"].startswith("text/event-stream")
-        watched = {"method": "pawl.agent.v1.AgentService/WatchRun", "request": {"runId": run_id}}
-        subscriptions = {
-            "chat": watched,
-            "steps": {**watched, "method": "pawl.agent.v1.AgentService/WatchSteps"},
-            "nothing": {**watched, "request": {"runId": "nope"}},
-            "inbox": {"method": "pawl.agent.v1.AgentService/WatchPending"},
-        }
-        ends: dict[str, str] = {}
-        messages: set[str] = set()
-        stopping = None
-        async for _, name, data in read(client, "/stream", method="POST", json={"subscriptions": subscriptions}):
-            if name == "end" and stopping is None:
-                found = data.get("error", {}).get("details", [{"debug": {"reason": ""}}])
-                ends[data["key"]] = found[0]["debug"]["reason"]
-            elif name != "end":
-                messages.add(data["key"])
-            if len(ends) == 3 and "inbox" in messages and stopping is None:
-                stopping = asyncio.create_task(suite.stop_process("gateway", 1))
-        assert ends == {"chat": "", "steps": "", "nothing": "RUN_NOT_FOUND"}
-        assert messages == {"chat", "steps", "inbox"}
-        assert stopping is not None
-        await stopping
-        await suite.start_process("gateway", 1)
-        metrics = f"http://{suite.endpoints.services['gateway'][1].metrics}/metrics"
-
-        async def none_is_open() -> bool:
-            return "pawl_gateway_streams 0.0" in (await client.get(metrics)).text
-
-        await until(none_is_open)
 
 
 def session(browser: httpx2.AsyncClient, suite: Suite, replica: int) -> dict[str, str]:

@@ -13,13 +13,10 @@ from nats.aio.msg import Msg
 
 from pawl.chassis.bus.connection import flush
 from pawl.client import AsyncClient, file, image
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import event_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
-from pawl.tool.v1 import source_pb2, source_pb2_grpc
 from tests.fakes.images import PNG
-from tests.fakes.mcp_program import stdio_config
-from tests.keys import keyed_channel
 from tests.poll import until
 from tests.system.suite.client import Agent, addresses
 
@@ -65,28 +62,6 @@ async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Su
         for name, replicas in suite.endpoints.services.items():
             page = (await http.get(f"http://{replicas[0].metrics}/metrics")).text
             assert f"pawl_{name.replace('-', '_')}_" in page, "OPS-2"
-
-
-async def test_an_mcp_server_reads_no_secret_of_the_suite(suite: Suite, agent: Agent, tmp_path: Path) -> None:
-    """TOOL-3, OPS-1: not even if it may read everything."""
-    (tmp_path / "tools.json").write_text('[{"name": "read", "inputSchema": {"type": "object"}}]')
-    safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
-    server = source_pb2.SourceConfig(
-        name="server", mcp_stdio=stdio_config(tmp_path, readable_paths=["/"]), policies=[safe]
-    )
-    secrets = Path(suite.endpoints.secrets)
-    read = []
-    async with keyed_channel(addresses(suite, "tool-registry")[0]) as channel:
-        sources = source_pb2_grpc.SourceServiceStub(channel)
-        await sources.AddSource(source_pb2.AddSourceRequest(config=server))
-        try:
-            for path in (secrets / "local-key", secrets / "service-key-agent-loop", tmp_path / "tools.json"):
-                run = await agent.start(f"call server__read with {json.dumps({'path': str(path)})}")
-                await agent.until_ended(run.run_id)
-                read.append((await agent.calls(run.run_id))[0].result.content_json.decode())
-        finally:
-            await sources.RemoveSource(source_pb2.RemoveSourceRequest(name=server.name))
-    assert ["Permission denied" in text for text in read] == [True, True, False]
 
 
 async def test_the_model_sees_images_and_documents(suite: Suite, pawl: AsyncClient, tmp_path: Path) -> None:

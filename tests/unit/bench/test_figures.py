@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 import random
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Self
 
 import pytest
 
@@ -17,10 +13,7 @@ from bench.comparison import ALONE, CROWD, SLOW
 from bench.differences import difference
 from bench.figures import Figure, NotMeasured, at_least, at_most
 from bench.load import Outcome, Place
-from bench.percentiles import percentile
-from bench.plan import MEASURED, Mix, plan
-from bench.shards import Shard, bounded, grown, loads, moved, rendezvous, simulate, with_largest, zipf_weights
-from bench.slices import CPU, Slice, ratios, shown, take_turns
+from bench.slices import CPU, Slice, ratios, shown
 
 
 def test_a_figure_is_judged_by_its_bound_and_says_by_how_much_it_misses_it() -> None:
@@ -107,39 +100,9 @@ def test_refusals_are_counted_by_reason_and_only_completed_runs_have_a_duration(
     assert load.durations(outcomes) == [2.0]
 
 
-class Logged:
-    """A subject that takes no time, and notes when it was asked for what."""
-
-    def __init__(self, name: str, log: list[tuple[str, int, int]]) -> None:
-        self.name = name
-        self._log = log
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Leave nothing behind."""
-
-    async def run(self, count: int, at_once: int) -> list[float]:
-        self._log.append((self.name, count, at_once))
-        return [0.003, 0.001, 0.002]
-
-    def processes(self) -> Mapping[str, int]:
-        return {}
-
-
 def slice_of(cpu: float, *, client: float = 0.0, rate: float = 1.0, p50: float = 1.0) -> Slice:
     parts = {"one": cpu / 4, "other": cpu * 3 / 4}
     return Slice(cpu=parts, client=client, runs_per_second=rate, p50_milliseconds=p50)
-
-
-async def test_every_other_turn_goes_backwards() -> None:
-    log: list[tuple[str, int, int]] = []
-    found = await take_turns({name: Logged(name, log) for name in "abc"}, 3, runs=7, at_once=2)
-    assert "".join(name for name, _, _ in log) == "abccbaabc"
-    assert {(count, at_once) for _, count, at_once in log} == {(7, 2)}
-    assert {name: len(slices) for name, slices in found.items()} == {"a": 3, "b": 3, "c": 3}
-    assert found["a"][0].p50_milliseconds == pytest.approx(2.0)
 
 
 def test_what_slows_the_machine_for_a_turn_does_not_move_a_ratio() -> None:
@@ -174,62 +137,3 @@ def test_without_those_that_it_is_judged_by_nothing_is_said() -> None:
     alone = {load: {"pawl": slices["pawl"]} for load, slices in seen(1, 1, 1).items()}
     assert all(isinstance(found, NotMeasured) for found in comparison.judged(NAMES, alone))
     assert not [point for point in comparison.points(NAMES, alone) if not point.unit]
-
-
-STORES = 2000
-
-
-def test_the_weights_of_all_stores_add_up_to_one() -> None:
-    giant = with_largest(zipf_weights(STORES, 0.6), 0.25)
-    assert giant[0] == 0.25
-    assert math.fsum(giant) == pytest.approx(1) == math.fsum(zipf_weights(STORES, 1.4))
-
-
-def test_every_store_is_placed_and_no_shard_is_over_the_bound_but_for_one_large_store() -> None:
-    shards = 16
-    for exponent, slack in itertools.product((0.0, 0.8, 1.4), (0.02, 0.5)):
-        weights = zipf_weights(STORES, exponent)
-        placement = bounded(weights, shards, slack=slack)
-        assert sorted(placement) == list(range(STORES))
-        for shard, found in enumerate(loads(placement, weights, shards)):
-            largest = max(weights[store] for store, where in placement.items() if where == shard)
-            assert found <= max((1 + slack) / shards, 1 / shards + largest) + 1e-9
-
-
-def test_with_a_directory_only_what_was_too_much_moves() -> None:
-    weights = zipf_weights(STORES, 0.6)
-    before = bounded(weights, 10, slack=0.1)
-    after = grown(before, weights, 11, slack=0.1)
-    old = loads(before, weights, 10)
-    assert all(old[before[store]] > 1.1 / 11 for store in moved(before, after))
-    assert max(loads(after, weights, 11)) <= 1.1 / 11 + 1e-9
-    assert len(moved(before, after)) < len(moved(rendezvous(STORES, 10), rendezvous(STORES, 11)))
-
-
-def test_one_server_waits_as_the_formula_of_pollaczek_and_khinchine_says() -> None:
-    shard = Shard(cores=1, commit_cpu_ms=1.0, disk_ms=0.0, variation=1.0)
-    busy = 0.5
-    latencies = simulate(shard, busy * 1000, commits=200_000, seed=1)
-    mean = math.fsum(latencies) / len(latencies)
-    assert mean == pytest.approx(1 + busy * (1 + shard.variation**2) / (2 * (1 - busy)), rel=0.05)
-
-
-def test_a_thousand_times_the_runs_need_a_thousand_times_the_rest() -> None:
-    small, large = (plan(runs, Mix(), MEASURED) for runs in (1_000, 1_000_000))
-    for name in ("commits", "events", "database_cores", "wal_mb", "disk_gb_a_day", "nats_messages", "streams_gib"):
-        assert getattr(large, name) == pytest.approx(1000 * getattr(small, name))
-    assert large.databases * Mix().database_cores * Mix().utilisation_max >= large.database_cores
-
-
-def test_a_round_has_its_commits_and_those_of_its_output() -> None:
-    mix = Mix(rounds_per_minute=60, rounds_per_run=2, outputs_per_round=5, parked_share=0)
-    found = plan(10, mix, MEASURED)
-    assert found.rounds == 10
-    run, tool_round, output = MEASURED.run.commits, MEASURED.tool_round.commits, MEASURED.output.commits
-    assert found.commits == pytest.approx(5 * run + 5 * tool_round + 50 * output)
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile(list(map(float, range(1, 101))), 0.99) == 99.0
-    assert percentile([1.0], 0.99) == 1.0

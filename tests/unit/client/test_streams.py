@@ -10,8 +10,6 @@ from typing import Any, Self
 
 import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pawl.client import NoAnswer, streams
 from pawl.client.streams import SILENCE_SECONDS_MAX
@@ -110,119 +108,44 @@ async def test_who_reads_more_slowly_than_a_server_is_waited_for_goes_on(time: T
     assert await read(time, (1, SlowConsumer()), (2, EOF), reads_for_seconds=60) == [1, 2]
 
 
-WORDS = st.text("ab \n", max_size=4)
+def delta(text: str, *, attempt: int = 1, number: int = 1, model_attempt: int = 1) -> event_pb2.RunEvent:
+    written = event_pb2.OutputDelta(round=number, model_attempt=model_attempt, text=text)
+    return event_pb2.RunEvent(attempt=attempt, output_delta=written)
 
 
-class Model:
-    """A run whose model writes, fails, is taken over and summarises, as its log tells it."""
-
-    def __init__(self) -> None:
-        self.events: list[event_pb2.RunEvent | gap_pb2.Gap] = []
-        self.answers: list[str] = []
-        self.open = ""
-        self._epoch = self._round = self._model_attempt = 1
-
-    def tell(self, **fields: Any) -> None:
-        self.events.append(event_pb2.RunEvent(attempt=self._epoch, seq=len(self.events) + 1, **fields))
-
-    def begin(self, *, summary: bool = False) -> None:
-        started = event_pb2.RoundStarted(round=self._round, model_attempt=self._model_attempt, summary=summary)
-        self.tell(round_started=started)
-        self.open = ""
-
-    def write(self, text: str, *, refusal: bool = False) -> None:
-        kind = "refusal" if refusal else "text"
-        delta = event_pb2.OutputDelta(round=self._round, model_attempt=self._model_attempt, **{kind: text})  # type: ignore[arg-type]
-        self.tell(output_delta=delta)
-        self.open += text
-
-    def fail(self) -> None:
-        self.tell(round_retrying=event_pb2.RoundRetrying(round=self._round))
-        self._model_attempt += 1
-        self.open = ""
-
-    def take_over(self) -> None:
-        self._epoch += 1
-        self.tell(warning=event_pb2.Warning())
-        self.open = ""
-
-    def resume(self, text: str) -> None:
-        """Write by another worker, of whom nothing was heard before."""
-        self._epoch += 1
-        self.open = ""
-        self.write(text)
-
-    def retry(self, text: str) -> None:
-        """Write in another attempt, without a word about the one before."""
-        self._model_attempt += 1
-        self.open = ""
-        self.write(text)
-
-    def add(self, role: message_pb2.Role.ValueType, text: str) -> None:
-        self.tell(message_added=event_pb2.MessageAdded(message=message_pb2.Message(role=role, text=text)))
-        if role == message_pb2.ROLE_ASSISTANT:
-            self.answers += [text] if text else []
-            self.open = ""
-            self._round, self._model_attempt = self._round + 1, 1
-
-    def lose(self) -> None:
-        gap = gap_pb2.Gap()
-        for text in self.answers:
-            gap.snapshot.messages.add(role=message_pb2.ROLE_ASSISTANT, text=text)
-        self.events.append(gap)
-        self.open = ""
-
-    def whole(self) -> str:
-        return "\n\n".join([*self.answers, *([self.open] if self.open else [])])
+def added(role: message_pb2.Role.ValueType, text: str) -> event_pb2.RunEvent:
+    message = message_pb2.Message(role=role, text=text)
+    return event_pb2.RunEvent(attempt=2, message_added=event_pb2.MessageAdded(message=message))
 
 
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(["begin", "fail", "take_over", "lose"])),
-        st.tuples(st.sampled_from(["write", "resume", "retry"]), WORDS),
-        st.tuples(st.just("refuse"), WORDS),
-        st.tuples(st.just("user"), WORDS),
-        st.tuples(st.just("answer"), st.none() | WORDS),
-        st.tuples(st.just("summarise"), WORDS),
-    ),
-    max_size=30,
-)
-
-
-def play(model: Model, step: Any) -> None:
-    match step:
-        case ("write" | "resume" | "retry" as name, text):
-            getattr(model, name)(text)
-        case ("refuse", text):
-            model.write(text, refusal=True)
-        case ("user", text):
-            model.add(message_pb2.ROLE_USER, text)
-        case ("answer", None):
-            model.add(message_pb2.ROLE_ASSISTANT, model.open)
-        case ("answer", text):
-            model.add(message_pb2.ROLE_ASSISTANT, text)
-        case ("summarise", text):
-            model.begin(summary=True)
-            model.write(text)
-            model.open = ""
-            model.add(message_pb2.ROLE_SUMMARY, text)
-            model.begin()
-        case (name,):
-            getattr(model, name)()
-
-
-@given(STEPS)
-def test_the_pieces_are_the_answers_whatever_fails_and_whoever_takes_over(steps: list[Any]) -> None:
-    """EVT-1."""
-    model, reader, shown = Model(), TextReader(), ""
-    for step in steps:
-        play(model, step)
-        for event in model.events:
-            piece = reader.take(event)
-            if piece is not None:
-                assert piece.seq == (event.to_seq if isinstance(event, gap_pb2.Gap) else event.seq)
-                assert 0 <= piece.takes_back <= len(shown)
-                assert piece or piece.takes_back
-                shown = shown[: len(shown) - piece.takes_back] + piece
-        model.events.clear()
-        assert shown == model.whole()
+def test_pieces_are_the_answers_whatever_fails_and_whoever_takes_over() -> None:
+    """EVT-1: each event, and the text that a client shows after it."""
+    retrying = event_pb2.RunEvent(attempt=1, round_retrying=event_pb2.RoundRetrying(round=1))
+    summary = event_pb2.RunEvent(attempt=2, round_started=event_pb2.RoundStarted(round=2, summary=True))
+    answering = event_pb2.RunEvent(attempt=2, round_started=event_pb2.RoundStarted(round=2))
+    gap = gap_pb2.Gap(to_seq=9)
+    gap.snapshot.messages.add(role=message_pb2.ROLE_ASSISTANT, text="One, again.")
+    rows: list[tuple[event_pb2.RunEvent | gap_pb2.Gap, str]] = [
+        (delta("On"), "On"),
+        (delta("e"), "One"),
+        (retrying, ""),
+        (delta("Or", model_attempt=2), "Or"),
+        (delta("Once", model_attempt=3), "Once"),
+        (delta("One", attempt=2, model_attempt=3), "One"),
+        (added(message_pb2.ROLE_USER, "and?"), "One"),
+        (added(message_pb2.ROLE_ASSISTANT, "One."), "One."),
+        (summary, "One."),
+        (delta("short", attempt=2, number=2), "One."),
+        (added(message_pb2.ROLE_SUMMARY, "short"), "One."),
+        (answering, "One."),
+        (delta("", attempt=2, number=2), "One."),
+        (delta("Two", attempt=2, number=2), "One.\n\nTwo"),
+        (gap, "One, again."),
+    ]
+    reader, shown = TextReader(), ""
+    for event, text in rows:
+        piece = reader.take(event)
+        if piece is not None:
+            assert piece.seq == (9 if event is gap else 0)
+            shown = shown[: len(shown) - piece.takes_back] + piece
+        assert shown == text, event

@@ -149,19 +149,6 @@ def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path) 
     assert "scripted" not in output.getvalue()
 
 
-def test_the_screen_s_commands_work_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "bin" / "pawl"
-    program.parent.mkdir()
-    program.touch(mode=0o700)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["bin/pawl", "up"])
-    monkeypatch.setenv("PATH", "/nowhere")
-    here = endpoints(tmp_path / ".pawl")
-    assert dict(commands(here))["talk to it"] == "bin/pawl chat"
-    monkeypatch.setenv("PATH", str(program.parent))
-    assert dict(commands(here))["talk to it"] == "pawl chat"
-
-
 def test_the_screen_says_first_that_commands_need_a_key_where_they_find_none(tmp_path: Path) -> None:
     here = endpoints(tmp_path)
     assert commands(here)[0] == ("first give your key", "export PAWL_API_KEY=KEY")
