@@ -30,6 +30,7 @@ from pawl.values import (
     JobReports,
     OfferFallback,
     Progress,
+    ReportPolicy,
     ReadTimeouts,
     Series,
 )
