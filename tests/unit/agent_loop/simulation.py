@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules import budget, history, planning, proposals, step
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call, CallResult
-from pawl.agent_loop.loop.rules.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, TopUp
+from pawl.agent_loop.loop.rules.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult, TopUp
 from pawl.agent_loop.loop.rules.decision import (
     CheckFallback,
     Execute,
@@ -57,6 +57,8 @@ from tests.fakes.provider import check_history
 from tests.simulation.reference import CALL_MOVES, ONCE_BEGUN
 
 TOKENS_PER_ANSWER = 15
+
+PENDING = {CallState.AWAITING_APPROVAL, CallState.OFFERED, CallState.ASKED}
 
 VERDICTS = {
     "serial": Verdict(call_id=CallId(""), disposition=Disposition.RUN, context=ExecutionContext.BACKEND),
@@ -107,6 +109,10 @@ VERDICTS = {
 """What the registry says of a tool, by its name."""
 
 OK = ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=b'"done"'))
+BROKEN = ExecutionResult(
+    outcome=Outcome.FAILED,
+    result=CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR"),
+)
 UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=CallResult(content_json=b"null", is_error=True))
 ASKS = ExecutionResult(
     outcome=Outcome.INPUT_REQUIRED, result=CallResult(content_json=b"null"), question=Question(question="Really?")
@@ -149,6 +155,8 @@ class Simulation:
     model_calls: int = 0
     tokens_served: int = 0
     tokens_granted: int = 0
+    takeovers: int = 0
+    breaks: int = 0
     told: list[OwnerEvent] = field(default_factory=list)
     cancelled: bool = False
     parked: bool = False
@@ -252,6 +260,7 @@ class Simulation:
 
     def model_fails(self, *, is_counted: bool = True) -> None:
         """The attempt that is going on breaks off."""
+        self.breaks += 1
         self.under_way.remove(MODEL)
         broken = answer(text="half")
         if is_counted:
@@ -300,6 +309,9 @@ class Simulation:
             )
         )
 
+    def returns(self, call: Call, *, is_error: bool = False) -> None:
+        self.sends(ToolResult(call_id=call.call_id, result=CallResult(content_json=b'"seen"', is_error=is_error)))
+
     def steers(self, text: str = "something else") -> None:
         self.sends(Steer(text=text))
 
@@ -322,6 +334,7 @@ class Simulation:
 
     def is_taken_over(self) -> None:
         """The worker dies and another one goes on with what the ledger has."""
+        self.takeovers += 1
         self.under_way.clear()
         self.facts.clear()
         self.base = replace(

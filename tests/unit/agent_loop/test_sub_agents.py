@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
+from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.command import Cancel
 from pawl.agent_loop.loop.rules.delegation import OUTPUT_BYTES_MAX
@@ -160,6 +161,41 @@ async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run
     assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
     assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "AGENT_FAILED")
     assert "The model server failed." in present(call.result).content_json.decode()
+
+
+async def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:
+    """The worker is gone after each request, carried out or not, one after the other."""
+
+    async def play(number: int, *, done: bool) -> bool:
+        world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("Yes.")])
+        key = world.ledger.submit("top")
+        count, died = 0, False
+
+        async def fault(name: str, carried_out: bool) -> None:
+            nonlocal count, died
+            if name == "CommitRun" and carried_out is done:
+                count += 1
+                if count == number:
+                    died = True
+                    raise asyncio.CancelledError
+
+        world.ledger.fault = fault
+        for _ in range(60):
+            if world.ledger.run(key).state in ENDED:
+                break
+            task = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
+            await asyncio.wait([task])
+        run, call = world.ledger.run(key), the_call(world, key)
+        assert (run.state, run.output_text) == (RunState.COMPLETED, "Done."), number
+        assert call.state is CallState.SUCCEEDED
+        assert len(world.ledger.tables.runs) == 2
+        return died
+
+    for done in (False, True):
+        number = 1
+        while await play(number, done=done):
+            number += 1
+        assert number > 6
 
 
 @pytest.mark.parametrize("busy_with", ["a tool", "its model", "a run of its own"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId
@@ -122,6 +124,43 @@ def test_an_edited_series_is_granted_as_edited(world: World) -> None:
     grant = world.run(run_id).grant
     assert grant is not None
     assert (grant.arguments, grant.series.interval_seconds) == (b'{"to":"bob"}', 5.0)
+
+
+@given(steps=st.lists(st.sampled_from(["granted", "asks", "grant", "once", "again", "other"]), min_size=1, max_size=14))
+def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_often(steps: list[str]) -> None:
+    """A call that begins has an approval of its own, or a grant of exactly it with uses left."""
+    world = World()
+    run_id = world.begin()
+    number, allowed, uses, waiting = 0, False, 0, ""
+    for step in steps:
+        if step in {"granted", "other"}:
+            number += 1
+            shown = {"series": OTHER} if step == "other" else {}
+            may = step == "granted" and allowed and uses < SERIES.iterations_max
+            try:
+                world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNABLE, number, **shown),))
+            except IllegalTransition:
+                assert not may
+            else:
+                assert may
+                uses += 1
+        elif step == "asks":
+            number += 1
+            waiting = f"call_{number}"
+            world.commit(run_id, calls=(gated(waiting, CallState.AWAITING_APPROVAL, number),))
+            allowed = False
+        elif step in {"grant", "once"} and waiting:
+            for_series = step == "grant"
+            digest = SERIES.digest if for_series else DIGEST
+            assert not decide(world, run_id, call_id=waiting, for_series=for_series, digest=digest).reason
+            commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
+            world.commit(run_id, calls=(gated(waiting, CallState.RUNNABLE, number),), consumed=commands)
+            allowed = allowed or for_series
+            uses += for_series
+            waiting = ""
+        else:
+            grant = world.run(run_id).grant
+            assert (grant.uses if grant else 0) == uses
 
 
 def test_a_series_is_granted_only_where_that_was_offered_and_by_several_people_alike(world: World) -> None:
