@@ -30,8 +30,8 @@ from pawl.values import (
     JobReports,
     OfferFallback,
     Progress,
-    ReportPolicy,
     ReadTimeouts,
+    ReportPolicy,
     Series,
 )
 
