@@ -31,6 +31,7 @@ from pawl.values import (
     OfferFallback,
     QuestionKind,
     Series,
+    Usage,
 )
 
 _DEFAULTS: Final[dict[type[Enum], Enum]] = {
@@ -66,6 +67,7 @@ _LIMITS_ASKED: Final = Exceptions(
 asked_options: Final = CLIENTS.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED, field="options").read
 """Return what a client asks of a run; InvalidField if an enum has no known value."""
 
+USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
 JOB: Final = WIRE.struct(Job, run_pb2.Job)
 SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final
+
+from aiohappyeyeballs import AddrInfoType as AddressInfo
 
 from pawl.chassis.rpc.shares import Places
 
 AT_ONCE_MAX: Final = 128
 """Names that are looked up at the same time."""
 
-AddressInfo: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
-"""An entry of `socket.getaddrinfo`."""
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """From host and port to addresses, the preferred ones first; raises OSError if there are none."""
 

@@ -7,13 +7,17 @@ import gzip
 
 import pytest
 
+from pawl.agent_loop.model import pool
 from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.connection import HEAD_BYTES_MAX, Connection
+from pawl.agent_loop.model.pool import IDLE_MAX, Origin, Pool
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
     DONE,
     HI,
     STOP,
     Exchange,
+    ModelHttp,
     answer,
     answered,
     collect,
@@ -33,8 +37,6 @@ EVENTS = (
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 GZIP = b"Content-Encoding: gzip\r\n"
-HEAD_BYTES_MAX = 100 * 1024
-IDLE_MAX = 100
 
 
 def with_length(body: bytes, headers: bytes = b"") -> bytes:
@@ -56,6 +58,7 @@ async def test_a_connection_whose_response_was_read_to_its_end_is_used_again() -
         with_length(EVENTS, b"Content-Encoding: identity\r\n"),
         with_length(gzip.compress(EVENTS), GZIP),
         chunked(gzip.compress(EVENTS)).replace(b"\r\n", b"\r\n" + GZIP, 1),
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS,
     ):
         for parts in ([response], [bytes([byte]) for byte in response]):
             async with serving(sends(*parts)) as (server, model):
@@ -67,6 +70,8 @@ async def test_a_connection_that_is_not_fit_for_another_request_is_left() -> Non
     for response in (
         with_length(EVENTS, b"Connection: close\r\n"),
         b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS,
+        with_length(EVENTS) * 2,  # No client asked for a second response.
+        with_length(EVENTS) + b"garbage",
     ):
         async with serving(sends(response)) as (server, model):
             for number in (1, 2, 3):
@@ -118,6 +123,7 @@ async def test_an_endless_head_is_refused() -> None:
     for response, expected in (
         (OK + b"X-Long: " + b"x" * HEAD_BYTES_MAX, "NETWORK"),
         (OK + b"X-Many: x\r\n" * (HEAD_BYTES_MAX // 11 + 1), "NETWORK"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * (HEAD_BYTES_MAX // 25 + 2), "NETWORK"),
         (CHUNKED + b"0\r\n" + b"X-Trailer: x\r\n" * (HEAD_BYTES_MAX // 14 + 1), "STREAM_TRUNCATED"),
         (CHUNKED + b"1;" + b"x" * HEAD_BYTES_MAX, "STREAM_TRUNCATED"),
     ):
@@ -148,6 +154,13 @@ async def test_calls_at_once_get_a_connection_each_and_a_bounded_number_is_kept(
     await until(lambda: server.left == server.connections)
 
 
+async def test_calls_beyond_the_most_connections_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CONNECTIONS_MAX", 2)
+    async with serving(answer) as (server, model):
+        assert await asyncio.gather(*(collect(model) for _ in range(7))) == [ANSWER] * 7
+        assert server.connections <= 2
+
+
 async def test_a_cancelled_call_leaves_nothing_behind() -> None:
     wait = Exchange.client_left
     refusing = sends("HTTP/1.1 500 No\r\nContent-Length: 99\r\n\r\nhalf", then=wait)
@@ -168,3 +181,43 @@ async def test_closing_the_client_ends_calls_that_go_on() -> None:
             call = asyncio.create_task(problem(model))
             await until(lambda: len(server.exchanges) == 1)
         assert (await call).reason in {"NETWORK", "STREAM_TRUNCATED"}
+
+
+async def raw(connections: Pool) -> Connection:
+    """Make an exchange, whose body is not read yet."""
+    connection = await connections.take()
+    await connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+    return connection
+
+
+def origin(server: ModelHttp) -> Origin:
+    return Origin(host="127.0.0.1", port=int(server.url.split(":")[2].split("/")[0]), tls=None)
+
+
+async def test_a_connection_that_nobody_needs_is_closed() -> None:
+    async with model_http(sends(with_length(b""))) as server:
+        connections = Pool(origin(server), idle_seconds=0.01)
+        connections.give(await raw(connections))
+        await until(lambda: server.left == 1)
+        await connections.close()
+
+
+async def test_a_slow_reader_makes_the_server_wait() -> None:
+    whole = 32 * 1024 * 1024
+    sent = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(OK + b"Content-Length: %d\r\n\r\n" % whole, *[b"x" * 65536] * (whole // 65536))
+        sent.set()
+
+    async with model_http(script) as server:
+        connections = Pool(origin(server))
+        connection = await raw(connections)
+        await until(lambda: connection._paused)
+        assert not sent.is_set()
+        read = 0
+        while (data := await connection.read()) is not None:
+            read += len(data)
+        assert read == whole
+        connections.give(connection)
+        await connections.close()

@@ -1,0 +1,241 @@
+"""One HTTP/1.1 connection to a model server, over an asyncio transport and llhttp.
+
+It knows no request but the bytes of one, and does not judge what comes back: a
+status, headers, and the body as it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+from typing import Final, cast
+
+import httptools
+
+from pawl.agent_loop.model import failure
+from pawl.agent_loop.model.request import ModelError, Problem
+
+HEAD_BYTES_MAX: Final = 128 * 1024
+"""Most bytes in a row that are no body: a head with those before it, the trailers, the size of a chunk."""
+
+_UNREAD_BYTES_MAX: Final = 1024 * 1024
+"""The unread bytes at which the server has to wait for a slow reader."""
+
+_INFORMATIONAL: Final = range(100, 200)
+
+
+class Connection(asyncio.Protocol):
+    """Sends a request and reads its response, then the next, never two at once.
+
+    `status` and `headers` are those of the response, once `send` has returned;
+    `fields` are the headers by their names in small letters.
+    `reusable` says that the response is read and the connection fit for another
+    request. Times are those of the loop's clock. A wait that is cancelled leaves
+    the connection to be closed by whoever waited.
+    """
+
+    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        # As liberal as h11 was: bare line feeds, and a length beside chunks, which count.
+        self._parser.set_dangerous_leniencies(
+            lenient_optional_cr_before_lf=True, lenient_chunked_length=True, lenient_spaces_after_chunk_size=True
+        )
+        self._transport: asyncio.Transport | None = None
+        self._poll: select.poll | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._wait_until: float | None = None
+        self._closed = False
+        self._fault: Problem | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.fields: dict[bytes, bytes] = {}
+        self._has_head = False
+        self._ends_with_connection = False
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._paused = False
+        self._bytes_without_body = 0
+        self._complete = False
+        self._keep_alive = False
+
+    # What the owner calls.
+
+    @property
+    def reusable(self) -> bool:
+        """True if another request can go out, as far as is known without asking the system."""
+        is_read = self._complete and not self._body and not self._paused
+        return is_read and self._keep_alive and not self._closed and not self._sending()
+
+    def is_alive(self) -> bool:
+        """Return whether an idle connection is still open: a server that closed it, or spoke, is found out here."""
+        return not self._closed and self._poll is not None and not self._poll.poll(0)
+
+    async def send(self, request: bytes) -> None:
+        """Send a request, and return when the head of its response is there.
+
+        Raises:
+            ModelError: NETWORK.
+        """
+        if self._complete:
+            self._begin()
+        if self._transport is None or self._closed:
+            raise ModelError(failure.NETWORK)
+        self._transport.write(request)
+        while not self._has_head:
+            if self._fault is not None:
+                raise ModelError(failure.NETWORK)
+            await self._wait(None)
+
+    async def read(self, *, until: float | None = None) -> bytes | None:
+        """Return what came of the body, at least one byte, or None at its end.
+
+        Raises:
+            TimeoutError: nothing came up to the time `until`, if there is one.
+            ModelError: STREAM_TRUNCATED or NETWORK.
+        """
+        while not self._body:
+            if self._complete:
+                return None
+            if self._fault is not None:
+                raise ModelError(self._fault)
+            await self._wait(until)
+        body, self._body = self._body, []
+        self._body_bytes = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return body[0] if len(body) == 1 else b"".join(body)
+
+    def close(self) -> None:
+        """Close the connection at once, whatever it is doing. Idempotent."""
+        self._closed = True
+        self._stop_timer()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _sending(self) -> bool:
+        return self._transport is None or self._transport.get_write_buffer_size() > 0
+
+    async def _wait(self, until: float | None) -> None:
+        # One timer serves many waits: it is seldom that one runs out.
+        self._wait_until = until
+        if until is not None and (self._timer is None or self._timer_at > until):
+            self._start_timer(until)
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _start_timer(self, at: float) -> None:
+        self._stop_timer()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._on_time)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done() or self._wait_until is None:
+            return
+        if self._wait_until > self._timer_at:
+            self._start_timer(self._wait_until)
+        else:
+            self._waiter.set_exception(TimeoutError())
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._poll = select.poll()
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        self._bytes_without_body += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._break(failure.TRUNCATED)
+        if self._bytes_without_body > HEAD_BYTES_MAX:
+            self._break(failure.TRUNCATED)
+        if self._body_bytes > _UNREAD_BYTES_MAX and not self._paused and not self._closed:
+            self._paused = True
+            cast("asyncio.Transport", self._transport).pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        """End what ends with the connection, which the transport closes now."""
+        self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Say so to whoever waits."""
+        if error is None:
+            self._end()
+        self._break(failure.NETWORK)
+        self._wake()
+        self._transport = None
+        self._on_lost(self)
+
+    def _end(self) -> None:
+        if self._has_head and self._ends_with_connection:
+            self._complete = True
+        self._break(failure.TRUNCATED)
+        self._wake()
+
+    def _break(self, fault: Problem) -> None:
+        """Give the connection up; a response that is whole, or a fault that came before, stays as it is."""
+        self._fault = self._fault or fault
+        self.close()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """Refuse a response that nobody asked for."""
+        if self._complete:
+            raise httptools.HttpParserError("a second response")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; a trailer is read over."""
+        if not self._has_head:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Take the status; an informational response is read over, whatever it says."""
+        status = self._parser.get_status_code()
+        if status in _INFORMATIONAL:
+            self.headers = []
+            return
+        self.status = status
+        self._has_head = True
+        self.fields = {name.lower(): value for name, value in self.headers}
+        chunked = self.fields.get(b"transfer-encoding", b"").lower().rstrip().endswith(b"chunked")
+        self._ends_with_connection = not chunked and b"content-length" not in self.fields
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of the body."""
+        self._bytes_without_body = 0
+        self._body.append(body)
+        self._body_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        """End the response."""
+        if self._has_head:
+            self._complete = True
+            self._keep_alive = self._parser.should_keep_alive()
