@@ -49,13 +49,13 @@ from pawl.tool_registry.policy.standing import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
 from pawl.tool_registry.policy.store.rates import PostgresRateLimits
 from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+from pawl.tool_registry.rules.registering import WORKER
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.process.runner import ProcessRunner
 from pawl.tool_registry.sources.rpc import SourceServicer
 from pawl.tool_registry.sources.sources import Connector, Sources
 from pawl.tool_registry.sources.store import PostgresSourceRepository
 from pawl.tool_registry.sources.worker.rpc import WorkerServicer
-from pawl.tool_registry.sources.worker.rules import SOURCE_KIND as WORKER
 from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
 from pawl.tool_registry.sources.worker.tools import WorkerTools
 from pawl.tool_registry.sources.worker.workers import WorkerHub, WorkerOptions

@@ -38,11 +38,17 @@ from pawl.tool_registry.rules.definition import (
     is_restricted,
 )
 from pawl.tool_registry.rules.output import check_output, output_schema_problem
-from pawl.tool_registry.rules.registering import FRONT_END, check_not_shadowing, check_own, check_owner, own_version
+from pawl.tool_registry.rules.registering import (
+    FRONT_END,
+    WORKER,
+    check_not_shadowing,
+    check_own,
+    check_owner,
+    own_version,
+)
 from pawl.tool_registry.rules.schema import compile_schema, weigh
 from pawl.tool_registry.rules.violations import did_you_mean
 from pawl.tool_registry.sdk.tool import Tool
-from pawl.tool_registry.sources.worker.rules import SOURCE_KIND as WORKER
 from pawl.values import ExecutionContext, OfferFallback
 
 _KEPT_VERSIONS_MAX: Final = 2000

@@ -19,6 +19,7 @@ from pawl.tool_registry.rules.definition import (
 )
 
 FRONT_END: Final = "store"
+WORKER: Final = "worker"
 """The source of front-end tools."""
 OWN: Final = "run"
 """The source of tools that came with a run."""
@@ -30,7 +31,7 @@ SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 """The registrant of the tools of a source: they are approved with it, by those who may."""
 
 
-SHARES: Final = {FRONT_END: (100, 1000), "worker": (500, 2000)}
+SHARES: Final = {FRONT_END: (100, 1000), WORKER: (500, 2000)}
 """The most tools that may be registered, by kind of source: by one user who is no admin, and in a store.
 
 The tools of other kinds are bounded with their sources.

@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from pawl.chassis.ids import StoreId, WorkerId
+from pawl.tool_registry.rules.registering import WORKER
 from pawl.values import EffectClass
 
 TOOLS_MAX: Final = 200
 CALLS_MAX: Final = 256
-SOURCE_KIND: Final = "worker"
 
 
 class WorkerKey(NamedTuple):
@@ -62,7 +62,7 @@ def after_loss(effect: EffectClass, purpose: Purpose) -> AfterLoss:
 
 def source_of(group_name: str) -> str:
     """Return the source of the tools of a group."""
-    return f"{SOURCE_KIND}:{group_name}"
+    return f"{WORKER}:{group_name}"
 
 
 def group_of(source: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.tool_registry.sources.worker.rules import SOURCE_KIND
+from pawl.tool_registry.rules.registering import WORKER
 
 CHANNEL: Final = "pawl_worker_calls"
 
@@ -57,7 +57,7 @@ SELECT DISTINCT o.attachment
 FROM tool_registry.workers o CROSS JOIN LATERAL unnest(o.tool_names, o.tool_hashes) AS own (name, hash)
 JOIN tool_registry.tools t ON t.store_id = o.store_id AND t.name = own.name
 JOIN tool_registry.tool_versions v ON v.store_id = t.store_id AND v.name = t.name AND v.version = t.version
-WHERE o.attachment = ANY ($1) AND v.source = '{SOURCE_KIND}:' || o.group_name AND v.definition_hash <> own.hash
+WHERE o.attachment = ANY ($1) AND v.source = '{WORKER}:' || o.group_name AND v.definition_hash <> own.hash
 AND NOT EXISTS (
     SELECT FROM tool_registry.workers w
     WHERE w.store_id = o.store_id AND w.group_name = o.group_name AND w.expires_at > clock_timestamp()
