@@ -27,7 +27,7 @@ import msgspec
 import psutil
 
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
-from pawl.chassis.rpc.endpoints import Endpoints, read_endpoints
+from pawl.chassis.rpc.replicas import Endpoints, read_endpoints
 from pawl.event.v1 import run_pb2
 from tests.chaos.caller import Metadata, Stub
 from tests.chaos.prompts import call

@@ -8,14 +8,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.ledger import AgentLedger
+from pawl.agent_loop.agents.agents import AgentLedger
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.event.v1.agent_pb2 import AgentUsage
 from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
 from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.reading import Page
-from pawl.job_store.ledger.store.usage import PostgresUsage
+from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from tests.simulation.job_store import Channel, answer
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)

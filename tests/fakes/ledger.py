@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from pawl.agent_loop.loop import wire, wire_events
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.command import CommandKind
+from pawl.agent_loop.loop.rules.fact import CommandKind
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunOptions, Undo
 from pawl.agent_loop.loop.rules.tool import Tool
@@ -118,7 +118,7 @@ class MemoryLedger(WorkerLedgerClient):
 
     async def send(self, key: RunKey, kind: CommandKind, command_id: str = "", *, approver: str = "") -> CommandOutcome:
         """Send a command to a run, as its user or as an approver of the store; return the receipt's outcome."""
-        command = ledger_pb2.Command(command_id=command_id or self.ids.new("cmd"), **wire_events.KIND.fields(kind))
+        command = ledger_pb2.Command(command_id=command_id or self.ids.new("cmd"), **wire.KIND.fields(kind))
         call = self.tables.calls.get(CallKey(key.store_id, CallId(command.decision.call_id)))
         if call is not None:
             is_of_series = command.decision.for_series and call.series is not None
@@ -164,7 +164,7 @@ class MemoryLedger(WorkerLedgerClient):
 
     def events(self, key: RunKey) -> list[Any]:
         """Return what the log says: the owner's events as values, the ledger's own as they are."""
-        read = wire_events.EVENT.read
+        read = wire.EVENT.read
         return [event if event.WhichOneof("kind") in _OF_THE_LEDGER else read(event) for event in self.log(key)]
 
     def _apply(self, operation: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pawl.agent_loop.loop.drive import Drive, Left
 from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.call import Call, CallResult
-from pawl.agent_loop.loop.rules.command import Decide, ToolResult
+from pawl.agent_loop.loop.rules.fact import Decide, ToolResult
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.rules.tool import Verdict
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies

@@ -23,11 +23,11 @@ from pawl.job_store.ledger.reading import Leases, Reads
 from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.store import tables as columns
-from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
 from pawl.job_store.ledger.store.columns import Columns
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.reads import PostgresReads
+from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
 from pawl.job_store.ledger.store.upkeep import PostgresOfferRepository
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History

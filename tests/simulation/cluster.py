@@ -20,7 +20,7 @@ from pawl.agent_loop.triggers.rpc import TriggerServicer as AgentLoopTriggers
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
-from pawl.chassis.process.lifecycle import Background
+from pawl.chassis.process.service import Background
 from pawl.errors import TooLarge
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub

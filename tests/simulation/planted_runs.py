@@ -165,7 +165,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="results_come_twice",
-        module="pawl.job_store.ledger.rules.refusals",
+        module="pawl.job_store.ledger.rules.inbox",
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker="one_front_end_result",
@@ -280,7 +280,7 @@ OF_RUNS = (
     ),
     Mutant(
         name="calls_are_decided_twice",
-        module="pawl.job_store.ledger.rules.refusals",
+        module="pawl.job_store.ledger.rules.inbox",
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker=REFERENCE_MODEL,

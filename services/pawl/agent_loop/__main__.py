@@ -12,7 +12,7 @@ import grpc
 
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
-from pawl.agent_loop.agents.ledger import AgentLedger
+from pawl.agent_loop.agents.agents import AgentLedger
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
@@ -20,8 +20,8 @@ from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
-from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.connection import Breaker
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.settings import AgentLoopSettings
@@ -33,8 +33,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.identity.credentials import gone
 from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import WorkerId
-from pawl.chassis.process.lifecycle import run_service
-from pawl.chassis.process.service import Service
+from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub

@@ -11,8 +11,7 @@ from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_se
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
-from pawl.agent_loop.agents.agents import Agents
-from pawl.agent_loop.agents.ledger import AgentLedger
+from pawl.agent_loop.agents.agents import AgentLedger, Agents
 from pawl.agent_loop.agents.rpc import AgentRegistryServicer
 from pawl.agent_loop.api import watch
 from pawl.agent_loop.api.inbox import Inbox
@@ -22,10 +21,9 @@ from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.api.operator_rpc import OperatorServicer
 from pawl.agent_loop.api.pending import Pending
 from pawl.agent_loop.api.rpc import HEARTBEAT_SECONDS, AgentServicer
-from pawl.agent_loop.api.run_steps import RunSteps
 from pawl.agent_loop.api.session import Sessions
 from pawl.agent_loop.api.session_stream import Parts, SessionTimes
-from pawl.agent_loop.api.watch import Watches
+from pawl.agent_loop.api.watch import RunSteps, Watches
 from pawl.agent_loop.api.whoami import Introductions
 from pawl.agent_loop.conversations.rpc import ConversationServicer
 from pawl.agent_loop.jobs.rpc import JobServicer

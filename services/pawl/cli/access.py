@@ -12,10 +12,9 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, say, seconds_of
 from pawl.cli.contract import Json, Option, Options, json_line, listing, verb
 from pawl.cli.failure import CommandError
-from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.identity.v1 import key_pb2
 from pawl.tool.v1 import audit_pb2, rule_pb2

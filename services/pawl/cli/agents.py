@@ -21,10 +21,9 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import DRAFT
 from pawl.chassis.process.start import StartError
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, is_sure, labels_of, read_file
+from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, is_sure, labels_of, read_file, say
 from pawl.cli.contract import Columns, Json, Option, ask, items, listing, show_items, verb
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.errors import AgentNotFound, PawlError
 from pawl.event.v1 import agent_pb2

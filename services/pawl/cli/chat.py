@@ -15,11 +15,10 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
 from pawl.cli import answers, jobs, runs, wording
-from pawl.cli.command import command, follows
+from pawl.cli.command import LineReader, command, follows
 from pawl.cli.contract import show_items
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of
-from pawl.cli.terminal import LineReader
 from pawl.cli.transcript import ENDED, Transcript, says_something
 from pawl.client import AsyncClient
 from pawl.errors import ConversationNotFound, InvalidArguments, InvalidJson, PawlError

@@ -18,9 +18,8 @@ from google.protobuf.message import Message
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, labels_of, seconds_of, time_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, labels_of, say, seconds_of, show_table, time_of
 from pawl.cli.failure import CommandError
-from pawl.cli.terminal import say, show_table
 from pawl.client import AsyncClient
 from pawl.client.target import Asks
 from pawl.comments.fields import COMMENTS

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of, labels_of, read_file
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of, labels_of, read_file, say, show_table
 from pawl.cli.contract import Columns, Json, Option, json_line, listing
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Agent, follow
-from pawl.cli.terminal import say, show_table
 from pawl.client import AsyncClient
 from pawl.errors import RunNotFound
 from pawl.event.v1 import call_pb2, message_pb2

@@ -12,10 +12,9 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli import access, answers, wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, say
 from pawl.cli.contract import ask, choices, number_of
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.terminal import say
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient, decisions
 from pawl.errors import PermissionDenied, RunNotFound

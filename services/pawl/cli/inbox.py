@@ -13,10 +13,9 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli import answers, wording
-from pawl.cli.command import command, follows
+from pawl.cli.command import LineReader, command, follows, say
 from pawl.cli.decisions import remembered, told
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.terminal import LineReader, say
 from pawl.cli.transcript import Transcript, decides, hint, top_up_hint
 from pawl.client import AsyncClient, approve
 from pawl.client.client import Item

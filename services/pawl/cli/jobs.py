@@ -10,11 +10,10 @@ from rich.console import Console
 from pawl.agent.v1 import jobs_pb2, operator_pb2
 from pawl.chassis import job_reports
 from pawl.cli import wording
-from pawl.cli.command import Yes, command, is_sure, object_of
+from pawl.cli.command import Yes, command, is_sure, object_of, say
 from pawl.cli.contract import Columns, Json, Option, listing, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import follow
-from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.client.jobs import condition, monitor
 from pawl.errors import InvalidField

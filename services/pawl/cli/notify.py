@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, seconds_of, secret_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, say, seconds_of, secret_of
 from pawl.cli.contract import (
     Json,
     Option,
@@ -26,7 +26,6 @@ from pawl.cli.contract import (
     verb,
 )
 from pawl.cli.failure import CommandError
-from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2, preference_pb2

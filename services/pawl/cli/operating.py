@@ -11,11 +11,10 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, operator_pb2, undo_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of, say
 from pawl.cli.contract import Json, ask, items, json_line, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import RunId, follow
-from pawl.cli.terminal import say
 from pawl.cli.transcript import Transcript, hint
 from pawl.client import AsyncClient
 from pawl.event.v1 import run_pb2

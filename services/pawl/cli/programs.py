@@ -18,10 +18,9 @@ from rich.console import Console
 from pawl.chassis.identity import browser_seal
 from pawl.chassis.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from pawl.chassis.identity.local_key import LOCAL_KEY
-from pawl.chassis.rpc.endpoints import read_endpoints
-from pawl.cli.command import Flags, command
+from pawl.chassis.rpc.replicas import read_endpoints
+from pawl.cli.command import Flags, command, say
 from pawl.cli.failure import CommandError
-from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 
 _DATABASE: Final = "PAWL_DATABASE_URL"

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from pawl.agent.v1 import agent_pb2, steps_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, follows, labels_of, read_file, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, follows, labels_of, read_file, say, seconds_of
 from pawl.cli.contract import Columns, Json, Option, choices, json_line, listing, number_of, verb
-from pawl.cli.terminal import say
 from pawl.cli.transcript import ENDED, Transcript, decides, hint, top_up_hint
 from pawl.client import AsyncClient, file, form, image
 from pawl.client.forms import IMAGE_BYTES_MAX, SCHEMA_BYTES_MAX

@@ -10,11 +10,10 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, json_of, labels_of, read_file, reading, secret_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, json_of, labels_of, read_file, reading, say, secret_of
 from pawl.cli.contract import Columns, Option, Options, ask, choices, listing, number_of, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.jobs import put_reports
-from pawl.cli.terminal import say
 from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, source_pb2, tool_pb2

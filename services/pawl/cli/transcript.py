@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from pawl.cli import wording
-from pawl.cli.terminal import WordWrap
+from pawl.cli.command import WordWrap
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 REASONING_CHARACTERS_MAX: Final = 300

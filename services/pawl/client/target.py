@@ -26,7 +26,7 @@ from pawl.chassis.process.settings import is_loopback, split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc import tls
 from pawl.chassis.rpc.client import connect, open_channel
-from pawl.chassis.rpc.endpoints import DEFAULT_PORTS, Endpoints, read_endpoints
+from pawl.chassis.rpc.replicas import DEFAULT_PORTS, Endpoints, read_endpoints
 from pawl.chassis.rpc.retry import Retry
 from pawl.chassis.rpc.status import from_rpc_error, has_reason
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable

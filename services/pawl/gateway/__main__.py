@@ -6,8 +6,7 @@ import asyncio
 from typing import Final
 
 from pawl.chassis.process.http_server import HttpServer
-from pawl.chassis.process.lifecycle import run_service
-from pawl.chassis.process.service import Service
+from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
 from pawl.gateway.services import PEERS
 from pawl.gateway.settings import GatewaySettings

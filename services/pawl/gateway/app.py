@@ -22,14 +22,13 @@ from pawl.chassis.process.settings import join_address
 from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
 from pawl.gateway.agui import http as agui
 from pawl.gateway.hooks import webhooks
-from pawl.gateway.hooks.unsubscribing import unsubscribe
+from pawl.gateway.hooks.webhooks import unsubscribe
 from pawl.gateway.login.callers import Callers
 from pawl.gateway.login.http import OpenIdLogins
 from pawl.gateway.metrics import Counters
 from pawl.gateway.services import CLIENT, CallsOfStore, Services, find, write
 from pawl.gateway.web import hosts as door
-from pawl.gateway.web.answers import answer, read_json, refusal
-from pawl.gateway.web.pages import NOTHING, Pages
+from pawl.gateway.web.answers import NOTHING, Pages, answer, read_json, refusal
 from pawl.gateway.web.streams import Streams
 
 _DEADLINE_SECONDS: Final = 15.0

@@ -22,7 +22,7 @@ from pawl.gateway.login.callers import Callers
 from pawl.gateway.login.http import OpenIdLogins
 from pawl.gateway.login.providers import Providers
 from pawl.gateway.login.rules import Provider, parse_providers
-from pawl.gateway.login.seal import Seal
+from pawl.gateway.login.session import Seal
 from pawl.gateway.metrics import Counters
 from pawl.gateway.services import Metadata, Services, calls_of_store
 from pawl.gateway.settings import GatewaySettings

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.chassis.process.lifecycle import run_service
-from pawl.chassis.process.service import Service
+from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.places import PlaceLimits

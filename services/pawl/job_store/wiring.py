@@ -35,8 +35,7 @@ from pawl.job_store.conversations.store.conversations import PostgresConversatio
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.conversations.store.titles import PostgresTitles
 from pawl.job_store.conversations.title_rpc import TitleServicer
-from pawl.job_store.erasure.erasing import Erasing
-from pawl.job_store.erasure.log import JetStreamErasures
+from pawl.job_store.erasure.erasing import Erasing, JetStreamErasures
 from pawl.job_store.erasure.rpc import ErasureServicer
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
@@ -49,12 +48,11 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, Ports
 from pawl.job_store.ledger.rpc.servicer import LedgerServicer, ListServicer
-from pawl.job_store.ledger.store.attention import PostgresAttentionRepository
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.reads import PostgresReads
-from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository
-from pawl.job_store.ledger.store.usage import PostgresUsage
+from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository, PostgresUsage
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer

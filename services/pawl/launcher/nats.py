@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pawl.chassis.process.start import StartError
+from pawl.launcher.folder import SecretFiles, write_private
 from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
-from pawl.launcher.secrets import SecretFiles, write_private
 
 LIFECYCLE_STREAM = "PAWL_LIFECYCLE"
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024

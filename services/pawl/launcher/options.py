@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pawl.chassis.process.settings import read_secret
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.endpoints import DEFAULT_PORTS
+from pawl.chassis.rpc.replicas import DEFAULT_PORTS
 from pawl.event.v1 import run_pb2
 from pawl.launcher.services import STAGES, ServiceSpec, pawl_variables
 

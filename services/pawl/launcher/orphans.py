@@ -14,7 +14,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from pawl.launcher.secrets import write_private
+from pawl.launcher.folder import write_private
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.05

@@ -17,11 +17,10 @@ import pawl.chassis
 from pawl.chassis.identity.browser_seal import SEAL_FILE
 from pawl.chassis.identity.local_key import LOCAL_KEY
 from pawl.chassis.process.settings import split_address
-from pawl.launcher.folder import DataFolder
+from pawl.launcher.folder import DataFolder, SecretFiles
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
-from pawl.launcher.secrets import SecretFiles
 from pawl.launcher.services import ServiceSpec, pawl_variables
 
 MODEL_ID = "pawl-scripted"

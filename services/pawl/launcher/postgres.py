@@ -26,9 +26,9 @@ import asyncpg
 from pawl.chassis.process import logs
 from pawl.chassis.process.start import StartError
 from pawl.launcher import orphans
+from pawl.launcher.folder import SecretFiles
 from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec, shim
-from pawl.launcher.secrets import SecretFiles
 
 VERSION = 18
 ROLE = "pawl"

@@ -16,10 +16,9 @@ import msgspec
 from pawl.chassis.identity.browser_seal import SEAL_FILE
 from pawl.chassis.identity.local_key import LOCAL_KEY
 from pawl.chassis.process import logs
-from pawl.chassis.rpc.endpoints import Endpoints, Replica
+from pawl.chassis.rpc.replicas import Endpoints, Replica
 from pawl.launcher import orphans
-from pawl.launcher.endpoints import remove_endpoints, write_endpoints
-from pawl.launcher.folder import DataFolder
+from pawl.launcher.folder import DataFolder, SecretFiles, remove_endpoints, write_endpoints
 from pawl.launcher.nats import USERS, Nats
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.plan import (
@@ -40,7 +39,6 @@ from pawl.launcher.plan import (
 from pawl.launcher.ports import check_ports, free_port
 from pawl.launcher.postgres import ROLES, Postgres
 from pawl.launcher.processes import Process, ProcessSpec
-from pawl.launcher.secrets import SecretFiles
 from pawl.launcher.services import ServiceSpec
 
 SUBSCRIBER = "subscriber"

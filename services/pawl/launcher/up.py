@@ -4,18 +4,97 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from rich.console import Console
+from rich.text import Text
+
+from pawl.chassis.identity.local_key import LOCAL_KEY
 from pawl.chassis.process import logs
 from pawl.chassis.process.start import StartError
-from pawl.launcher import screen
+from pawl.chassis.rpc.replicas import Endpoints
 from pawl.launcher.folder import problem_of
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+
+_NEXT = (
+    ("see it in your browser", "console"),
+    ("talk to it", "chat"),
+    ("start a run and watch it", 'run "what is 17 * 23"'),
+    ("see what waits for you", "inbox"),
+)
+
+# Callers have keys of their own, so there is none that commands find.
+_NO_KEY: Final = ("first give your key", "export PAWL_API_KEY=KEY")
+
+
+def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
+    """Print the screen; a terminal shows the commands in bold."""
+    console = console or Console()
+    console.print(Text("Pawl is running", "bold"))
+    for name, address, note in rows(endpoints):
+        console.print(f"{name:<18} {address:<28} {note}".rstrip(), soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{'data and logs:':<26}{endpoints.data}", soft_wrap=True, highlight=False, markup=False)
+    for purpose, command in commands(endpoints):
+        console.print(Text.assemble(f"{purpose + ':':<26}", (command, "bold")), soft_wrap=True)
+    console.print("Ctrl-C stops everything.", highlight=False)
+
+
+def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
+    """Return what listens, and where: name, address, note."""
+    http = "https" if endpoints.authority else "http"
+    # First what speaks HTTP: that is where people go.
+    services = sorted(endpoints.services.items(), key=lambda each: (not any(one.http for one in each[1]), each[0]))
+    found = [
+        (
+            name if number == 0 else f"{name} ({number + 1})",
+            f"{http}://{replica.http}" if replica.http else replica.grpc,
+            f"{http}://{replica.metrics}/metrics",
+        )
+        for name, replicas in services
+        for number, replica in enumerate(replicas)
+    ]
+    if endpoints.model_base_url:
+        found.append(("model", endpoints.model_base_url, "scripted: rules, not a language model"))
+    found.append(
+        ("PostgreSQL", endpoints.postgres or "PAWL_DATABASE_URL", "database pawl" if endpoints.postgres else "")
+    )
+    found.append(("NATS", endpoints.nats or "PAWL_NATS_URL", "JetStream" if endpoints.nats else ""))
+    return found
+
+
+def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
+    """Return the usual next wishes, with the command for each as it can be typed in another terminal in this folder."""
+    found = Path(endpoints.data) == Path(".pawl").resolve()
+    suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
+    program = _program()
+    key = Path(endpoints.secrets) / LOCAL_KEY
+    has_key = key.exists()
+    subscriber = Path(endpoints.secrets) / "nats-subscriber.url"
+    listen = f"nats sub --server \"$(cat {shlex.quote(str(subscriber))})\" 'pawl.v1.>'"
+    return [
+        *([] if has_key else [_NO_KEY]),
+        *((purpose, f"{program}{suite} {command}") for purpose, command in _NEXT),
+        *([("hear every event", listen)] if endpoints.nats else []),
+        *([("the key for programs", f"cat {shlex.quote(str(key))}")] if has_key else []),
+    ]
+
+
+def _program() -> str:
+    """`pawl` where the shell finds it, else the path by which it was started."""
+    started = Path(sys.argv[0])
+    if started.name != "pawl" or not started.is_file():
+        return "pawl"
+    found = shutil.which("pawl")
+    same = found is not None and Path(found).resolve() == started.resolve()
+    return "pawl" if same else shlex.quote(sys.argv[0])
+
 
 _CANNOT_START = 2
 _LOOK_SECONDS = 2.0
@@ -57,7 +136,7 @@ async def run_until_told(suite: Suite, when_ready: Callable[[SuiteOptions], Awai
         await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            screen.show(suite.endpoints)
+            show(suite.endpoints)
             for line in suite.broken_tools:
                 print(f"PAWL_TOOLS: {line}", flush=True)
             tasks.append(asyncio.ensure_future(when_ready(suite.options)))

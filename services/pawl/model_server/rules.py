@@ -9,16 +9,100 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pawl.model_server.forms import filled
 from pawl.model_server.intents import Say, UseTool, stages_of
-from pawl.model_server.outcome import describe, failure, job_id, note, told
-from pawl.model_server.reply import Reply, ToolCall
+from pawl.model_server.script import Reply, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pawl.model_server.intents import Stage
     from pawl.model_server.request import ChatRequest, Result, Tool
+
+
+_DEPTH_MAX = 16
+
+
+def filled(schema: Any, text: str, depth: int = _DEPTH_MAX) -> Any:
+    """Return a value with all that the schema names, and `text` for each text. References are not followed."""
+    if not isinstance(schema, dict) or not depth:
+        return text
+    for name in ("const", "default"):
+        if name in schema:
+            return schema[name]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    if schema.get("anyOf"):
+        return filled(schema["anyOf"][0], text, depth - 1)
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    match kind[0] if isinstance(kind, list) and kind else kind:
+        case "object":
+            return {name: filled(value, text, depth - 1) for name, value in schema.get("properties", {}).items()}
+        case "array":
+            return [filled(schema.get("items"), text, depth - 1)] * int(schema.get("minItems", 0))
+        case "integer" | "number":
+            return schema.get("minimum", 1)
+        case "boolean":
+            return False
+        case "null":
+            return None
+    return text[: schema.get("maxLength")]
+
+
+_TELLING = ("result", "answer", "text", "time", "message")
+_TEXT_MAX = 2_000
+
+
+def describe(content: str | None) -> str:
+    """A result in a few words."""
+    if content is None:
+        return "nothing yet"
+    value = _parse(content)
+    for _ in range(2):
+        if isinstance(value, dict):
+            value = next((value[key] for key in _TELLING if value.get(key) is not None), value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text[:_TEXT_MAX]
+
+
+def job_id(content: str | None) -> str:
+    """Return the id of the job that continues the call, if the result says so; else an empty text."""
+    value = _field(content, "result") or _parse(content or "")
+    return str(value.get("job_id", "")) if isinstance(value, dict) else ""
+
+
+def told(notice: Mapping[str, Any]) -> str:
+    """Return the words for a notice of a job."""
+    job = f"The job {notice.get('job_id')} ({notice.get('tool')})"
+    said = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
+    if "iteration" in notice:
+        return f"{job}, iteration {notice['iteration']}: {said}."
+    return f"{job} has ended, {str(notice.get('state')).lower()}: {said}."
+
+
+def note(content: str | None) -> str:
+    """Return what came along with the result, in brackets: that a reviewer edited the call, for example."""
+    text = _field(content, "note")
+    return f" ({text})" if text else ""
+
+
+def failure(content: str | None) -> str | None:
+    """Return why the call failed, if the result says that it did."""
+    error = _field(content, "error")
+    if isinstance(error, dict):
+        error = error.get("message", error)
+    return None if error is None else str(error)[:_TEXT_MAX]
+
+
+def _field(content: str | None, name: str) -> Any:
+    value = _parse(content or "")
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _parse(content: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return content
 
 
 def reply_for(request: ChatRequest) -> Reply:

@@ -14,10 +14,9 @@ import msgspec
 from pawl.chassis.process import logs
 from pawl.model_server.http import ClientGoneError, Connection, Request
 from pawl.model_server.intents import SELF
-from pawl.model_server.reply import Fault, Reply
 from pawl.model_server.request import ChatRequest, RefusedRequest, read_request
 from pawl.model_server.rules import reply_for
-from pawl.model_server.script import Player, Script, ScriptError, parse_script
+from pawl.model_server.script import Fault, Player, Reply, Script, ScriptError, parse_script
 from pawl.model_server.strict import check_request
 from pawl.model_server.wire import DONE, MODEL_ID, Envelope, completion, event, stream_events
 

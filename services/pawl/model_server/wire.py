@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pawl.model_server.reply import Reply, ToolCall
+    from pawl.model_server.script import Reply, ToolCall
 
 MODEL_ID = "pawl-scripted"
 DONE = b"data: [DONE]\n\n"

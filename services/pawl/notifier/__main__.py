@@ -9,16 +9,14 @@ from pawl.chassis.egress.client import GuardedEgress, read_egress_file
 from pawl.chassis.egress.mail import read_smtp_url
 from pawl.chassis.identity.credentials import gone
 from pawl.chassis.identity.key_sync import KeySyncClient
-from pawl.chassis.process.lifecycle import run_service
-from pawl.chassis.process.service import Service
+from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
 from pawl.notifier.channels.rules import ChannelKind
 from pawl.notifier.channels.store import PostgresChannels
-from pawl.notifier.deliveries.email_sender import Emails
+from pawl.notifier.deliveries.senders import Emails, SignedPosts
 from pawl.notifier.deliveries.store import PostgresDeliveries
-from pawl.notifier.deliveries.webhook_sender import SignedPosts
 from pawl.notifier.inbox import bus as notifications_bus
-from pawl.notifier.inbox.lifecycle import JetStreamLifecycle
+from pawl.notifier.inbox.intake import JetStreamLifecycle
 from pawl.notifier.inbox.store import SCHEMA, PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
 from pawl.notifier.preferences.store import PostgresPreferences

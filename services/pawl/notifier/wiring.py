@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pawl.chassis.bus.connection import Bus
-from pawl.chassis.egress.request import Egress
+from pawl.chassis.egress.client import Egress
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
@@ -16,8 +16,8 @@ from pawl.notifier.channels.rules import ChannelKind
 from pawl.notifier.channels.store import PostgresChannels
 from pawl.notifier.deliveries.deliveries import ChannelSender, Deliveries
 from pawl.notifier.deliveries.store import PostgresDeliveries
+from pawl.notifier.inbox.bus import Publication, forget_old
 from pawl.notifier.inbox.intake import Intake
-from pawl.notifier.inbox.publication import Publication, forget_old
 from pawl.notifier.inbox.rpc import HEARTBEAT_SECONDS, Notify
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.inbox.subscription import Subscriptions

@@ -14,8 +14,7 @@ from pawl.chassis.egress.client import GuardedEgress, read_egress_file
 from pawl.chassis.egress.mail import read_smtp_url
 from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import StoreId
-from pawl.chassis.process.lifecycle import run_service
-from pawl.chassis.process.service import Service
+from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.calculator import calculator_tools
@@ -24,8 +23,7 @@ from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits
 from pawl.tool_registry.builtin.files.tools import file_tools
 from pawl.tool_registry.builtin.jobs import job_tools
-from pawl.tool_registry.builtin.mail.smtp import OutboxFolder, SmtpMailer
-from pawl.tool_registry.builtin.mail.tools import mail_tools
+from pawl.tool_registry.builtin.mail.tools import OutboxFolder, SmtpMailer, mail_tools
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.builtin.planning.tools import planning_tools
 from pawl.tool_registry.builtin.question import question_tools

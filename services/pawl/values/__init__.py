@@ -1,7 +1,18 @@
 """What the services speak of, each value once: runs, calls, commands and tools. Pure; no protobuf, no I/O."""
 
-from pawl.values.call import SETTLED, WITH_PEOPLE, Answer, CallState, DecisionKind, Question, QuestionKind, Series
-from pawl.values.command import CallResolution, CommandOutcome, DecisionRight
+from pawl.values.call import (
+    SETTLED,
+    WITH_PEOPLE,
+    Answer,
+    CallResolution,
+    CallState,
+    CommandOutcome,
+    DecisionKind,
+    DecisionRight,
+    Question,
+    QuestionKind,
+    Series,
+)
 from pawl.values.run import (
     ENDED,
     RESTING,

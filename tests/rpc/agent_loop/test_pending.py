@@ -13,8 +13,7 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2 import WatchPendingResponse
-from pawl.agent_loop.api.looks import FALLBACK_PAUSES
-from pawl.agent_loop.api.pending import Pending
+from pawl.agent_loop.api.pending import FALLBACK_PAUSES, Pending
 from pawl.agent_loop.api.rpc import AgentServicer
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId

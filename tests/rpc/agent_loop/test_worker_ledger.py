@@ -20,7 +20,7 @@ from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.loop.ports import Claim
-from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import RunOptions
 from pawl.chassis.identity.auth import Principal

@@ -19,7 +19,7 @@ from pawl.agent.v1 import agent_pb2
 from pawl.chassis.identity import local_key
 from pawl.chassis.identity.local_key import LOCAL_KEY, users_at
 from pawl.client import AsyncClient, PawlError
-from pawl.launcher.secrets import SecretFiles
+from pawl.launcher.folder import SecretFiles
 from pawl.worker import Worker
 from tests.poll import until
 

@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from pawl.chassis.process.health import HealthMonitor
+from pawl.chassis.process.http_server import HealthMonitor
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.client import open_channel, ping, translating
 from pawl.errors import DependencyUnavailable, Unavailable
@@ -134,7 +134,7 @@ async def test_a_call_without_a_deadline_gets_one(serve: Serve, servicer: EchoSe
 
 
 PROGRAM = """
-from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import run_service
 from pawl.chassis.process.service import Service
 from pawl.chassis.identity.roles import ANYBODY
 from pawl.chassis.process.settings import ServiceSettings, load

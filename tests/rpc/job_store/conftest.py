@@ -15,8 +15,8 @@ from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.lifecycle import Background
 from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.process.service import Background
 from pawl.chassis.rpc import limits as rpc_limits
 from pawl.chassis.rpc.client import open_channel
 from pawl.chassis.rpc.server import RpcServer

@@ -17,7 +17,7 @@ from pawl.event.v1 import agent_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import agents_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.store.usage import PostgresUsage
+from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import User, forwarded
 

@@ -14,8 +14,7 @@ from pawl.chassis.process.clock import SystemClock
 from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.erasure.erasing import Erasing
-from pawl.job_store.erasure.log import JetStreamErasures
+from pawl.job_store.erasure.erasing import Erasing, JetStreamErasures
 from pawl.job_store.erasure.rules import ErasureKey, Part
 from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention

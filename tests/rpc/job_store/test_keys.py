@@ -19,8 +19,8 @@ from pawl.chassis.identity.key_rows import KeyRows, digest_of, is_secret
 from pawl.chassis.identity.key_sync import KeySyncClient
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
-from pawl.chassis.process.lifecycle import Background
 from pawl.chassis.process.metrics import Metrics
+from pawl.chassis.process.service import Background
 from pawl.chassis.rpc.client import open_channel
 from pawl.chassis.rpc.server import RpcServer
 from pawl.identity.v1 import key_pb2 as pb

@@ -15,8 +15,8 @@ import pytest
 
 from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
+from pawl.chassis.egress.addresses import Lookups
 from pawl.chassis.egress.client import GuardedEgress
-from pawl.chassis.egress.lookups import Lookups
 from pawl.chassis.egress.mail import SmtpServer
 from pawl.chassis.egress.policy import read_rules
 from pawl.chassis.ids import ConversationId, IdSource, RunId, StoreId, UserId
@@ -27,9 +27,8 @@ from pawl.chassis.rpc.limits import Limits
 from pawl.chassis.rpc.server import RpcServer
 from pawl.notifier.channels.rules import ChannelKind
 from pawl.notifier.channels.store import PostgresChannels
-from pawl.notifier.deliveries.email_sender import Emails
+from pawl.notifier.deliveries.senders import Emails, SignedPosts
 from pawl.notifier.deliveries.store import PostgresDeliveries
-from pawl.notifier.deliveries.webhook_sender import SignedPosts
 from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, notification_id
 from pawl.notifier.inbox.store import SCHEMA, PostgresStore
 from pawl.notifier.inbox.subscription import Subscriptions

@@ -31,8 +31,7 @@ from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits
 from pawl.tool_registry.builtin.files.tools import file_tools
-from pawl.tool_registry.builtin.mail.smtp import OutboxFolder, SmtpMailer
-from pawl.tool_registry.builtin.mail.tools import Mailer, mail_tools
+from pawl.tool_registry.builtin.mail.tools import Mailer, OutboxFolder, SmtpMailer, mail_tools
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.builtin.planning.tools import planning_tools
 from pawl.tool_registry.builtin.stored_results import result_tools

@@ -13,10 +13,16 @@ import httpx2
 import pytest
 import trustme
 
-from pawl.chassis.egress.client import GuardedEgress, read_egress_file
-from pawl.chassis.egress.lookups import Lookups
+from pawl.chassis.egress.addresses import Lookups
+from pawl.chassis.egress.client import (
+    GuardedEgress,
+    OutboundRequest,
+    OutboundResponse,
+    RequestFailed,
+    Unpacker,
+    read_egress_file,
+)
 from pawl.chassis.egress.policy import EgressRefused, EgressRules, read_rules
-from pawl.chassis.egress.request import OutboundRequest, OutboundResponse, RequestFailed, Unpacker
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process.start import StartError
 from tests.web_server import Names, Reply, WebServer, pages, web_server

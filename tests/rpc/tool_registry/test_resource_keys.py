@@ -16,7 +16,7 @@ import pytest
 from pawl.chassis.db.database import Database
 from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable
-from pawl.tool_registry.execution.leases import LeaseWatch
+from pawl.tool_registry.execution.execution import LeaseWatch
 from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until

@@ -20,9 +20,9 @@ from nats.aio.client import Client
 
 from pawl.chassis.process.start import StartError
 from pawl.launcher import Suite, SuiteOptions
+from pawl.launcher.folder import SecretFiles
 from pawl.launcher.nats import LIFECYCLE_STREAM
 from pawl.launcher.postgres import Postgres
-from pawl.launcher.secrets import SecretFiles
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

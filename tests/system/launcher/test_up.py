@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pawl.chassis.rpc.endpoints import read_endpoints
+from pawl.chassis.rpc.replicas import read_endpoints
 from pawl.launcher import orphans
 
 PROGRAM = """

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from pawl.agent_loop.loop.rules.event import OutputDelta, RoundRetrying, RoundStarted
+from pawl.agent_loop.loop.rules.fact import OutputDelta, RoundRetrying, RoundStarted
 from pawl.agent_loop.loop.rules.run import RunOptions
 from pawl.agent_loop.loop.rules.tool import Verdict
 from pawl.agent_loop.loop.worker import Worker

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules import budget, history, planning, proposals, step
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call, CallResult
-from pawl.agent_loop.loop.rules.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult, TopUp
 from pawl.agent_loop.loop.rules.decision import (
     CheckFallback,
     Execute,
@@ -22,16 +21,25 @@ from pawl.agent_loop.loop.rules.decision import (
     StopCalls,
     StopModel,
 )
-from pawl.agent_loop.loop.rules.event import OwnerEvent, RoundStarted
 from pawl.agent_loop.loop.rules.fact import (
     CallExecuted,
     CallStopped,
+    Cancel,
+    Command,
+    CommandKind,
+    Decide,
     Fact,
     FallbackChecked,
     ModelAnswered,
     ModelCut,
     ModelFailed,
+    OwnerEvent,
+    Resolve,
+    RoundStarted,
+    Steer,
+    ToolResult,
     ToolsPinned,
+    TopUp,
 )
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import FailureClass, Run, RunOptions

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
 from pawl.agent_loop.loop.drive import Left
 from pawl.agent_loop.loop.rules import budget, loop_state
-from pawl.agent_loop.loop.rules.event import RoundEnded, RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.loop.rules.fact import RoundEnded, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.loop.rules.run import PinnedAgent, RunOptions, TokenBudgetPolicy

@@ -15,7 +15,7 @@ from pawl.agent_loop.loop.drive import Left
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules import options, proposals
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.command import Cancel, CommandKind, Decide, Steer
+from pawl.agent_loop.loop.rules.fact import Cancel, CommandKind, Decide, Steer
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.run import ApprovalExpiryPolicy, RunOptions
 from pawl.agent_loop.loop.rules.state import MODEL

@@ -9,8 +9,7 @@ import pytest
 
 from pawl.agent_loop.loop.drive import Drive, Left
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.command import Cancel
-from pawl.agent_loop.loop.rules.event import OutputDelta, ToolProgress, Warned
+from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions, ToolChoice, ToolChoiceMode

@@ -13,8 +13,7 @@ import pytest
 
 from pawl.agent_loop.loop.drive import Drive, Left
 from pawl.agent_loop.loop.ports import Claim
-from pawl.agent_loop.loop.rules.command import Cancel, Steer
-from pawl.agent_loop.loop.rules.event import TAKEOVER, OutputDelta, RoundRetrying
+from pawl.agent_loop.loop.rules.fact import TAKEOVER, Cancel, OutputDelta, RoundRetrying, Steer
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions

@@ -11,8 +11,7 @@ import pytest
 from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.command import Cancel, Steer, ToolResult
-from pawl.agent_loop.loop.rules.event import OutputDelta, RoundStarted
+from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, RoundStarted, Steer, ToolResult
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
 from pawl.agent_loop.loop.rules.tool import ExecutionPiece
 from pawl.chassis.ids import RunKey

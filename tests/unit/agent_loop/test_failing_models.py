@@ -7,12 +7,12 @@ import pytest
 
 from pawl.agent_loop.loop.drive import Left
 from pawl.agent_loop.loop.rules import retry
-from pawl.agent_loop.loop.rules.event import RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.loop.rules.fact import RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.loop.rules.run import FailureClass, RunOptions
-from pawl.agent_loop.model.breaker import Breaker
+from pawl.agent_loop.model.connection import Breaker
 from pawl.agent_loop.model.request import (
     ROUND_TIMEOUT,
     CallPiece,

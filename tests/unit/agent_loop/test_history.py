@@ -19,11 +19,10 @@ from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.decision import Finish, PinTools
 from pawl.agent_loop.loop.rules.fact import FallbackChecked
 from pawl.agent_loop.loop.rules.fact_rules import apply_fact
-from pawl.agent_loop.loop.rules.history import ReasoningEcho
+from pawl.agent_loop.loop.rules.history import ReasoningEcho, contents
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.options import AskedOptions
-from pawl.agent_loop.loop.rules.results import contents
 from pawl.agent_loop.loop.rules.run import (
     FailureClass,
     ReasoningEffort,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pawl.agent_loop.loop.rules.event import RoundStarted
+from pawl.agent_loop.loop.rules.fact import RoundStarted
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.run import BatchOrder, RunOptions, TokenBudgetPolicy, UnknownOutcomePolicy
 from pawl.agent_loop.loop.rules.state import MODEL

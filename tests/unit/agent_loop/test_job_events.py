@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.loop.rules.call import Call, CallResult
-from pawl.agent_loop.loop.rules.command import Pause
+from pawl.agent_loop.loop.rules.fact import Pause
 from pawl.agent_loop.loop.rules.run import Run
 from pawl.values import CallState, RunState, WaitKind
 from tests.fakes.model import calls, says

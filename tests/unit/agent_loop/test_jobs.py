@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules import jobs
 from pawl.agent_loop.loop.rules.background import read
 from pawl.agent_loop.loop.rules.call import Call, CallResult
-from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Job, Notice, Run, RunOptions
 from pawl.agent_loop.loop.rules.state import State

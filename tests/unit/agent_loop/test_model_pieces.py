@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules import text
 from pawl.agent_loop.loop.rules.assembly import Assembly
 from pawl.agent_loop.loop.rules.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer
-from pawl.agent_loop.loop.rules.event import CallFragment, OutputDelta
+from pawl.agent_loop.loop.rules.fact import CallFragment, OutputDelta
 from pawl.agent_loop.model.names import Names, names_of, renamed
 from pawl.agent_loop.model.request import (
     CallPiece,
@@ -24,7 +24,7 @@ from pawl.agent_loop.model.request import (
     RefusalPiece,
     TextPiece,
 )
-from pawl.agent_loop.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
+from pawl.agent_loop.model.response import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
 
 LINES = st.sampled_from(
     [b"data: one", b"data:two", b"data:  three", b"data", b": a comment", b":", b"event: x", b"id: 7", b"", b"", b"x"]

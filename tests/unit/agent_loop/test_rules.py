@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules.event import RoundStarted, Warned
-from pawl.agent_loop.loop.rules.fact import CallExecuted
+from pawl.agent_loop.loop.rules.fact import CallExecuted, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.retry import delay

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pawl.agent_loop.loop.rules.command import TopUp
+from pawl.agent_loop.loop.rules.fact import TopUp
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy
 from pawl.agent_loop.model.request import ModelRequest, UsageReport

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import planning, step
 from pawl.agent_loop.loop.rules.call import Call, CallResult
-from pawl.agent_loop.loop.rules.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
 from pawl.agent_loop.loop.rules.decision import StopCalls
+from pawl.agent_loop.loop.rules.fact import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
 from pawl.agent_loop.loop.rules.limits import CEILINGS, OF_TOOLS, DeploymentLimits, Limits, read_limits
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import RunOptions, UnknownOutcomePolicy

@@ -12,8 +12,8 @@ import pytest
 from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
 from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.command import Cancel
 from pawl.agent_loop.loop.rules.delegation import OUTPUT_BYTES_MAX
+from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunOptions

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.drive import Left
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided, Inverse
-from pawl.agent_loop.loop.rules.command import Cancel, Decide, Steer
+from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Steer
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Run, Undo
 from pawl.agent_loop.undo import planning

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.drive import Drive, Left
 from pawl.agent_loop.loop.ports import Claim, Loaded
-from pawl.agent_loop.loop.rules.command import Cancel
+from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import WorkerLimits

@@ -15,7 +15,7 @@ import trustme
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pawl.chassis.egress.lookups import Lookups
+from pawl.chassis.egress.addresses import Lookups
 from pawl.chassis.process.http_server import HttpServer, Response, application
 from pawl.chassis.process.start import StartError
 from pawl.chassis.process.tasks import shield

@@ -16,8 +16,7 @@ import pytest
 import structlog
 
 from pawl.chassis.process import logs, tasks
-from pawl.chassis.process.lifecycle import Background
-from pawl.chassis.process.service import Service
+from pawl.chassis.process.service import Background, Service
 from pawl.chassis.process.settings import ServiceSettings
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.server import RpcServer
@@ -27,7 +26,7 @@ from tests.keys import ENVIRONMENT
 PROGRAM = """
 import asyncio
 from pawl.chassis.process import logs
-from pawl.chassis.process.lifecycle import run_service
+from pawl.chassis.process.service import run_service
 from pawl.chassis.process.start import StartError
 
 async def main(stop):

@@ -20,7 +20,7 @@ from pawl.agent.v1 import agent_pb2, agents_pb2, operator_pb2
 from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
-from pawl.chassis.rpc.endpoints import Endpoints, Replica
+from pawl.chassis.rpc.replicas import Endpoints, Replica
 from pawl.cli import agents
 from pawl.cli.__main__ import app, flags_first
 from pawl.client import AsyncClient, StartError
@@ -29,9 +29,8 @@ from pawl.errors import InvalidField, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.identity.v1 import key_pb2
-from pawl.launcher.endpoints import write_endpoints
+from pawl.launcher.folder import SecretFiles, write_endpoints
 from pawl.launcher.options import SuiteOptions
-from pawl.launcher.secrets import SecretFiles
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import preference_pb2
 from pawl.tool.v1 import audit_pb2, memory_pb2, rule_pb2, source_pb2

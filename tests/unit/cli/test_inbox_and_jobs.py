@@ -13,13 +13,13 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, jobs_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.cli import wording
+from pawl.cli.command import LineReader
 from pawl.cli.events import line
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Desk
 from pawl.cli.jobs import job_lines, paused_text, put_reports
 from pawl.cli.operating import undo_line
 from pawl.cli.runs import show_step, standing
-from pawl.cli.terminal import LineReader
 from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2

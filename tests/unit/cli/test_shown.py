@@ -19,8 +19,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from pawl.cli import wording
+from pawl.cli.command import WordWrap, show_table
 from pawl.cli.runs import show_below
-from pawl.cli.terminal import WordWrap, show_table
 from pawl.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
 from pawl.client import AsyncClient
 from pawl.errors import DependencyUnavailable

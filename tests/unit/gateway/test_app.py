@@ -22,8 +22,7 @@ from pawl.chassis.process.settings import SettingsError, read
 from pawl.errors import ChannelNotFound, DependencyUnavailable
 from pawl.event.v1 import schedule_pb2
 from pawl.event.v1.schedule_pb2 import ScheduleFire
-from pawl.gateway.login.seal import Seal
-from pawl.gateway.login.session import Session
+from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import PEERS
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.web.hosts import check_host

@@ -20,8 +20,7 @@ from pawl.errors import (
     Unauthenticated,
 )
 from pawl.gateway.login import session
-from pawl.gateway.login.seal import Seal
-from pawl.gateway.login.session import Session
+from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import PUBLIC, WATCH_RUN, find
 from pawl.gateway.web import hosts as door
 from tests.tables import not_refused, refusal

@@ -24,8 +24,7 @@ from pawl.errors import DependencyUnavailable, Unauthenticated
 from pawl.gateway.login import rules as openid
 from pawl.gateway.login.providers import Endpoints, Providers
 from pawl.gateway.login.rules import Provider, Tokens
-from pawl.gateway.login.seal import Seal
-from pawl.gateway.login.session import Session
+from pawl.gateway.login.session import Seal, Session
 from tests.fakes.issuer import token
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.gateway.test_app import HOST, SEAL, WHO, Door, reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pawl.job_store.erasure.log import JetStreamErasures
+from pawl.job_store.erasure.erasing import JetStreamErasures
 
 
 class Bus:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.chassis.ids import StoreId
-from pawl.job_store.ledger.lanes import WORK_MAX, Lane, Lanes
+from pawl.job_store.ledger.group_commit import WORK_MAX, Lane, Lanes
 
 Waiting = tuple[Lane, str, int, int]
 """Lane, store, number and size; a size of 0 is of a caller that has gone."""

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX
-from pawl.job_store.ledger.rules.titles import said_title
+from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX, said_title
 
 
 @pytest.mark.parametrize(

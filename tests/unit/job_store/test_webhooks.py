@@ -9,7 +9,7 @@ from standardwebhooks.webhooks import Webhook
 
 from pawl.errors import BadSignature
 from pawl.job_store.triggers.rules import Authentication
-from pawl.job_store.triggers.webhooks import event_id_of, secret_text
+from pawl.job_store.triggers.triggers import event_id_of, secret_text
 
 SECRET = b"k" * 32
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

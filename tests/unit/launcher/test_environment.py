@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pawl.launcher.folder import DataFolder
+from pawl.launcher.folder import DataFolder, SecretFiles
 from pawl.launcher.options import SuiteOptions, read_options
 from pawl.launcher.plan import Surroundings, model_process, service_process
-from pawl.launcher.secrets import SecretFiles
 from pawl.launcher.services import STAGES, ServiceSpec
 
 SECRETS: Mapping[str, frozenset[str]] = {

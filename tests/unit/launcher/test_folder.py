@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pawl.chassis.process.start import StartError
-from pawl.launcher.folder import DataFolder, problem_of
-from pawl.launcher.secrets import SecretFiles
+from pawl.launcher.folder import DataFolder, SecretFiles, problem_of
 
 
 def mode(path: Path) -> int:

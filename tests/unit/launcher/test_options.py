@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.endpoints import DEFAULT_PORTS
+from pawl.chassis.rpc.replicas import DEFAULT_PORTS
 from pawl.launcher.options import SuiteOptions, read_options, unknown_of
 
 

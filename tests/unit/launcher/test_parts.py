@@ -15,15 +15,14 @@ import pytest
 from rich.console import Console
 
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.endpoints import Endpoints, Replica, read_endpoints
+from pawl.chassis.rpc.replicas import Endpoints, Replica, read_endpoints
 from pawl.launcher import logfile, orphans
-from pawl.launcher.endpoints import remove_endpoints, write_endpoints
+from pawl.launcher.folder import SecretFiles, remove_endpoints, write_endpoints
 from pawl.launcher.logfile import LogFile
 from pawl.launcher.nats import USERS, Nats, program
 from pawl.launcher.ports import check_ports, free_port
 from pawl.launcher.processes import next_delay
-from pawl.launcher.screen import commands, show
-from pawl.launcher.secrets import SecretFiles
+from pawl.launcher.up import commands, show
 
 
 def test_backoff_doubles_up_to_ten_seconds_and_starts_afresh_after_a_long_life() -> None:

@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.endpoints import read_endpoints
+from pawl.chassis.rpc.replicas import read_endpoints
 from pawl.launcher import Suite, SuiteOptions, orphans, processes
 from pawl.launcher.services import ServiceSpec
 from pawl.launcher.up import run_until_told

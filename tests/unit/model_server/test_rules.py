@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema_rs
 
 from pawl.model_server.intents import STORY_LINES
-from pawl.model_server.reply import Reply
 from pawl.model_server.request import read_request
 from pawl.model_server.rules import reply_for
+from pawl.model_server.script import Reply
 from pawl.model_server.wire import arguments_text
 
 SCHEMAS: dict[str, dict[str, Any]] = {

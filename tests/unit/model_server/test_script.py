@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pawl.model_server.reply import Fault
 from pawl.model_server.request import ChatRequest, RefusedRequest, read_request
-from pawl.model_server.script import Player, Script, ScriptError, load_script, parse_script
+from pawl.model_server.script import Fault, Player, Script, ScriptError, load_script, parse_script
 from pawl.model_server.strict import check_request
 from tests.tables import not_explained, not_refused
 

@@ -7,7 +7,7 @@ from typing import Any
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId, is_id
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.inbox.announcement import BODY_BYTES_MAX, TITLE_BYTES_MAX, drafts_of, job_end_of, over_by
-from pawl.notifier.inbox.lifecycle import read_event
+from pawl.notifier.inbox.intake import read_event
 from pawl.notifier.inbox.rules import Draft, EventId, NotificationKind, Over, PoisonEvent, notification_id, shown
 from tests.tables import not_refused
 from tests.unit.notifier.events import TIME, asked, ended_job, event, of

@@ -30,8 +30,8 @@ from pawl.notifier.channels.rules import (
     kind_of,
     unsubscribe_token,
 )
-from pawl.notifier.deliveries.email_sender import written
 from pawl.notifier.deliveries.rules import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
+from pawl.notifier.deliveries.senders import written
 from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationId, NotificationKind
 from tests.tables import not_refused
 

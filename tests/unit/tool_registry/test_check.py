@@ -16,9 +16,15 @@ from pawl.tool_registry.catalog.catalog import ArgumentsSchema
 from pawl.tool_registry.rules.check import Accepted, Refused, check_arguments
 from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.rules.fitting import fit
-from pawl.tool_registry.rules.output import check_output, output_schema_problem
-from pawl.tool_registry.rules.schema import compile_schema, weigh
-from pawl.tool_registry.rules.violations import VIOLATIONS_MAX, did_you_mean, near_matches
+from pawl.tool_registry.rules.schema import (
+    VIOLATIONS_MAX,
+    check_output,
+    compile_schema,
+    did_you_mean,
+    near_matches,
+    output_schema_problem,
+    weigh,
+)
 from tests.tables import for_each
 
 SCHEMA: dict[str, Any] = {

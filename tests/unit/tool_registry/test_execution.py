@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
-from pawl.tool_registry.execution.leases import LeaseWatch
+from pawl.tool_registry.execution.execution import LeaseWatch
 from pawl.tool_registry.policy.call import Job
 from pawl.tool_registry.policy.result_cache import ResultCache
 from pawl.tool_registry.rules.execution import ExecutionResult, ended_badly, succeeded

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.agent.v1 import agents_pb2 as pb
-from pawl.agent_loop.agents.agents import Agents
-from pawl.agent_loop.agents.ledger import VERSION
+from pawl.agent_loop.agents.agents import VERSION, Agents
 from pawl.agent_loop.agents.rules import AgentDefinition
 from pawl.agent_loop.api import convert
 from pawl.chassis.identity.auth import require_decider, require_user

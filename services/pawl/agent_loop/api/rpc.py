@@ -15,9 +15,8 @@ from pawl.agent_loop.api.inbox import Inbox
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.api.pending import Pending
 from pawl.agent_loop.api.replies import decided, receipt, run_after
-from pawl.agent_loop.api.run_steps import RunSteps
 from pawl.agent_loop.api.session import Sessions
-from pawl.agent_loop.api.watch import Watches
+from pawl.agent_loop.api.watch import RunSteps, Watches
 from pawl.agent_loop.api.whoami import Introductions
 from pawl.agent_loop.jobs import convert as convert_jobs
 from pawl.agent_loop.jobs.rpc import JobServicer

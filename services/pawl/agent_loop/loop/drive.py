@@ -29,7 +29,6 @@ from pawl.agent_loop.loop.rules.command_rules import (
     shared_decisions,
 )
 from pawl.agent_loop.loop.rules.decision import Finish, Park, StartModel, StopModel, Wait
-from pawl.agent_loop.loop.rules.event import OutputDelta, OwnerEvent
 from pawl.agent_loop.loop.rules.fact import (
     CallExecuted,
     CallStopped,
@@ -37,6 +36,8 @@ from pawl.agent_loop.loop.rules.fact import (
     ModelAnswered,
     ModelCut,
     ModelFailed,
+    OutputDelta,
+    OwnerEvent,
     RunRefused,
     Shown,
 )

@@ -7,11 +7,11 @@ from typing import Final
 import grpc
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop import wire, wire_events
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.ports import Claim, Loaded, Renewal
 from pawl.agent_loop.loop.rules import jobs, loop_state
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.command import TopUp
+from pawl.agent_loop.loop.rules.fact import TopUp
 from pawl.agent_loop.loop.rules.run import Notice
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.step import Step, with_shared_budget
@@ -34,11 +34,11 @@ _STEP: Final = wire.WIRE.struct(
     pb.CommitRunRequest,
     Exceptions(
         read={
-            "events": lambda message: tuple(map(wire_events.EVENT.read, message.events)),
+            "events": lambda message: tuple(map(wire.EVENT.read, message.events)),
             "entered_notices": lambda _: (),
         },
         write={
-            "events": lambda step: map(wire_events.EVENT.fields, step.events),
+            "events": lambda step: map(wire.EVENT.fields, step.events),
             "entered_notices": lambda step: [
                 pb.EnteredNotice(run_id=each.run.run_id, occasion=each.occasion) for each in step.entered_notices
             ],
@@ -170,7 +170,7 @@ def _loaded(response: pb.LoadRunResponse) -> Loaded:
 def _with_inbox(state: State, response: pb.LoadRunResponse | pb.ListCommandsResponse) -> State:
     return replace(
         state,
-        commands=tuple(map(wire_events.COMMAND.read, response.commands)),
+        commands=tuple(map(wire.COMMAND.read, response.commands)),
         notices=tuple(map(_NOTICE.read, response.notices)),
         open_jobs=response.open_job_count,
     )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from pawl.agent_loop.agents.rules import AgentQuota, draft_name
 from pawl.agent_loop.loop.ports import Randomness
 from pawl.agent_loop.loop.rules import background, budget, coalesce, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.coalesce import Coalescer
-from pawl.agent_loop.loop.rules.event import OutputDelta
-from pawl.agent_loop.loop.rules.fact import ModelFailed
+from pawl.agent_loop.loop.rules.fact import ModelFailed, OutputDelta
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
-from pawl.agent_loop.loop.rules.run import ToolChoice, ToolChoiceMode
+from pawl.agent_loop.loop.rules.run import Run, ToolChoice, ToolChoiceMode
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import Tool
 from pawl.agent_loop.model.names import names_of, renamed
@@ -34,6 +35,7 @@ from pawl.agent_loop.model.request import (
     TextPiece,
     UsageReport,
 )
+from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import storable
 
 _SUMMARY_INSTRUCTIONS: Final = (
@@ -209,3 +211,49 @@ def _size(piece: Piece) -> int:
             return len((piece.name + storable(piece.arguments)).encode())
         case _:
             return 0
+
+
+NONE_SECONDS_MAX: Final = 5.0
+"""So long a budget that an agent did not have may not hold yet."""
+ENOUGH_SECONDS_MAX: Final = 1.0
+"""So long what others use of a budget may not be seen yet, while less than 90 % of it is used."""
+_AGENTS_KEPT_MAX: Final = 10_000
+
+
+class _Room(NamedTuple):
+    """The tokens that the runs of an agent may use without another look, and how long."""
+
+    tokens: float
+    until: float
+
+
+class AgentQuotas:
+    """Remembers for a moment which agents have no budget, or enough left: their model calls wait for nothing."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[StoreId, str], _Room] = {}
+
+    async def used_up(
+        self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
+    ) -> AgentQuota | None:
+        """Return the budget of the agent of a run if it is used up.
+
+        `tokens` are those that the run has used since it was here last, `now` is by a monotonic clock. A draft has no
+        budget, nor has the default of the deployment.
+        """
+        if run.agent is None or draft_name(run.agent.name):
+            return None
+        key = run.store_id, run.agent.name
+        room = self._rooms.pop(key, _Room(0, now))
+        room = room._replace(tokens=room.tokens - tokens)
+        if room.tokens <= 0 or room.until <= now:
+            quota = await read(*key)
+            if quota.is_used_up:
+                return quota
+            room = _Room(math.inf, now + NONE_SECONDS_MAX)
+            if quota.tokens_max:
+                room = _Room(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
+        while len(self._rooms) >= _AGENTS_KEPT_MAX:
+            self._rooms.pop(next(iter(self._rooms)))
+        self._rooms[key] = room
+        return None

@@ -12,11 +12,10 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
-from pawl.agent_loop.loop.agent_quotas import AgentQuotas
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
-from pawl.agent_loop.loop.model_call import ModelCall, request_of
+from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
-from pawl.agent_loop.loop.rules import budget, delegation, jobs, output, proposals, repetition, step
+from pawl.agent_loop.loop.rules import answering, budget, delegation, jobs, output, proposals, step
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
@@ -31,7 +30,6 @@ from pawl.agent_loop.loop.rules.decision import (
     StartModel,
     StopCalls,
 )
-from pawl.agent_loop.loop.rules.event import OutputDelta, ToolProgress
 from pawl.agent_loop.loop.rules.fact import (
     AgentRead,
     CallChecked,
@@ -44,7 +42,9 @@ from pawl.agent_loop.loop.rules.fact import (
     ModelCut,
     ModelFailed,
     OutputChecked,
+    OutputDelta,
     RunRefused,
+    ToolProgress,
     ToolsPinned,
 )
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
@@ -308,7 +308,7 @@ class RunTasks(Tasks):
         as_tool = self._dependencies.background_as_tool
         calls, wishes = jobs.wishes_of(calls, tools, self._now(), as_tool=as_tool)
         known = [tool.name for tool in state.run.tools]
-        is_near_loop = repetition.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
+        is_near_loop = answering.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
         proposed = proposals.to_check(state.run, calls)
         verdicts = await self._verdicts(proposed, known, may_read=not (is_near_loop or wishes))
         return ModelAnswered(

@@ -6,33 +6,37 @@ from enum import Enum
 from typing import Final
 
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult
+from pawl.agent_loop.loop.rules.fact import (
+    AgentEnded,
+    Cancel,
+    Command,
+    Completed,
+    Decide,
+    OutputDelta,
+    Pause,
+    Progress,
+    Resolve,
+    RoundEnded,
+    RoundRetrying,
+    RoundStarted,
+    Steer,
+    ToolProgress,
+    ToolResult,
+    TopUp,
+    Warned,
+)
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.parts import Part
-from pawl.agent_loop.loop.rules.run import (
-    FailureClass,
-    Grant,
-    Job,
-    PinnedAgent,
-    Run,
-    RunOptions,
-    Undo,
-)
+from pawl.agent_loop.loop.rules.run import FailureClass, Grant, Job, PinnedAgent, Run, RunOptions, Undo
 from pawl.agent_loop.loop.rules.tool import Tool
-from pawl.chassis.rpc.translate import Exceptions, Translator, enum_defaults
+from pawl.chassis.rpc.translate import Exceptions, Translator, enum_defaults, kinds_of
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.tool.v1 import tool_pb2
-from pawl.values import (
-    EffectClass,
-    ExecutionContext,
-    JobReports,
-    OfferFallback,
-    QuestionKind,
-    Series,
-    Usage,
-)
+from pawl.values import EffectClass, ExecutionContext, JobReports, OfferFallback, QuestionKind, Series, Usage
 
 _DEFAULTS: Final[dict[type[Enum], Enum]] = {
     **enum_defaults(RunOptions()),
@@ -148,3 +152,50 @@ OWN_TOOL: Final = WIRE.struct(
     ),
 )
 """Between a tool that came with a run, and its message."""
+
+
+EVENT: Final = WIRE.one_of(
+    event_pb2.RunEvent,
+    "kind",
+    {
+        "round_started": RoundStarted,
+        "round_retrying": RoundRetrying,
+        "round_ended": RoundEnded,
+        "output_delta": OutputDelta,
+        "tool_progress": ToolProgress,
+        "warning": Warned,
+    },
+    # The ledger writes these itself.
+    without=(
+        *("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
+        *("starter_paused", "starter_fired"),
+    ),
+)
+
+WIRE.struct(ToolResult, ledger_pb2.ToolResultCommand, Exceptions(of_message=("client_id", "offer_epoch")))
+WIRE.struct(Decide, ledger_pb2.DecisionCommand, Exceptions(of_message=("digest",)))
+WIRE.struct(
+    Progress,
+    ledger_pb2.ProgressCommand,
+    Exceptions(of_message=("call_id", "fraction", "message", "client_id", "offer_epoch")),
+)
+KIND: Final = WIRE.one_of(
+    ledger_pb2.Command,
+    "kind",
+    {
+        "tool_result": ToolResult,
+        "decision": Decide,
+        "steer": Steer,
+        "cancel": Cancel,
+        "resolve": Resolve,
+        "progress": Progress,
+        "top_up": TopUp,
+        "pause": Pause,
+        "completed": Completed,
+        "agent_ended": AgentEnded,
+    },
+    without=("redrive",),  # The ledger's own.
+)
+COMMAND: Final = WIRE.struct(
+    Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pawl.agent_loop.model import chunk, failure, words
+from pawl.agent_loop.model import chunk, failure
 from pawl.agent_loop.model.request import (
     Finished,
     ModelError,
@@ -13,7 +13,7 @@ from pawl.agent_loop.model.request import (
     Problem,
     UsageReport,
 )
-from pawl.agent_loop.model.sse import EventTooLargeError, SseDecoder
+from pawl.agent_loop.model.response import EventTooLargeError, SseDecoder
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes of one answer."""
@@ -66,8 +66,8 @@ class Answer:
         if self._json is not None:
             self._json.append(data)
             return
-        if not self._has_event and len(self._lead) < words.READ_BYTES_MAX:
-            self._lead += data[: words.READ_BYTES_MAX]
+        if not self._has_event and len(self._lead) < failure.READ_BYTES_MAX:
+            self._lead += data[: failure.READ_BYTES_MAX]
         try:
             events = self._events.feed(data)
         except EventTooLargeError:

@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 import openai
 
-from pawl.agent_loop.model import failure, words
+from pawl.agent_loop.model import failure
 from pawl.agent_loop.model.answer import Answer
 from pawl.agent_loop.model.direct import HEADERS, PATH, Direct, RefusedError
 from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece
@@ -146,7 +146,7 @@ class OpenAiModel:
     def _refused(self, response: httpx2.Response) -> ModelError:
         problem = failure.http_status(
             response.status_code,
-            error=words.error_of(self._without_key(response.text)),
+            error=failure.error_of(self._without_key(response.text)),
             retry_after_seconds=failure.retry_after_seconds(response.headers, now=self._now()),
         )
         return ModelError(problem)

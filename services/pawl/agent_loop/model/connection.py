@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable
+import ssl
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final, cast
 
+import aiohappyeyeballs
 import httptools
+from aiohappyeyeballs import AddrInfoType
 
+from pawl.agent_loop.loop.rules.run import FailureClass
 from pawl.agent_loop.model import failure
-from pawl.agent_loop.model.request import ModelError, Problem
+from pawl.agent_loop.model.request import UNAVAILABLE, ModelError, ModelPort, ModelRequest, Piece, Problem
+from pawl.chassis.egress.addresses import look_up
+from pawl.chassis.process.tasks import shield
 
 HEAD_BYTES_MAX: Final = 128 * 1024
 """Most bytes in a row that are no body: a head with those before it, the trailers, the size of a chunk."""
@@ -239,3 +247,173 @@ class Connection(asyncio.Protocol):
         if self._has_head:
             self._complete = True
             self._keep_alive = self._parser.should_keep_alive()
+
+
+CONNECTIONS_MAX: Final = 1000
+"""Most connections in use; who wants one more waits."""
+
+IDLE_MAX: Final = 100
+"""Most connections kept."""
+
+IDLE_SECONDS: Final = 60.0
+"""The time for which an idle one is kept."""
+
+_NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305, 5: the delay between attempts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The address of the model server. `tls` is the context to meet it with, None for plain HTTP."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+
+
+class Pool:
+    """The one used last is used first, so that the others grow old and go."""
+
+    def __init__(self, origin: Origin, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._origin = origin
+        self._idle_seconds = idle_seconds
+        self._places = asyncio.Semaphore(CONNECTIONS_MAX)
+        # Each with the time at which it is too old, the oldest first.
+        self._idle: dict[Connection, float] = {}
+        self._open: set[Connection] = set()
+        self._lookup: asyncio.Future[Sequence[AddrInfoType]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._emptied = asyncio.Event()
+        self._closed = False
+
+    async def take(self) -> Connection:
+        """Return a connection that is open now; it goes back by `give`.
+
+        Raises:
+            ModelError: NETWORK.
+        """
+        await self._places.acquire()
+        try:
+            while self._idle:
+                connection, _ = self._idle.popitem()
+                if connection.is_alive():
+                    return connection
+                connection.close()
+            return await self._connect()
+        except BaseException:
+            self._places.release()
+            raise
+
+    def give(self, connection: Connection) -> None:
+        """Take a connection back: it is kept if its response was read to the end, and closed if not."""
+        self._places.release()
+        if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        self._idle[connection] = loop.time() + self._idle_seconds
+        if self._timer is None:
+            self._timer = loop.call_later(self._idle_seconds, self._sweep, loop.time)
+
+    async def close(self) -> None:
+        """Close every connection, those in use too, and return when they are closed."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in self._open:
+            connection.close()
+        while self._open:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    async def _connect(self) -> Connection:
+        loop, origin = asyncio.get_running_loop(), self._origin
+        try:
+            addresses = await self._addresses()
+            connected = await aiohappyeyeballs.start_connection(
+                addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, loop=loop
+            )
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._lost),
+                    sock=connected,
+                    ssl=origin.tls,
+                    server_hostname=origin.host if origin.tls else None,
+                )
+            except BaseException:
+                connected.close()
+                raise
+        except OSError:
+            raise ModelError(failure.NETWORK) from None
+        self._open.add(connection)
+        return connection
+
+    async def _addresses(self) -> Sequence[AddrInfoType]:
+        """Return the addresses of the model server, looked up once for all who wait for them."""
+        if self._lookup is None:
+            self._lookup = asyncio.ensure_future(look_up(self._origin.host, self._origin.port))
+            self._lookup.add_done_callback(self._looked_up)
+        return await shield(self._lookup)
+
+    def _looked_up(self, _: asyncio.Future[Sequence[AddrInfoType]]) -> None:
+        self._lookup = None
+
+    def _lost(self, connection: Connection) -> None:
+        self._idle.pop(connection, None)
+        self._open.discard(connection)
+        if not self._open:
+            self._emptied.set()
+
+    def _sweep(self, now: Callable[[], float]) -> None:
+        """Close what is too old, and come again for the oldest of the others."""
+        self._timer = None
+        for connection, expires_at in list(self._idle.items()):
+            if expires_at > now():
+                self._timer = asyncio.get_running_loop().call_at(expires_at, self._sweep, now)
+                return
+            del self._idle[connection]
+            connection.close()
+
+
+_FAILURES_MAX: Final = 10
+_PAUSE_SECONDS: Final = 10.0
+
+
+class Breaker:
+    """A model server that is spared while it does not answer.
+
+    After 10 calls in a row without an answer, calls fail at once with PROVIDER_UNAVAILABLE, except for one every 10 s.
+    The first answer ends that. A rate limit is an answer. `monotonic` is a clock.
+    """
+
+    def __init__(self, model: ModelPort, monotonic: Callable[[], float]) -> None:
+        self._model = model
+        self._monotonic = monotonic
+        self._failures = 0
+        self._closed_until = 0.0
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of an answer; raises ModelError."""
+        self._enter(request)
+        try:
+            async with aclosing(self._model.stream(request)) as pieces:
+                async for piece in pieces:
+                    self._failures = 0
+                    yield piece
+        except ModelError as error:
+            if error.problem.is_outage and error.problem.failure_class is not FailureClass.RATE:
+                self._failures += 1
+                self._closed_until = self._monotonic() + _PAUSE_SECONDS
+            else:
+                self._failures = 0
+            raise
+
+    def _enter(self, request: ModelRequest) -> None:
+        now = self._monotonic()
+        if self._failures < _FAILURES_MAX:
+            return
+        if now < self._closed_until:
+            message = f"The model server has not answered {self._failures} calls in a row, and is asked again later."
+            left = self._closed_until - now
+            raise ModelError(Problem(reason=UNAVAILABLE, message=message, retry_after_seconds=left))
+        # Others wait for the end of this one.
+        self._closed_until = now + request.headers_timeout_seconds

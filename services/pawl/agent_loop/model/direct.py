@@ -13,8 +13,7 @@ from urllib.request import getproxies
 import httpx2
 import openai
 
-from pawl.agent_loop.model.connection import Connection
-from pawl.agent_loop.model.pool import Origin, Pool
+from pawl.agent_loop.model.connection import Connection, Origin, Pool
 from pawl.agent_loop.model.request import ModelError
 from pawl.agent_loop.model.response import DirectResponse, DirectStream, HttpxResponse, Response
 

@@ -1,16 +1,22 @@
-"""The body of a successful response, read the same way whoever fetched it."""
+"""The body of a successful response, read the same way whoever fetched it.
+
+Server-sent events from bytes, however the bytes were cut.
+
+Follows "Parsing an event stream" of the HTML standard, for what a model server
+sends: event names and ids are read over, a comment is nothing but a life sign. `Answer` drops a byte order mark.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Final, Protocol
 
 import httpx2
 
 from pawl.agent_loop.model import failure
-from pawl.agent_loop.model.connection import Connection
-from pawl.agent_loop.model.pool import Pool
+from pawl.agent_loop.model.connection import Connection, Pool
 from pawl.agent_loop.model.request import ModelError
 
 
@@ -77,3 +83,81 @@ class DirectStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         self._pool.give(self._connection)
+
+
+EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Most bytes of one event, or of one line."""
+
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+
+
+class EventTooLargeError(Exception):
+    """An event, or a line, is over EVENT_BYTES_MAX."""
+
+
+class SseDecoder:
+    """Gives the data of each event as soon as the event is whole.
+
+    The same bytes give the same events, wherever they are cut.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._scanned = 0
+        self._after_cr = False
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the data of the events that `chunk` completes, in order.
+
+        Raises:
+            EventTooLargeError: the decoder cannot go on.
+        """
+        if not chunk:
+            return []
+        if self._after_cr:
+            chunk = chunk.removeprefix(b"\n")
+        self._buffer += chunk
+        events: list[bytes] = []
+        self._take_lines(events)
+        if len(self._buffer) > EVENT_BYTES_MAX:
+            raise EventTooLargeError
+        return events
+
+    def flush(self) -> bytes | None:
+        """Return the data of the event that the end of the stream left open, if there is one.
+
+        The standard drops it; servers that forget the last empty line are why it is kept.
+
+        Raises:
+            EventTooLargeError: that event is too large.
+        """
+        events: list[bytes] = []
+        self._buffer += b"\n\n"
+        self._take_lines(events)
+        return events[0] if events else None
+
+    def _take_lines(self, events: list[bytes]) -> None:
+        start = 0
+        for line_end, next_start in [match.span() for match in _LINE_END.finditer(self._buffer, self._scanned)]:
+            self._take_line(bytes(self._buffer[start:line_end]), events)
+            start = next_start
+        # A CR ends its line at once; the LF that may follow belongs to it.
+        self._after_cr = start == len(self._buffer) and self._buffer.endswith(b"\r")
+        del self._buffer[:start]
+        self._scanned = len(self._buffer)
+
+    def _take_line(self, line: bytes, events: list[bytes]) -> None:
+        if not line:
+            if self._data:
+                events.append(b"\n".join(self._data))
+                self._data = []
+                self._data_bytes = 0
+            return
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            self._data.append(value.removeprefix(b" "))
+            self._data_bytes += len(value)
+            if self._data_bytes > EVENT_BYTES_MAX:
+                raise EventTooLargeError

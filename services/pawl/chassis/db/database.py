@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import asyncpg
 from asyncpg.exceptions import TargetServerAttributeNotMatched
@@ -359,3 +359,18 @@ def _unavailable(error: Exception) -> DependencyUnavailable:
     if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
         return DependencyUnavailable("the database takes no writes")
     return DependencyUnavailable("the database cannot be reached or used")
+
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def read_each(kind: str, rows: Iterable[R], read: Callable[[R], T], id_of: Callable[[R], object]) -> list[T]:
+    """Return what `read` makes of each row. A row for which it raises is logged with its id and left out."""
+    found: list[T] = []
+    for row in rows:
+        try:
+            found.append(read(row))
+        except Exception:  # noqa: BLE001  # the other rows are read
+            _log.exception("row.unreadable", kind=kind, id=id_of(row))
+    return found

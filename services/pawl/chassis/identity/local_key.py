@@ -11,7 +11,7 @@ from typing import Final
 
 from pawl.chassis.process.settings import is_loopback, split_address
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.endpoints import read_endpoints
+from pawl.chassis.rpc.replicas import read_endpoints
 
 LOCAL_KEY = "local-key"
 """The name of its file in the folder of secrets."""

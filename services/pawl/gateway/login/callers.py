@@ -14,8 +14,7 @@ from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.settings import join_address
 from pawl.errors import InvalidField, SessionExpired, Unauthenticated
 from pawl.gateway.login import session
-from pawl.gateway.login.seal import Seal
-from pawl.gateway.login.session import Session
+from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import PUBLIC, WHO_AM_I, Metadata, Services, write
 from pawl.gateway.web import hosts as door
 from pawl.gateway.web.answers import answer, read_json

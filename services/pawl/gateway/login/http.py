@@ -18,8 +18,7 @@ from pawl.gateway.login import session
 from pawl.gateway.login.callers import LOGIN_PATH, Callers, is_secure, renewal_cookie
 from pawl.gateway.login.providers import Providers
 from pawl.gateway.login.rules import Attempt, Provider, Renewal, Tokens
-from pawl.gateway.login.seal import Seal
-from pawl.gateway.login.session import Session
+from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import write
 from pawl.gateway.web import hosts as door
 from pawl.gateway.web.answers import answer

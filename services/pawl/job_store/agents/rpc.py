@@ -20,7 +20,7 @@ from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, Small, next_token, page_size, read_token
 from pawl.job_store.ledger.rpc.messages import timestamp
 from pawl.job_store.ledger.rules.usage import DAYS_MAX
-from pawl.job_store.ledger.store.usage import PostgresUsage
+from pawl.job_store.ledger.store.upkeep import PostgresUsage
 
 _VERSION_MAX: Final = 2**31 - 1
 _DAYS: Final = 30

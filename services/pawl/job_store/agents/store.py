@@ -11,7 +11,7 @@ from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.job_store.agents.rules import AgentRow, AgentVersionRow, Save, SaveDraft
 from pawl.job_store.ledger.reading import Page
-from pawl.job_store.ledger.store import paging
+from pawl.job_store.ledger.store import run_lists
 from pawl.values import RunState, WaitKind
 
 # The statements are made from constants of this module only.
@@ -74,7 +74,7 @@ class _Rows(NamedTuple):
 
 
 _VERSION_ROWS: Final = _Rows("job_store.agent_versions", _KEY, _COLUMNS)
-_LIST: Final = paging.statement(
+_LIST: Final = run_lists.statement(
     _VERSION_ROWS,
     source=f"""(
         SELECT v.* FROM job_store.agents AS a JOIN job_store.agent_versions AS v USING ({_KEY})
@@ -84,10 +84,10 @@ _LIST: Final = paging.statement(
     order="name",
     size=_SIZE,
 )
-_VERSIONS: Final = paging.statement(
+_VERSIONS: Final = run_lists.statement(
     _VERSION_ROWS, where="store_id = $3 AND name = $4 AND version < $5", order="version DESC", size=_SIZE
 )
-_LIST_DRAFTS: Final = paging.statement(
+_LIST_DRAFTS: Final = run_lists.statement(
     _Rows("job_store.agent_drafts", "store_id, user_id, name", _DRAFT_COLUMNS),
     where="store_id = $3 AND user_id = $4 AND name > $5",
     order="name",
@@ -133,11 +133,11 @@ class PostgresAgents:
 
     async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
         """Return the newest versions of agents that are not deleted, by name, from the one after `after` on."""
-        return await paging.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
+        return await run_lists.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
         """Return versions of an agent, the newest first, from the one before `before` on."""
-        return await paging.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
+        return await run_lists.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
 
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
         """Mark an agent as deleted; return whether there was one that was not."""
@@ -171,7 +171,7 @@ class PostgresAgents:
         self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
     ) -> Page[AgentVersionRow]:
         """Return the drafts of a user, by name, from the one after `after` on."""
-        return await paging.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), _read, rows_max=rows_max)
+        return await run_lists.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), _read, rows_max=rows_max)
 
     async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
         """Remove a draft; return whether there was one."""

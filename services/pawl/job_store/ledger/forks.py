@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, RunKey, UserId
 from pawl.errors import ConversationNotFound, RunNotFound
-from pawl.job_store.ledger.group_commit import GroupCommit
-from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.group_commit import GroupCommit, Lane
 from pawl.job_store.ledger.reading import ConversationReads, Reads
 from pawl.job_store.ledger.rpc.messages import head_of
 from pawl.job_store.ledger.rules import forks

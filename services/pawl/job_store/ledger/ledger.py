@@ -10,8 +10,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import PawlError
 from pawl.job_store.ledger.forks import Forks
-from pawl.job_store.ledger.group_commit import GroupCommit
-from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.group_commit import GroupCommit, Lane
 from pawl.job_store.ledger.ports import Limits, Operation, Ports
 from pawl.job_store.ledger.rpc.messages import LOST
 from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash

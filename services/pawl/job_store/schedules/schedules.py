@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Generic, NamedTuple
 
-from pawl.chassis.db.rows import read_each
+from pawl.chassis.db.database import read_each
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.errors import PawlError, ScheduleNotFound
-from pawl.job_store.ledger.group_commit import GroupCommit
-from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.group_commit import GroupCommit, Lane
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.rules.fire import Fire
 from pawl.job_store.ledger.store.starters import PostgresStarters

@@ -9,8 +9,7 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Database
-from pawl.chassis.db.rows import read_each
+from pawl.chassis.db.database import Database, read_each
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
 from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS, ClaimedSchedule, ScheduleRow

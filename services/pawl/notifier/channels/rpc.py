@@ -11,8 +11,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from pawl.chassis.egress.client import Egress
 from pawl.chassis.egress.policy import EgressRefused, read_target
-from pawl.chassis.egress.request import Egress
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import IdSource, check_id
 from pawl.chassis.process.clock import Clock
@@ -21,7 +21,7 @@ from pawl.errors import InvalidField, InvalidPageToken
 from pawl.notifier.channels.rules import UNCONFIRMED, Channel, ChannelChange, ChannelId, ChannelKind, checked
 from pawl.notifier.channels.store import PostgresChannels
 from pawl.notifier.deliveries.rules import EMAIL_PLACE, DeliveryId, DeliveryState, OwnDelivery
-from pawl.notifier.inbox.convert import WIRE, caller_inbox, page_size, several_ids
+from pawl.notifier.inbox.rpc import WIRE, caller_inbox, page_size, several_ids
 from pawl.notifier.inbox.rules import Inbox
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import channel_pb2_grpc

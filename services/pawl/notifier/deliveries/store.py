@@ -10,8 +10,7 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
-from pawl.chassis.db.rows import read_each
+from pawl.chassis.db.database import Connection, DatabaseAdapter, read_each
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, RunId, UserId
 from pawl.notifier.channels.rules import CODE_LASTS, ChannelId, ChannelKind

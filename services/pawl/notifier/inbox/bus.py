@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from itertools import chain
 from typing import Final
@@ -11,8 +12,14 @@ import msgspec
 from pawl.chassis.bus.connection import Bus
 from pawl.chassis.ids import RunId, StoreId, UserId, is_id
 from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.chassis.process.tasks import within
 from pawl.errors import Unavailable
 from pawl.notifier.inbox.rules import Inbox
+from pawl.notifier.inbox.store import PostgresStore
+from pawl.notifier.metrics import PrometheusCounters
+from pawl.notify.v1.channel_pb2 import ChannelEvent
+from pawl.notify.v1.notify_pb2 import Notification
 
 _ALL: Final = "pawl.v1.*.user.*.notifications"
 _VIEWERS: Final = "pawl.internal.v1.viewers"
@@ -43,3 +50,91 @@ async def hear_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]
             _log.debug("viewers.not_noted", error=type(error).__name__)
 
     await bus.subscribe(_VIEWERS, on_message)
+
+
+_BATCH: Final = 100
+_SWEEP_SECONDS: Final = 1.0
+_KEEP_SECONDS: Final = 30 * 86_400.0
+_FORGET_SECONDS: Final = 3600.0
+_FORGET_BATCH: Final = 1000
+
+
+class Publication:
+    """Publishes what was not published yet: at once when woken, and every second.
+
+    A row is locked while it is published and marked in the same transaction, so
+    replicas do not publish the same one; a crash in between publishes it again
+    under the same id.
+    """
+
+    def __init__(self, store: PostgresStore, bus: Bus, counters: PrometheusCounters) -> None:
+        self._store = store
+        self._bus = bus
+        self._counters = counters
+        self._new = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to publish."""
+        self._new.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            try:
+                await self.publish_all()
+            except Unavailable as error:
+                _log.debug("publication.postponed", reason=error.reason)
+            await within(_SWEEP_SECONDS, self._new.wait())
+
+    async def publish_all(self) -> None:
+        """Publish all that waits.
+
+        Raises:
+            DependencyUnavailable: the database or the bus is away.
+        """
+        while True:
+            self._new.clear()
+            async with self._store.unpublished(limit=_BATCH) as notifications:
+                if notifications:
+                    await self._bus.publish_all(map(_announced, notifications))
+            self._counters.published.inc(len(notifications))
+            if len(notifications) < _BATCH:
+                break
+        while True:
+            async with self._store.untold(limit=_BATCH) as events:
+                if events:
+                    await self._bus.publish_all(map(_told, events))
+            if len(events) < _BATCH:
+                return
+
+
+def _announced(notification: Notification) -> tuple[str, bytes, dict[str, str]]:
+    """Return the subject, payload and headers of a notification."""
+    subject = f"pawl.v1.{notification.store_id}.user.{notification.user_id}.notifications"
+    return subject, notification.SerializeToString(), {"Nats-Msg-Id": notification.notification_id}
+
+
+def _told(event: ChannelEvent) -> tuple[str, bytes, dict[str, str]]:
+    """Return the same of what became of a delivery or channel."""
+    headers = {
+        "Nats-Msg-Id": event.event_id,
+        "ce-specversion": "1.0",
+        "ce-id": event.event_id,
+        "ce-source": f"/pawl/{event.store_id}",
+        "ce-type": f"pawl.{event.type}",
+        "ce-subject": event.channel_id,
+        "ce-time": event.time.ToJsonString(),
+        "content-type": "application/x-protobuf; messageType=pawl.notify.v1.ChannelEvent",
+    }
+    return f"pawl.v1.{event.store_id}.user.{event.user_id}.channels", event.SerializeToString(), headers
+
+
+async def forget_old(store: PostgresStore, clock: Clock) -> None:
+    """Delete notifications older than 30 days, every hour, until cancelled."""
+    while True:
+        try:
+            while await store.forget(older_than_seconds=_KEEP_SECONDS, limit=_FORGET_BATCH) == _FORGET_BATCH:
+                pass
+        except Unavailable as error:
+            _log.debug("retention.postponed", reason=error.reason)
+        await clock.sleep(_FORGET_SECONDS)

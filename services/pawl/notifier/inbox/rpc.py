@@ -4,19 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection
 from contextlib import aclosing
 from typing import Final
 
 from pawl.chassis.identity.auth import require_user
 from pawl.chassis.identity.roles import APPROVERS
+from pawl.chassis.ids import check_id
 from pawl.chassis.rpc.kinds import Context
+from pawl.chassis.rpc.translate import Translator
 from pawl.errors import InvalidField, InvalidPageToken, SlowConsumer
-from pawl.notifier.inbox import convert
 from pawl.notifier.inbox.rules import Inbox, NotificationId
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.inbox.subscription import Subscriptions
 from pawl.notify.v1 import notify_pb2 as pb
 from pawl.notify.v1 import notify_pb2_grpc
+
+PAGE_DEFAULT: Final = 50
+PAGE_MAX: Final = 200
+IDS_MAX: Final = 200
+
+
+WIRE: Final = Translator(
+    lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
+)
+"""Between what users say and its messages."""
+
+
+def caller_inbox() -> Inbox:
+    """Return whose inbox the caller's is."""
+    return Inbox.of(require_user())
+
+
+def page_size(requested: int) -> int:
+    """Return how many a page has.
+
+    Raises:
+        InvalidField: more than 200 were asked for.
+    """
+    if requested > PAGE_MAX:
+        raise InvalidField(f"page_size must be 0 to {PAGE_MAX}", field="page_size")
+    return requested or PAGE_DEFAULT
+
+
+def several_ids(ids: Collection[str], field: str) -> list[str]:
+    """Return the ids of several things.
+
+    Raises:
+        InvalidField: none, or more than 200.
+        InvalidId: one is no id.
+    """
+    if not 1 <= len(ids) <= IDS_MAX:
+        raise InvalidField(f"{field} must have 1 to {IDS_MAX} ids", field=field)
+    return [check_id(value, field) for value in ids]
+
 
 HEARTBEAT_SECONDS: Final = 15.0
 _NUMBER_MAX: Final = 2**63 - 1
@@ -68,7 +109,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         self, request: pb.ListNotificationsRequest, context: Context
     ) -> pb.ListNotificationsResponse:
         inbox, approves = await self._reader()
-        size = convert.page_size(request.page_size)
+        size = page_size(request.page_size)
         filtered = "unread" if request.only_unread else "all"
         before = re.fullmatch(rf"{filtered}-([0-9]{{1,18}})", request.page_token)
         if request.page_token and before is None:
@@ -87,7 +128,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
     async def AcknowledgeNotifications(
         self, request: pb.AcknowledgeNotificationsRequest, context: Context
     ) -> pb.AcknowledgeNotificationsResponse:
-        ids = [NotificationId(each) for each in convert.several_ids(request.notification_ids, "notification_ids")]
+        ids = [NotificationId(each) for each in several_ids(request.notification_ids, "notification_ids")]
         inbox, approves = await self._reader()
         acknowledged = await self._store.acknowledge(inbox, ids, approves=approves)
         return pb.AcknowledgeNotificationsResponse(notifications=acknowledged)

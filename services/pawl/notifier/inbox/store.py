@@ -10,9 +10,8 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.db.database import Database, DatabaseAdapter, affected
+from pawl.chassis.db.database import Database, DatabaseAdapter, affected, read_each
 from pawl.chassis.db.erasures import ErasurePart
-from pawl.chassis.db.rows import read_each
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.deliveries.rules import body_of, type_of

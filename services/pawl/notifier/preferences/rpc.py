@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.chassis.ids import ConversationId, check_id
 from pawl.chassis.rpc.kinds import Context
-from pawl.notifier.inbox.convert import WIRE, caller_inbox
+from pawl.notifier.inbox.rpc import WIRE, caller_inbox
 from pawl.notifier.preferences.rules import Mute, Preferences, PreferencesChange
 from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notify.v1 import preference_pb2 as pb

@@ -37,7 +37,6 @@ from pawl.tool_registry.rules.definition import (
     definition_hash,
     is_restricted,
 )
-from pawl.tool_registry.rules.output import check_output, output_schema_problem
 from pawl.tool_registry.rules.registering import (
     FRONT_END,
     WORKER,
@@ -46,8 +45,7 @@ from pawl.tool_registry.rules.registering import (
     check_owner,
     own_version,
 )
-from pawl.tool_registry.rules.schema import compile_schema, weigh
-from pawl.tool_registry.rules.violations import did_you_mean
+from pawl.tool_registry.rules.schema import check_output, compile_schema, did_you_mean, output_schema_problem, weigh
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.values import ExecutionContext, OfferFallback
 

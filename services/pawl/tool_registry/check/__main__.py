@@ -15,7 +15,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.start import StartError
 from pawl.tool_registry.check.calling import Caller, call
 from pawl.tool_registry.rules.pointers import resolve
-from pawl.tool_registry.rules.violations import did_you_mean
+from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.secret_file import FileSecrets

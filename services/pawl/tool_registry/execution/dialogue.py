@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.tool_registry.rules.question import given
+from pawl.tool_registry.rules.definition import given
 from pawl.tool_registry.sdk.context import QuestionDeclined, ToolError
 from pawl.values import Answer, Question
 

@@ -24,9 +24,9 @@ from pawl.tool_registry.execution.attempt import Attempt, AttemptParts
 from pawl.tool_registry.execution.execution import LEAVING, CancelCause, Execution, wait_any
 from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.policy.call import ExecuteRequest, Job
+from pawl.tool_registry.rules.definition import given
 from pawl.tool_registry.rules.execution import ENDS, NOT_STOPPED, OPEN, ExecutionResult, input_required
 from pawl.tool_registry.rules.journal import HeldElsewhere
-from pawl.tool_registry.rules.question import given
 from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.outcome import ToolEnd
 from pawl.values import Outcome, Progress

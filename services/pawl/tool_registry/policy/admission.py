@@ -17,8 +17,8 @@ from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
 from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.policy.call import ExecuteRequest, FittingCall, Job, Proposal, ProposedCall
 from pawl.tool_registry.policy.result_cache import ResultCache
+from pawl.tool_registry.policy.rules.gate import STORE_RATE_NAME, Exceeded, Rate, rate_limited
 from pawl.tool_registry.policy.rules.patterns import TooMuchToMatch
-from pawl.tool_registry.policy.rules.rate import STORE_RATE_NAME, Exceeded, Rate, rate_limited
 from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope
 from pawl.tool_registry.policy.standing import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
@@ -27,8 +27,8 @@ from pawl.tool_registry.rules.check import Accepted, Refused
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.journal import Begun, HeldElsewhere
 from pawl.tool_registry.rules.resources import resource_keys
+from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.rules.verdict import CallContext, Verdict, question_of
-from pawl.tool_registry.rules.violations import did_you_mean
 from pawl.tool_registry.sources.python.runner import TakesTooLong
 from pawl.values import Disposition, EffectClass, ExecutionContext, ReadTimeouts, Series
 

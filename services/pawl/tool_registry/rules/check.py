@@ -14,8 +14,7 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidJson, InvalidSchema, TooLarge
 from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.rules.fitting import Fitted, fit
-from pawl.tool_registry.rules.schema import compile_schema
-from pawl.tool_registry.rules.violations import list_violations
+from pawl.tool_registry.rules.schema import compile_schema, list_violations
 
 QUICK_WORK_MAX: Final = 25_000
 """Weight of a schema times bytes of arguments that are checked at once: at most some 30 ms of processor time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,17 @@ from pawl.chassis.ids import StoreId, UserId, is_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.rules.resources import check_template
-from pawl.values import SEVERITY, Category, EffectClass, ExecutionContext, JobReports, OfferFallback, ReportPolicy
+from pawl.values import (
+    SEVERITY,
+    Answer,
+    Category,
+    EffectClass,
+    ExecutionContext,
+    JobReports,
+    OfferFallback,
+    Question,
+    ReportPolicy,
+)
 
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 1024 * 1024
@@ -267,3 +277,29 @@ def decode_definition(fields: JsonValue) -> ToolDefinition:
 def definition_hash(definition: ToolDefinition) -> str:
     """Return the SHA-256, in hex, that decides whether two definitions are one version."""
     return hashlib.sha256(encode_definition(definition)).hexdigest()
+
+
+QUESTION_CHARACTERS_MAX: Final = 4000
+OPTIONS_MAX: Final = 20
+OPTION_CHARACTERS_MAX: Final = 500
+
+
+def check_question(question: Question) -> str:
+    """Return what is wrong with a question that a tool asks, or an empty text."""
+    if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
+        return f"a question has 1 to {QUESTION_CHARACTERS_MAX} characters"
+    if len(question.why) > QUESTION_CHARACTERS_MAX:
+        return f"the reason of a question has at most {QUESTION_CHARACTERS_MAX} characters"
+    if len(question.options) > OPTIONS_MAX or any(len(o) > OPTION_CHARACTERS_MAX for o in question.options):
+        return f"a question has at most {OPTIONS_MAX} options of {OPTION_CHARACTERS_MAX} characters"
+    return ""
+
+
+def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
+    """Return where, from `position` on, the answer to a question is that was asked with these words.
+
+    Answers to other words stand before it where the tool asked something else when it ran before.
+    """
+    return next(
+        (number for number in range(position, len(answers)) if answers[number].question == question.question), None
+    )

@@ -19,8 +19,9 @@ from pawl.tool_registry.rules.definition import (
 )
 
 FRONT_END: Final = "store"
-WORKER: Final = "worker"
 """The source of front-end tools."""
+WORKER: Final = "worker"
+"""The kind of source of workers' tools."""
 OWN: Final = "run"
 """The source of tools that came with a run."""
 OWN_TOOLS_MAX: Final = 64

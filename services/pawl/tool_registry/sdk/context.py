@@ -13,8 +13,8 @@ from pawl.chassis.ids import DEFAULT_AGENT
 from pawl.chassis.process.tasks import Handover, kept
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidJson
+from pawl.tool_registry.rules.definition import check_question
 from pawl.tool_registry.rules.execution import CHECKPOINT_BYTES_MAX
-from pawl.tool_registry.rules.question import check_question
 from pawl.tool_registry.sdk.completion import CompletionToken
 from pawl.tool_registry.sdk.values import plain
 from pawl.values import Question, QuestionKind

@@ -7,10 +7,9 @@ import gzip
 
 import pytest
 
-from pawl.agent_loop.model import pool
+from pawl.agent_loop.model import connection
 from pawl.agent_loop.model.client import OpenAiModel
-from pawl.agent_loop.model.connection import HEAD_BYTES_MAX, Connection
-from pawl.agent_loop.model.pool import IDLE_MAX, Origin, Pool
+from pawl.agent_loop.model.connection import HEAD_BYTES_MAX, IDLE_MAX, Connection, Origin, Pool
 from tests.rpc.agent_loop.model.model_http import (
     ANSWER,
     DONE,
@@ -155,7 +154,7 @@ async def test_calls_at_once_get_a_connection_each_and_a_bounded_number_is_kept(
 
 
 async def test_calls_beyond_the_most_connections_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(connection, "CONNECTIONS_MAX", 2)
     async with serving(answer) as (server, model):
         assert await asyncio.gather(*(collect(model) for _ in range(7))) == [ANSWER] * 7
         assert server.connections <= 2

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules.event import CallFragment, OutputDelta
+from pawl.agent_loop.loop.rules.fact import CallFragment, OutputDelta
 from pawl.agent_loop.loop.rules.text import tool_name
 from pawl.agent_loop.model.request import CallPiece, Piece, ReasoningPiece, RefusalPiece, TextPiece
 from pawl.chassis.strict_json import storable

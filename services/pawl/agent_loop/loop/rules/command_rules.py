@@ -6,9 +6,9 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import asking, completing, delegation, job_program, order, proposals, settle
+from pawl.agent_loop.loop.rules import delegation, fact_rules, job_program, order, proposals, settle
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
-from pawl.agent_loop.loop.rules.command import (
+from pawl.agent_loop.loop.rules.fact import (
     AgentEnded,
     Cancel,
     Command,
@@ -58,7 +58,7 @@ def apply_command(state: State, command: Command, now: float) -> State:
         case Pause() as pause:
             return job_program.paused(state, command.time, resumes=pause.resumes)
         case Completed():
-            return completing.completed(state, command.kind.call_id)
+            return fact_rules.completed(state, command.kind.call_id)
         case AgentEnded() as ended:
             return delegation.ended(state, ended, now)
         case Progress():
@@ -196,7 +196,7 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
     if call.asks_in_mid_execution:
         if state.run.state is RunState.CANCELLING:
             return state  # Its tool is stopped instead.
-        return asking.answered(state, call, decision.answer if decision.kind is DecisionKind.ANSWER else None)
+        return fact_rules.answered(state, call, decision.answer if decision.kind is DecisionKind.ANSWER else None)
     if call.approval is not None:
         call = replace(call, approval=_approval(call.approval, command, decision))
     if call.approval is not None and decision.kind is DecisionKind.EDIT and call.approval.decision is None:
@@ -279,7 +279,7 @@ def _steered(state: State, steer: Steer, now: float) -> State:
     """Withdraw what waits for a person, for a message of the user; the rest of what is open goes on."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
-            state = asking.answered(state, call, None)
+            state = fact_rules.answered(state, call, None)
     withdrawn = [
         settle.withdrawn(call, _WITHDRAWN, now)
         for call in state.open_calls

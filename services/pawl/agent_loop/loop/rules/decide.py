@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.agent_loop.loop.rules import budget, completing, delegation, order, program, settle, step
+from pawl.agent_loop.loop.rules import budget, delegation, fact_rules, order, program, settle, step
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import (
     CheckFallback,
@@ -209,13 +209,13 @@ def _can_start(call: Call, state: State, now: float) -> bool:
         return False
     if call.state is CallState.RUNNING:
         # Its worker is gone, or it was completed. The registry knows what became of it, by its id.
-        return not completing.awaits(state, call, now)
+        return not fact_rules.awaits(state, call, now)
     return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
 
 
 def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None, now: float) -> Park:
     kinds = {_WAITS.get(call.state) for call in state.open_calls}
-    if completing.times(state, now):
+    if fact_rules.times(state, now):
         kinds.add(WaitKind.COMPLETION)
     waits = tuple(kind for kind in WaitKind if kind in kinds)
     if any(call.call_id in state.loop.in_doubt for call in state.open_calls):
@@ -225,4 +225,4 @@ def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None, n
 
 def _deadlines(state: State, *, after: float) -> list[float]:
     times = (call.deadline_time for call in state.open_calls)
-    return [*(time for time in times if time is not None and time > after), *completing.times(state, after)]
+    return [*(time for time in times if time is not None and time > after), *fact_rules.times(state, after)]

@@ -17,7 +17,7 @@ from pawl.agent_loop.agents.rules import AgentVersion
 from pawl.agent_loop.loop.rules import budget, settle, text
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.checks import MESSAGE_BYTES_MAX
-from pawl.agent_loop.loop.rules.command import AgentEnded
+from pawl.agent_loop.loop.rules.fact import AgentEnded
 from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.loop.rules.run import Delegation, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice

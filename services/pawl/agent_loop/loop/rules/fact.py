@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import field
@@ -11,12 +11,13 @@ from msgspec import field
 from pawl.agent_loop.agents.rules import AgentVersion
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.background import Wish
-from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.run import PinnedTool, RunFailure
+from pawl.agent_loop.loop.rules.call import ByPerson, Call, CallResult
+from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunFailure
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, Stopped, Verdict
 from pawl.agent_loop.model.request import Problem
 from pawl.agent_loop.undo.rules import UndoPlan
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, CommandId
+from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,3 +145,165 @@ Fact: TypeAlias = (
     | CallsRead
     | CallChecked
 )
+
+
+TAKEOVER: Final = "TAKEOVER"
+"""Reason of RoundRetrying when the worker that made the call is gone."""
+
+
+class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """The model is being called."""
+
+    round: int
+    model_attempt: int
+    model: str
+    without_tools: bool = False
+    summary: bool = False
+
+
+class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt failed and the next one, of `model`, follows; output from `void_from_seq` on is void.
+
+    `usage` is what the failed one used.
+    """
+
+    round: int
+    model_attempt: int
+    reason: str
+    message: str
+    delay_seconds: float = 0.0
+    void_from_seq: int = 0
+    usage: Usage = field(default_factory=Usage)
+    model: str = ""
+
+
+class RoundEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The model call ended."""
+
+    round: int
+    model_attempt: int
+    finish_reason: str
+    usage: Usage
+
+
+class CallFragment(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a call that the model is writing, for display."""
+
+    index: int
+    tool_name: str = ""
+    arguments_text: str = ""
+
+
+class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A coalesced piece of the model's output."""
+
+    round: int
+    model_attempt: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallFragment, ...] = ()
+    refusal: str = ""
+
+
+class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A running tool reports progress; `fraction` is from 0 to 1."""
+
+    call_id: CallId
+    tool_name: str
+    fraction: float | None = None
+    message: str = ""
+
+
+class Warned(msgspec.Struct, frozen=True, kw_only=True):
+    """A remark on the run: a reason for programs, a message for people."""
+
+    reason: str
+    message: str
+
+
+OwnerEvent: TypeAlias = RoundStarted | RoundRetrying | RoundEnded | OutputDelta | ToolProgress | Warned
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A front end returned a result."""
+
+    call_id: CallId
+    result: CallResult
+
+
+class Decide(msgspec.Struct, frozen=True, kw_only=True):
+    """A person decided about a call, or answered it."""
+
+    call_id: CallId
+    kind: DecisionKind
+    arguments_json: bytes = b""
+    edited_digest: str = ""
+    reason: str = ""
+    answer: str = ""
+    edited_preview: str = ""
+    for_series: bool = False
+    """True if it is about the series of the call, too."""
+    edited_series: Series | None = None
+
+
+class Steer(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of the user enters the run."""
+
+    text: str
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody stops the run."""
+
+    cause: StopCause
+    reason: str = ""
+
+
+class Resolve(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator says what became of a call; `content_json` goes with HAPPENED."""
+
+    call_id: CallId
+    resolution: CallResolution
+    content_json: bytes = b""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A front end reports progress of a call. The ledger has told it; nothing follows from it."""
+
+
+class TopUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody adds to the token budget."""
+
+    tokens: int
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody pauses a job, or lets it go on."""
+
+    resumes: bool = False
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody outside has completed a call: the registry knows how it ended."""
+
+    call_id: CallId
+
+
+class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that does a call has ended."""
+
+    call_id: CallId
+    run: Run
+
+
+CommandKind: TypeAlias = (
+    ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | Pause | Completed | AgentEnded
+)
+
+
+class Command(ByPerson, frozen=True, kw_only=True):
+    """An entry of the inbox of a run."""
+
+    command_id: CommandId
+    time: float
+    kind: CommandKind

@@ -1,14 +1,19 @@
-"""Changes of the state by the outcomes of this process's work."""
+"""Changes of the state by the outcomes of this process's work.
+
+Calls that somebody outside completes: the run waits for the news, and asks the registry then, or when time is over.
+
+Such a call stays RUNNING, and to begin it again is to ask the registry by its id.
+"""
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import answering, asking, completing, program, proposals, settle
+from pawl.agent_loop.loop.rules import answering, program, proposals, settle
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Propose
-from pawl.agent_loop.loop.rules.event import OwnerEvent, Warned
 from pawl.agent_loop.loop.rules.fact import (
     AgentRead,
     CallChecked,
@@ -20,13 +25,74 @@ from pawl.agent_loop.loop.rules.fact import (
     ModelAnswered,
     ModelCut,
     ModelFailed,
+    OwnerEvent,
     RunRefused,
     ToolsPinned,
+    Warned,
 )
 from pawl.agent_loop.loop.rules.run import UnknownOutcomePolicy
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import TOOLS_MAX
-from pawl.values import REPEATABLE, CallState, ExecutionContext, Outcome, Question, RunState
+from pawl.chassis.ids import CallId
+from pawl.values import REPEATABLE, Answer, CallState, ExecutionContext, Outcome, Question, RunState
+
+
+def asked(state: State, call: Call, question: Question, now: float) -> State:
+    """Return the state with the call waiting for a person."""
+    seconds = state.run.options.limits.seconds_of_question(question.timeout_seconds)
+    waiting = replace(call, state=CallState.ASKED, question=question, deadline_time=now + seconds)
+    return state.with_calls([waiting])
+
+
+def answered(state: State, call: Call, answer: str | None) -> State:
+    """Return the state with the call to be run again with the answer, or with the news that nobody answers."""
+    asked_last = call.question.question if call.question else ""
+    given = Answer(question=asked_last, answer=answer or "", declined=answer is None)
+    answers = {**state.loop.answers, call.call_id: (*state.loop.answers.get(call.call_id, ()), given)}
+    goes_on = replace(call, state=CallState.RUNNABLE, question=None, deadline_time=None)
+    return replace(state.with_calls([goes_on]), loop=replace(state.loop, answers=answers))
+
+
+# The registry tells by its own clock when the time is over.
+_SECONDS_MIN: Final = 1.0
+_AT_ONCE: Final = 0.0
+
+
+def awaits(state: State, call: Call, now: float) -> bool:
+    """Return whether a call waits to be completed, and its time is not over."""
+    until = state.loop.completions.get(call.call_id, _AT_ONCE)
+    return call.state is CallState.RUNNING and until > max(now, _AT_ONCE)
+
+
+def times(state: State, now: float) -> list[float]:
+    """Return the times at which the registry is to be asked again."""
+    return [state.loop.completions[call.call_id] for call in state.open_calls if awaits(state, call, now)]
+
+
+def begun(state: State, call: Call, seconds_left: float, now: float) -> State:
+    """Return the state with a call that is to be completed; one of which the news came first is asked for again."""
+    if call.state is not CallState.RUNNING:
+        return state
+    known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
+    if state.loop.completions.get(call.call_id) != _AT_ONCE:
+        known[call.call_id] = now + max(_SECONDS_MIN, seconds_left)
+    return replace(state, loop=replace(state.loop, completions=known))
+
+
+def completed(state: State, call_id: CallId) -> State:
+    """Return the state after the news that a call was completed."""
+    call = state.calls.get(call_id)
+    if call is None or call.state is not CallState.RUNNING:
+        return state
+    return replace(state, loop=replace(state.loop, completions={**state.loop.completions, call_id: _AT_ONCE}))
+
+
+def ended(state: State, call_id: CallId) -> State:
+    """Return the state without what is kept of a call that has its result."""
+    if call_id not in state.loop.completions:
+        return state
+    known = {each: time for each, time in state.loop.completions.items() if each != call_id}
+    return replace(state, loop=replace(state.loop, completions=known))
 
 
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
@@ -76,9 +142,9 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
     if fact.ended.outcome is Outcome.INPUT_REQUIRED:
         is_running = call.state is CallState.RUNNING and state.run.state is not RunState.CANCELLING
         question = fact.ended.question or Question(question="What is the answer?")
-        return asking.asked(state, call, question, now) if is_running else state
+        return asked(state, call, question, now) if is_running else state
     if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
-        return completing.begun(state, call, fact.ended.completion_seconds_left, now)
+        return begun(state, call, fact.ended.completion_seconds_left, now)
     policy = state.run.options.unknown_outcome_policy
     if (
         fact.ended.outcome is Outcome.UNKNOWN
@@ -88,7 +154,7 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
     ):
         doubted = (*state.loop.in_doubt, call.call_id)
         return replace(state, loop=replace(state.loop, in_doubt=doubted))
-    state = completing.ended(state, call.call_id)
+    state = ended(state, call.call_id)
     if call.settled:
         return state
     return state.with_calls([settle.executed(call, fact.ended, now, state.loop.notes.get(call.call_id, ""))])
@@ -98,7 +164,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     call = state.calls[fact.call_id]
     if call.settled:
         return state, ()
-    state = completing.ended(state, call.call_id)
+    state = ended(state, call.call_id)
     call = settle.stopped(call, fact.answer, now, state.loop.notes.get(call.call_id, ""))
     state = state.with_calls([call])
     if call.result is None or call.result.error_reason != settle.NOT_STOPPED:

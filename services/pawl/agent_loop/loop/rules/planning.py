@@ -9,8 +9,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import answering, asking, budget, delegation, jobs, program, step
-from pawl.agent_loop.loop.rules.command import Cancel, Command, Steer
+from pawl.agent_loop.loop.rules import answering, budget, delegation, fact_rules, jobs, program, step
 from pawl.agent_loop.loop.rules.command_rules import apply_command
 from pawl.agent_loop.loop.rules.decide import IN_MOTION, decide, not_made
 from pawl.agent_loop.loop.rules.decision import (
@@ -37,8 +36,18 @@ from pawl.agent_loop.loop.rules.decision import (
     TakeOver,
     Wait,
 )
-from pawl.agent_loop.loop.rules.event import TAKEOVER, OwnerEvent, RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.loop.rules.fact import Fact, Shown
+from pawl.agent_loop.loop.rules.fact import (
+    TAKEOVER,
+    Cancel,
+    Command,
+    Fact,
+    OwnerEvent,
+    RoundRetrying,
+    RoundStarted,
+    Shown,
+    Steer,
+    Warned,
+)
 from pawl.agent_loop.loop.rules.fact_rules import apply_fact
 from pawl.agent_loop.loop.rules.loop_state import OpenModelCall
 from pawl.agent_loop.loop.rules.message import Message, Role
@@ -156,7 +165,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Settle():
             return state.with_calls(decision.calls), ()
         case Decline():
-            return asking.answered(state, state.calls[decision.call_id], None), ()
+            return fact_rules.answered(state, state.calls[decision.call_id], None), ()
         case EnterSteers():
             return _enter_steers(program.of(state.run).concluded(state, goes_on=True)), ()
         case Fail():

@@ -10,8 +10,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.command import Command
-from pawl.agent_loop.loop.rules.fact import AgentRead
+from pawl.agent_loop.loop.rules.fact import AgentRead, Command
 from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run

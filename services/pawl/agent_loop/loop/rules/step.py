@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.command import Command
-from pawl.agent_loop.loop.rules.event import OwnerEvent
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, PinnedTool, RunFailure
 from pawl.agent_loop.loop.rules.state import State

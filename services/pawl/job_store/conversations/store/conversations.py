@@ -14,7 +14,7 @@ from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.conversations import absent
 from pawl.job_store.ledger.rules.rows import ClientKey, ConversationRow, RequestKey, RequestRow, Segment
 from pawl.job_store.ledger.rules.search import mark
-from pawl.job_store.ledger.store import paging, segments, tables
+from pawl.job_store.ledger.store import run_lists, segments, tables
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -36,7 +36,7 @@ _BEFORE: Final = "(update_time, conversation_id) < (coalesce($6::timestamptz, 'i
 _HAS_LABELS: Final = r"labels <> '' AND string_to_array(labels, E'\n') @> $8"
 _LABELLED: Final = f"(cardinality($8::text[]) = 0 OR {_HAS_LABELS})"
 # The newest of each kind, and of them the newest: of the other kind nothing is looked at.
-LISTED: Final = paging.statement(
+LISTED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     source=f"""(
         SELECT c.* FROM unnest($5::boolean[]) AS a (archived) CROSS JOIN LATERAL (
@@ -50,7 +50,7 @@ LISTED: Final = paging.statement(
     order="update_time DESC, conversation_id DESC",
     size="length(queue)",
 )
-WITH_LABELS: Final = paging.statement(
+WITH_LABELS: Final = run_lists.statement(
     tables.CONVERSATIONS,
     where=f"""store_id = $3 AND user_id = $4 AND parent_run_id = '' AND archived = ANY ($5::boolean[])
         AND {_HAS_LABELS} AND {_BEFORE}""",
@@ -60,7 +60,7 @@ WITH_LABELS: Final = paging.statement(
 # The limit bounds what a word costs that stands everywhere. Each conversation is read by its id, whatever the planner
 # thinks of how many there are: all of a user times all that are found would be very many. Found with a message are the
 # forks that show it.
-SEARCHED: Final = paging.statement(
+SEARCHED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     source=f"""(
         WITH matching AS MATERIALIZED (
@@ -90,7 +90,7 @@ SEARCHED: Final = paging.statement(
 
 # Of all others of the store.
 _OF_OTHERS: Final = "store_id = $3 AND user_id <> $4 AND user_id <> '' AND sharing > 1 AND parent_run_id = ''"
-SHARED: Final = paging.statement(
+SHARED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     where=f"{_OF_OTHERS} AND archived = ANY ($5::boolean[]) AND {_LABELLED} AND {_BEFORE}",
     order="update_time DESC, conversation_id DESC",
@@ -145,7 +145,7 @@ class PostgresConversations(DatabaseAdapter):
                 return Page(rows=(), has_more=False)
             words = " | ".join(f"({query(store_id, owner, wanted.words)})" for owner in owners)
             arguments, statement = (*arguments, words), SHARED_SEARCHED if wanted.shared else SEARCHED
-        return await paging.fetch(self._database, statement, arguments, tables.CONVERSATIONS.read, rows_max=rows_max)
+        return await run_lists.fetch(self._database, statement, arguments, tables.CONVERSATIONS.read, rows_max=rows_max)
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
         if not conversation.past_number:

@@ -14,8 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Connection, DatabaseAdapter
-from pawl.chassis.db.rows import read_each
+from pawl.chassis.db.database import Connection, DatabaseAdapter, read_each
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.ledger.rpc.messages import text_of
 from pawl.job_store.ledger.rules.search import mark, words

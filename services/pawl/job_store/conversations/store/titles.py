@@ -9,16 +9,15 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.db.database import Database, DatabaseAdapter
-from pawl.chassis.db.rows import read_each
+from pawl.chassis.db.database import Database, DatabaseAdapter, read_each
 from pawl.chassis.ids import ConversationId, StoreId
 from pawl.event.v1 import message_pb2
 from pawl.job.v1.agents_pb2 import GetAgentQuotaResponse
 from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
-from pawl.job_store.ledger.rules.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, said_title
+from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, said_title
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_of
-from pawl.job_store.ledger.store import usage
+from pawl.job_store.ledger.store import upkeep
 from pawl.job_store.ledger.store.columns import joined
 from pawl.values import RunState
 
@@ -112,7 +111,7 @@ class PostgresTitles(DatabaseAdapter):
             run = await connection.fetchrow(_RUN, *place)
             if run is not None and used != Used():
                 key = UsageKey(store_id, run["agent_name"], day_of(run["time"]), run["user_id"])
-                statement, arguments = joined([usage.addition([(key, used)])])
+                statement, arguments = joined([upkeep.addition([(key, used)])])
                 await connection.execute(statement, *arguments)
 
 

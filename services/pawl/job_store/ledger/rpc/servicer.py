@@ -18,7 +18,7 @@ from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEn
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
-from pawl.job_store.ledger.lanes import Lane
+from pawl.job_store.ledger.group_commit import Lane
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.ports import Operation

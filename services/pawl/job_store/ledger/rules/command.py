@@ -32,10 +32,10 @@ from pawl.errors import (
     RunNotFound,
     TokenCeiling,
 )
-from pawl.job_store.ledger.rules import attention, inbox, log, offers, refusals, stop, turn
+from pawl.job_store.ledger.rules import attention, inbox, log, offers, stop, turn
 from pawl.job_store.ledger.rules.decisions import Decide, Decider
 from pawl.job_store.ledger.rules.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
-from pawl.job_store.ledger.rules.refusals import Refused, Replaced
+from pawl.job_store.ledger.rules.inbox import Refused, Replaced
 from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, RunRow
 from pawl.job_store.ledger.rules.states import OperatorAct
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
@@ -215,7 +215,7 @@ class Send(Decider, frozen=True, kw_only=True):
         command = self.command
         if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
             # Whoever comes after somebody else's decision is told of it, also when the run has ended by then.
-            refusals.check_undecided(_call_of_run(unit, run, command.call_id))
+            inbox.check_undecided(_call_of_run(unit, run, command.call_id))
         if run.state.is_terminal:
             raise Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
@@ -319,14 +319,14 @@ def _receipt(unit: UnitOfWork, run: RunRow, command: CommandRow) -> Receipt:
 
 
 def _check_offered(call: CallRow) -> None:
-    refusals.check_open(call)
+    inbox.check_open(call)
     if call.state is not CallState.OFFERED:
         raise Refused(CommandOutcome.REFUSED, CallNotPending())
 
 
 def _check_result(call: CallRow, command: ToolResult, session_id: SessionId, now: datetime) -> None:
     _check_offered(call)
-    refusals.check_deadline(call, now)
+    inbox.check_deadline(call, now)
     if command.client_id:
         _check_holder(call, command, session_id)
     elif call.offer is not None and call.offer.is_held(now):
@@ -350,7 +350,7 @@ def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -
 
 
 def _check_resolve(run: RunRow, call: CallRow) -> None:
-    refusals.check_open(call)
+    inbox.check_open(call)
     in_doubt = run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
     if not in_doubt or call.state is not CallState.RUNNING:
         raise Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))

@@ -11,7 +11,18 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, CommandId, RunId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
-from pawl.job_store.ledger.rules import calls, delegation, grants, inbox, jobs, log, run_table, stop, titles, trimming
+from pawl.job_store.ledger.rules import (
+    calls,
+    conversations,
+    delegation,
+    grants,
+    inbox,
+    jobs,
+    log,
+    run_table,
+    stop,
+    trimming,
+)
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.events import EventBody, MessageAdded, OwnerEvent, RunChanged
@@ -159,7 +170,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         run = log.write(unit, run, steps, attempt=self.epoch)
         if self.state is not None and self.state.is_terminal:
             if self.asks_title and self.state is RunState.COMPLETED:
-                titles.ask(unit, run)
+                conversations.ask(unit, run)
             run = self._end(unit, run, self.state, unread=unread)
         if self.loop_state is not None:
             unit.loop_states.put(run.key, self.loop_state)

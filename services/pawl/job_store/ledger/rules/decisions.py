@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, CommandId, UserId
 from pawl.errors import AlreadyDecided, CallNotPending, PawlError, PermissionDenied
-from pawl.job_store.ledger.rules import grants, refusals
+from pawl.job_store.ledger.rules import grants, inbox
 from pawl.job_store.ledger.rules.approval import Actor, Decision
 from pawl.job_store.ledger.rules.calls import arguments_sha256, is_same_credential, people_of
-from pawl.job_store.ledger.rules.refusals import Refused
+from pawl.job_store.ledger.rules.inbox import Refused
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.values import CallState, CommandOutcome, DecisionKind, DecisionRight, Series
 
@@ -69,16 +69,16 @@ class Decider(Actor, frozen=True, kw_only=True):
         return replace(call, approvals=approvals, decision=decision if is_last else None)
 
     def _check_decidable(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> None:
-        refusals.check_open(call)
+        inbox.check_open(call)
         if call.state is CallState.ASKED:
             if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
                 raise Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
         elif call.state is not CallState.AWAITING_APPROVAL:
-            refusals.check_undecided(call)
+            inbox.check_undecided(call)
             raise Refused(CommandOutcome.REFUSED, CallNotPending())
         else:
             self._check_approver(run, call, command)
-        refusals.check_deadline(call, now)
+        inbox.check_deadline(call, now)
 
     def _check_approver(self, run: RunRow, call: CallRow, command: Decide) -> None:
         if command.right is DecisionRight.QUESTIONS:

@@ -9,17 +9,19 @@ it stands in the conversation, wherever its owner keeps it meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, CommandId, CredentialId, RunKey, UserId
-from pawl.errors import QueueFull, RunNotFound
+from pawl.errors import AlreadyDecided, CallNotPending, DeadlinePassed, PawlError, QueueFull, RunNotFound
 from pawl.job_store.ledger.rules import turn
 from pawl.job_store.ledger.rules.calls import people_of
-from pawl.job_store.ledger.rules.rows import CommandRow, RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.values import CommandOutcome, DecisionKind
 
 STEER: Final = "steer"
 CANCEL: Final = "cancel"
@@ -158,3 +160,46 @@ class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
             return
         incoming = arrived(unit, run, name=COMPLETED, payload=self.payload)
         turn.wake(unit, accept(unit, run, incoming))
+
+
+class Refused(Exception):
+    """A command is not taken; `error` says why."""
+
+    def __init__(self, outcome: CommandOutcome, error: PawlError) -> None:
+        self.outcome = outcome
+        self.error = error
+        super().__init__(error.reason)
+
+
+_DONE: Final = {
+    DecisionKind.APPROVE: "approved",
+    DecisionKind.EDIT: "edited and approved",
+    DecisionKind.REJECT: "rejected",
+    DecisionKind.ANSWER: "answered",
+}
+
+
+class Replaced(Refused):
+    """A command of a session that lost the call to another of its client. Not kept: that one may send it again."""
+
+
+def check_open(call: CallRow) -> None:
+    """Refuse a command about a call that is settled, decided or reserved by an earlier command."""
+    if call.state.is_terminal or call.reserved_by:
+        check_undecided(call)
+        raise Refused(CommandOutcome.LATE, CallNotPending())
+
+
+def check_undecided(call: CallRow | None) -> None:
+    """Refuse a command about a call that somebody has decided."""
+    if call is not None and call.decision is not None:
+        did = _DONE[call.decision.kind]
+        raise Refused(
+            CommandOutcome.LATE, AlreadyDecided(f"{call.tool_name} was {did} before, by {call.decision.user_id}")
+        )
+
+
+def check_deadline(call: CallRow, now: datetime) -> None:
+    """Refuse a command about a call that had to be answered before `now`."""
+    if call.deadline_time is not None and call.deadline_time <= now:
+        raise Refused(CommandOutcome.LATE, DeadlinePassed())

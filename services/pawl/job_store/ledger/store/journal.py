@@ -23,7 +23,7 @@ from pawl.job_store.ledger.rules import offers
 from pawl.job_store.ledger.rules.events import Event
 from pawl.job_store.ledger.rules.unit_of_work import Ids, UnitOfWork
 from pawl.job_store.ledger.rules.usage import added
-from pawl.job_store.ledger.store import tables, trimming, usage
+from pawl.job_store.ledger.store import tables, upkeep
 from pawl.job_store.ledger.store.columns import Columns, Write, joined
 from pawl.job_store.ledger.store.loading import load
 
@@ -134,13 +134,13 @@ async def _store(
         *_changed(tables.LANES, unit.lanes.changed()),
         *_created(tables.EVENTS, events),
         *_created(tables.OUTBOX, [event for event, _ in outbox], [payload for _, payload in outbox]),
-        *([usage.addition(counts)] if counts else []),
+        *([upkeep.addition(counts)] if counts else []),
     ]
     if writes:
         statement, arguments = joined(writes)
         await connection.execute(statement, *arguments)
     if unit.trims.rows:
-        await trimming.remove(connection, unit.trims.rows)
+        await upkeep.remove(connection, unit.trims.rows)
 
 
 def _created(columns: Columns[R], rows: Sequence[R], beside: Sequence[Any] | None = None) -> list[Write]:

@@ -23,7 +23,7 @@ from pawl.job_store.ledger.rules.rows import (
     RequestRow,
 )
 from pawl.job_store.ledger.rules.unit_of_work import Ids, RowKeys, UnitOfWork
-from pawl.job_store.ledger.store import segments, tables, trigger_loading
+from pawl.job_store.ledger.store import segments, starters, tables
 from pawl.job_store.schedules.rules import ScheduleKey
 
 K = TypeVar("K", bound=msgspec.Struct)
@@ -182,7 +182,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         tables.load_into(unit.schedules, tables.SCHEDULES, records)
     if triggers := _distinct(named, lambda keys: keys.triggers):
         lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
-        named = [*named, await trigger_loading.load(connection, unit, triggers, lanes, events)]
+        named = [*named, await starters.load(connection, unit, triggers, lanes, events)]
     named = await _owned(connection, named)
     limits = {queue: (most, places) for queue, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}

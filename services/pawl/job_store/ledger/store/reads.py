@@ -23,7 +23,7 @@ from pawl.job_store.ledger.reading import (
 from pawl.job_store.ledger.rules.conversations import absent
 from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, MessageRow, RunRow
 from pawl.job_store.ledger.rules.waiting import Situation
-from pawl.job_store.ledger.store import log_reads, paging, run_lists, segments, situations, tables
+from pawl.job_store.ledger.store import log_reads, run_lists, segments, situations, tables
 from pawl.values import CallState
 
 # The statements are made from constants of this package only.
@@ -90,7 +90,7 @@ _COMMANDS: Final = f"""
 SELECT {tables.COMMANDS.names} FROM job_store.commands
 WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
 """
-_CALLS: Final = paging.statement(
+_CALLS: Final = run_lists.statement(
     tables.CALLS,
     where="store_id = $3 AND run_id = $4 AND (round, batch_index, call_id) > ($5, $6, $7)",
     order="round, batch_index, call_id",
@@ -98,7 +98,7 @@ _CALLS: Final = paging.statement(
 )
 # A statement for each index. `$4` is empty in the second.
 _PENDING, _TO_APPROVE = (
-    paging.statement(
+    run_lists.statement(
         tables.CALLS,
         where=f"""store_id = $3 AND {of_whom} AND reserved_by = ''
             AND (cardinality($5::smallint[]) = 0 OR state = ANY ($5))
@@ -115,7 +115,7 @@ _PENDING, _TO_APPROVE = (
 )
 # A statement for each index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
 _MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
-    paging.statement(
+    run_lists.statement(
         tables.RUNS,
         where=f"""store_id = $3 AND {of_whom} AND state = 3 AND waits = '\\x04' AND stop_cause IS NULL
             AND ($5::text = '' OR conversation_id = $5)
@@ -125,7 +125,7 @@ _MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
     )
     for of_whom in ("user_id = $4", "$4 = ''")
 )
-_MESSAGES: Final = paging.statement(
+_MESSAGES: Final = run_lists.statement(
     tables.MESSAGES,
     where="store_id = $3 AND conversation_id = $4 AND number > $5",
     order="number",
@@ -240,7 +240,7 @@ class PostgresReads(DatabaseAdapter):
     ) -> Page[Situation]:
         statement, arguments = run_lists.selected(store_id, user_id, wanted, after)
         async with self._database.snapshot() as connection:
-            page = await paging.fetch(connection, statement, arguments, tables.RUNS.read, rows_max=rows_max)
+            page = await run_lists.fetch(connection, statement, arguments, tables.RUNS.read, rows_max=rows_max)
             return Page(rows=await situations.of_page(connection, store_id, page.rows), has_more=page.has_more)
 
     async def calls(
@@ -250,7 +250,7 @@ class PostgresReads(DatabaseAdapter):
         async with self._database.acquire() as connection:
             if not (user_id and await connection.fetchval(_SHOWS_CALLS, key.store_id, key.run_id, user_id)):
                 await _fetch_run(connection, key, user_id)
-            return await paging.fetch(connection, _CALLS, arguments, tables.CALLS.read, rows_max=rows_max)
+            return await run_lists.fetch(connection, _CALLS, arguments, tables.CALLS.read, rows_max=rows_max)
 
     async def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -264,7 +264,7 @@ class PostgresReads(DatabaseAdapter):
             *(after or (None, "")),
         )
         statement = _PENDING if wanted.user_id else _TO_APPROVE
-        return await paging.fetch(self._database, statement, arguments, tables.CALLS.read, rows_max=rows_max)
+        return await run_lists.fetch(self._database, statement, arguments, tables.CALLS.read, rows_max=rows_max)
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -273,7 +273,7 @@ class PostgresReads(DatabaseAdapter):
             return Page(rows=(), has_more=False)
         arguments = (store_id, wanted.user_id, wanted.conversation_id, *(after or (None, "")))
         statement = _MINE_SHORT_OF_TOKENS if wanted.user_id else _SHORT_OF_TOKENS
-        return await paging.fetch(self._database, statement, arguments, tables.RUNS.read, rows_max=rows_max)
+        return await run_lists.fetch(self._database, statement, arguments, tables.RUNS.read, rows_max=rows_max)
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
@@ -289,7 +289,7 @@ class PostgresReads(DatabaseAdapter):
                 )
             else:
                 arguments = (store_id, conversation_id, after)
-                page = await paging.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
+                page = await run_lists.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
         return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:

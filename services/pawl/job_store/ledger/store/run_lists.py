@@ -2,16 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
+from asyncpg import Record
+
+from pawl.chassis.db.database import Connection, Database
 from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId
-from pawl.job_store.ledger.reading import RunFilter
+from pawl.job_store.ledger.reading import Page, RunFilter
 from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.command import Cancel
-from pawl.job_store.ledger.store import paging, tables
+from pawl.job_store.ledger.store import tables
 from pawl.values import CommandOutcome, RunState, StopCause
+
+R = TypeVar("R")
+
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""A page that has reached this size takes no more rows."""
+
+
+class Rows(Protocol):
+    """The rows of a table: the names of their columns, and of those that are their key."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def names(self) -> str: ...
+
+
+def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
+    """Return a statement for a page: $1 is the most rows, plus one, and $2 the most bytes; `where` has the others.
+
+    All parts are constants of the caller. `source` is what the rows are looked for in, if it is not the whole table.
+    """
+    return f"""
+        WITH sized AS MATERIALIZED (
+            SELECT {rows.key}, sum({size}) OVER (ORDER BY {order}) - ({size}) AS bytes_before
+            FROM {source or rows.table} AS t WHERE {where} ORDER BY {order} LIMIT $1
+        )
+        SELECT {rows.names}, (SELECT count(*) FROM sized) AS found
+        FROM {rows.table} JOIN sized USING ({rows.key}) WHERE bytes_before < $2 ORDER BY {order}
+        """
+
+
+async def fetch(
+    database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
+) -> Page[R]:
+    """Return a page by a statement made with `statement`; at least one row if there is any.
+
+    Records have the column `found` beside those of a row.
+    """
+    records = await database.fetch(sql, rows_max + 1, PAGE_BYTES_MAX, *arguments)
+    found = records[0]["found"] if records else 0
+    rows = [read(record) for record in records[:rows_max]]
+    return Page(rows=rows, has_more=found > len(rows))
+
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -61,7 +109,7 @@ def _order(*, oldest_first: bool) -> str:
 
 
 def _along(found_by: str, *, oldest_first: bool, of: str = "user_id = $4") -> str:
-    return paging.statement(
+    return statement(
         tables.RUNS,
         where=f"""store_id = $3 AND {of} AND {found_by} AND {_FILTERS}
             AND {_between(oldest_first=oldest_first)}""",
@@ -72,7 +120,7 @@ def _along(found_by: str, *, oldest_first: bool, of: str = "user_id = $4") -> st
 
 def _in_states(*, oldest_first: bool) -> str:
     """Return the first of each state, and of them the first: whatever else the user has ever run is not looked at."""
-    return paging.statement(
+    return statement(
         tables.RUNS,
         source=f"""(
             SELECT r.* FROM unnest($6::smallint[]) AS s (one) CROSS JOIN LATERAL (

@@ -9,7 +9,7 @@ from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rules.rows import MessageRow, Segment
-from pawl.job_store.ledger.store import paging, tables
+from pawl.job_store.ledger.store import run_lists, tables
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -48,7 +48,7 @@ def told(source: str, author: str) -> str:
 
 
 _IS_IN: Final = "m.store_id = {} AND m.conversation_id = p.part_id AND m.number BETWEEN {} AND p.last_number"
-_MESSAGES: Final = paging.statement(
+_MESSAGES: Final = run_lists.statement(
     tables.MESSAGES,
     source=f"""(
         SELECT each.* FROM ({_parts("$3", "$4::text", "$5::bigint")}) AS p CROSS JOIN LATERAL (
@@ -105,7 +105,7 @@ async def messages(
 ) -> Page[MessageRow]:
     """Return messages of a fork, from the one after number `after` on."""
     arguments = (store_id, conversation_id, past_number, after)
-    return await paging.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
+    return await run_lists.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
 
 
 async def from_summary(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from asyncpg import Record
+from msgspec.structs import astuple
 
-from pawl.chassis.db.database import Database, DatabaseAdapter
+from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
+from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job_store.ledger.rules.places import PlaceLimits
-from pawl.values import RunState
+from pawl.job_store.ledger.rules.trimming import Trim
+from pawl.job_store.ledger.rules.usage import UsageKey, Used
+from pawl.job_store.ledger.store.columns import Statement, Write
+from pawl.values import CallState, RunState, Usage
 
 _HELD_BY: Final = """
 SELECT store_id, run_id, call_id FROM job_store.calls
@@ -116,3 +122,96 @@ class PostgresLedgerStats:
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:
     return RunKey(record["store_id"], record["run_id"]), CallKey(record["store_id"], record["call_id"])
+
+
+# Together with what was decided about them, and what told of the ends of runs that had done them. Failures are counted.
+_CALLS: Final = """
+WITH gone AS (
+    DELETE FROM job_store.calls AS c USING unnest($1::text[], $2::text[], $3::integer[]) AS k (store_id, run_id, round)
+    WHERE c.store_id = k.store_id AND c.run_id = k.run_id AND c.round <= k.round AND c.state >= 10
+    RETURNING c.store_id, c.run_id, c.call_id, c.state
+), counted AS (
+    UPDATE job_store.runs AS r SET trimmed_failures = r.trimmed_failures + g.failures
+    FROM (SELECT store_id, run_id, count(*) FILTER (WHERE state <> $4) AS failures FROM gone GROUP BY 1, 2) AS g
+    WHERE r.store_id = g.store_id AND r.run_id = g.run_id
+)
+DELETE FROM job_store.commands AS m USING gone AS g
+WHERE m.store_id = g.store_id AND m.run_id = g.run_id AND m.call_id = g.call_id AND m.consumed
+"""
+# Those that are still to be sent stay until the next time. Nobody reads them meanwhile.
+_EVENTS: Final = """
+DELETE FROM job_store.events AS e USING unnest($1::text[], $2::text[], $3::bigint[]) AS k (store_id, run_id, seq)
+WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.seq <= k.seq AND NOT EXISTS (
+    SELECT FROM job_store.outbox AS o WHERE o.store_id = e.store_id AND o.run_id = e.run_id AND o.seq = e.seq
+)
+"""
+
+
+async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
+    """Remove what is trimmed; the runs are locked."""
+    stores, runs = [trim.run.store_id for trim in trims], [trim.run.run_id for trim in trims]
+    await connection.execute(_CALLS, stores, runs, [trim.round for trim in trims], CallState.SUCCEEDED)
+    await connection.execute(_EVENTS, stores, runs, [trim.seq for trim in trims])
+
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_FIGURES: Final = Used.__struct_fields__
+_NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
+# What is beyond that is not counted: the sums of all users must be numbers, too.
+_COUNT_MAX: Final = 2**62
+_SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
+_ADD: Final = Statement(
+    f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
+    SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({_NAMES})
+    ON CONFLICT (store_id, agent_name, day, user_id, slot) DO UPDATE SET ({", ".join(_FIGURES)}) = ROW({_SUMS})""",
+    ("text", "text", "date", "text", *["bigint"] * len(_FIGURES)),
+    gathered=False,
+)
+
+
+def _count(total: str) -> str:
+    # An answer that was estimated too high on the day before may leave less than nothing.
+    return f"greatest(least(coalesce({total}, 0), {_COUNT_MAX}), 0)::bigint"
+
+
+_OF_AGENT: Final = f"""
+SELECT day, count(DISTINCT user_id) AS users, {", ".join(f"{_count(f'sum({n})')} AS {n}" for n in _FIGURES)}
+FROM job_store.usage_days
+WHERE store_id = $1 AND agent_name = $2 AND day > (now() AT TIME ZONE 'UTC')::date - $3::integer
+GROUP BY day ORDER BY day DESC
+"""
+
+
+_TODAY: Final = f"""
+SELECT {_count("sum(input_tokens) + sum(output_tokens)")} AS tokens,
+    ((now() AT TIME ZONE 'UTC')::date + 1)::timestamp AT TIME ZONE 'UTC' AS day_end_time
+FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now() AT TIME ZONE 'UTC')::date
+"""
+
+
+def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
+    """Return what adds to counts, which are in the order of their keys: so nobody deadlocks."""
+    return Write(_ADD, list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True)))
+
+
+class PostgresUsage(DatabaseAdapter):
+    """What was used."""
+
+    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
+        """Return the use of an agent on each of the last days on which there was any, the newest first."""
+        return [
+            agent_pb2.AgentUsage(
+                day=record["day"].isoformat(),
+                runs=record["runs"],
+                users=record["users"],
+                usage=run_pb2.Usage(**{name: record[name] for name in Usage.__struct_fields__}),
+            )
+            for record in await self._database.fetch(_OF_AGENT, store_id, name, days)
+        ]
+
+    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
+        """Return the tokens that an agent has used today, and when the day ends."""
+        record = (await self._database.fetch(_TODAY, store_id, name))[0]
+        return record["tokens"], record["day_end_time"]

@@ -29,7 +29,7 @@ from pawl.tool_registry.builtin.files.rules import (
     Planned,
     path_problem,
 )
-from pawl.tool_registry.rules.violations import did_you_mean
+from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
 
 RECORD_SECONDS: Final = 30 * 86400.0

@@ -8,17 +8,19 @@ from typing import Annotated, Any, Final
 
 from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.tool_registry.builtin.planning.changes import (
+    PROJECTS_MAX,
     Notes,
     Title,
     created_back,
+    find_project,
+    find_task,
     plan_change_tools,
     project_shown,
     task_shown,
 )
-from pawl.tool_registry.builtin.planning.repository import PROJECTS_MAX, find_project, find_task
 from pawl.tool_registry.builtin.planning.rules import Owner, Project, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
-from pawl.tool_registry.rules.violations import near_matches
+from pawl.tool_registry.rules.schema import near_matches
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool

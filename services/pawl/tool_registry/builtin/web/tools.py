@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from pawl.chassis.egress.client import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.egress.policy import URL_CHARACTERS_MAX, EgressRefused
-from pawl.chassis.egress.request import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.builtin.web.text import NotText, read_page
 from pawl.tool_registry.catalog.ports import Helper, TooCostly

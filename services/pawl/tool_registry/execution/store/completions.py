@@ -10,8 +10,7 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.db.database import Connection, Database
-from pawl.chassis.db.rows import read_each
+from pawl.chassis.db.database import Connection, Database, read_each
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, CredentialId, StoreId, UserId
 from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed

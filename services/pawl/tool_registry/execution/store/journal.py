@@ -13,8 +13,8 @@ import msgspec
 from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable, InvalidArguments
-from pawl.tool_registry.execution.leases import LeaseWatch
-from pawl.tool_registry.execution.store.leases import lives
+from pawl.tool_registry.execution.execution import LeaseWatch
+from pawl.tool_registry.execution.store.locks import lives
 from pawl.tool_registry.rules.execution import ExecutionResult, InverseCall, awaiting_completion, ended_badly
 from pawl.tool_registry.rules.journal import Begun, Entry, HeldElsewhere, JournalCall, Step, next_step
 from pawl.tool_registry.sdk import outcome

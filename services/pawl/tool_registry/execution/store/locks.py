@@ -15,8 +15,19 @@ from pawl.chassis.db.database import Database
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import shield
-from pawl.tool_registry.execution.leases import LeaseWatch
-from pawl.tool_registry.execution.store.leases import lives
+from pawl.tool_registry.execution.execution import LeaseWatch
+
+
+def lives(instance: str, unrenewed: str, ends: str) -> str:
+    """Return a condition: the process has a lease, or one that only the clock of the database says has ended.
+
+    `unrenewed` and `ends` are the parameters for what `LeaseWatch.unrenewed` returns.
+    """
+    return f"""EXISTS (
+    SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (
+        i.expires_at > clock_timestamp() OR (i.instance_id, i.expires_at) NOT IN (
+            SELECT u.holder, u.ended FROM unnest({unrenewed}::text[], {ends}::timestamptz[]) AS u (holder, ended))))"""  # noqa: S608  # constants only
+
 
 _POLL_SECONDS: Final = (0.02, 0.05, 0.1, 0.2)
 _RELEASE_RETRY_SECONDS: Final = 1.0

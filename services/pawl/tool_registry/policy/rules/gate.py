@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.rules.definition import ToolDefinition
-from pawl.values import Category, EffectClass, ExecutionContext
+from pawl.tool_registry.rules.execution import ExecutionResult, ended_badly
+from pawl.values import Category, EffectClass, ExecutionContext, Outcome
 
 BULK_ITEMS_MIN: Final = 3
 COUNT_PATH_CHARACTERS_MAX: Final = 200
@@ -71,3 +74,33 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
     if items >= BULK_ITEMS_MIN and counts:
         causes.append(f"bulk of {items}")
     return ", ".join(causes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """So many a minute: on average, and as many at once after a minute of quiet. `name` is unique in a store."""
+
+    name: str
+    per_minute: int
+
+
+@dataclass(eq=False)
+class Exceeded(Exception):
+    """A rate lets no more begin for so many seconds."""
+
+    rate: Rate
+    wait_seconds: float
+
+
+STORE_RATE_NAME: Final = "store"
+
+
+def rate_limited(tool_name: str, exceeded: Exceeded) -> ExecutionResult:
+    """Return the result of a call that was not begun because too many were."""
+    what = "Calls of all tools in this store" if exceeded.rate.name == STORE_RATE_NAME else f"Calls of {tool_name}"
+    wait = max(1, math.ceil(exceeded.wait_seconds))
+    return ended_badly(
+        Outcome.FAILED,
+        "RATE_LIMITED",
+        f"{what} are limited to {exceeded.rate.per_minute} a minute. Nothing was done. Try again in {wait} s.",
+    )

@@ -12,7 +12,7 @@ from typing import Final
 
 from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.policy.rules.rate import Exceeded, Rate
+from pawl.tool_registry.policy.rules.gate import Exceeded, Rate
 
 _UNUSED_AT: Final = """
 CASE WHEN r.unused_at > clock_timestamp() + interval '61 seconds' THEN clock_timestamp() ELSE r.unused_at END

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from pawl.chassis.egress.client import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.egress.policy import EgressRefused, read_target
-from pawl.chassis.egress.request import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge

@@ -15,10 +15,9 @@ from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema, PawlError
 from pawl.tool_registry.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.rules.check import is_quick
+from pawl.tool_registry.rules.definition import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
 from pawl.tool_registry.rules.fitting import fit
-from pawl.tool_registry.rules.question import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
-from pawl.tool_registry.rules.schema import compile_schema, weigh
-from pawl.tool_registry.rules.violations import list_violations
+from pawl.tool_registry.rules.schema import compile_schema, list_violations, weigh
 from pawl.tool_registry.sdk.context import QuestionDeclined
 from pawl.tool_registry.sources.rules import plain_schema
 
