@@ -78,7 +78,7 @@ def test_a_chunk_gives_its_pieces() -> None:
         (delta(refusal="No"), [RefusalPiece(text="No")]),
         (delta(content=[{"type": "text", "text": "Hi"}]), [TextPiece(text="Hi")]),
         (delta(content=[{"type": "thinking", "thinking": [{"text": "hm"}]}]), [ReasoningPiece(text="hm")]),
-        (delta(content="a\0b"), [TextPiece(text="ab")]),
+        (delta(content="a\0b"), [TextPiece(text="a\0b")]),
         (delta(tool_calls=None), []),
         (delta(tool_calls=[None]), []),
         (delta(tool_calls=[{"index": 1}]), [CallPiece(index=1)]),

@@ -56,6 +56,11 @@ async def give(connection: Connection, schema: str, rights: Rights) -> None:
             await connection.execute(_PROTECT.format(table=f"{schema}.{table}", role=role))
 
 
+async def role_of(database: Database) -> str:
+    """Return the role of the sessions of this pool."""
+    return str(await database.fetchval("SELECT current_user"))
+
+
 async def changeable(database: Database, schema: str, tables: Collection[str]) -> list[str]:
     """Return those of the tables whose rows the role of this pool could change or remove, or have changed."""
     return [row["relname"] for row in await database.fetch(_CHANGEABLE, schema, list(tables))]

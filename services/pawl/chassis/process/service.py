@@ -33,7 +33,7 @@ import uvloop
 from pawl.chassis.bus.connection import Bus
 from pawl.chassis.db.database import Database
 from pawl.chassis.db.durability import require_durable
-from pawl.chassis.db.rights import Rights, changeable
+from pawl.chassis.db.rights import Rights, changeable, role_of
 from pawl.chassis.identity.credentials import authenticator, read_issuers, service_key
 from pawl.chassis.identity.key_rows import KeyRows, KeySource
 from pawl.chassis.ids import IdSource
@@ -223,8 +223,7 @@ class Service:
         """
         owner_url = self._settings.database_owner_url
         if owner_url is not None:
-            role = str(await database.fetchval("SELECT current_user"))
-            rights = Rights(role=role, append_only=frozenset(append_only))
+            rights = Rights(role=await role_of(database), append_only=frozenset(append_only))
             owner = Database(
                 owner_url.get_secret_value(),
                 application_name=f"pawl-{self.name}-{self.instance_id}-owner",
