@@ -63,8 +63,8 @@ OF_OUTAGES = (
         also=(
             (
                 _DRIVE,
-                "self._active_from = self._dependencies.clock.monotonic() - loaded.run.active_seconds",
-                "self._active_from = loaded.now - loaded.run.active_seconds",
+                "self._active_from = self._dependencies.clock.monotonic() - self._base.run.active_seconds",
+                "self._active_from = self._now() - self._base.run.active_seconds",
             ),
         ),
     ),
