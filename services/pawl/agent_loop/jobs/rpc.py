@@ -202,7 +202,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
             for job in found.runs:
                 reply = await self._inbox.cancel(caller, request_id, RunId(job.run_id), reason)
                 if not is_taken(reply):
-                    continue  # It has ended meanwhile.
+                    continue  # The job has ended.
                 with suppress(RunNotFound):  # It was removed meanwhile.
                     after = await self._ledger.get_run(caller, RunId(job.run_id))
                     stopped += [after] if after.state in STOPPED else []

@@ -112,7 +112,7 @@ class SseDecoder:
         """Return the data of the events that `chunk` completes, in order.
 
         Raises:
-            EventTooLargeError: the decoder cannot go on.
+            EventTooLargeError: the decoder cannot continue.
         """
         if not chunk:
             return []

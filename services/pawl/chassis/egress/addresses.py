@@ -161,7 +161,7 @@ class Lookups:
         self._places = Places(at_once_max)
 
     async def begin(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
-        """Return a look-up that has begun; it goes on if nobody waits for it.
+        """Start a lookup and return it; it continues if the caller is cancelled.
 
         Waits while the key has its share. Safe to cancel until it returns.
         """

@@ -39,7 +39,7 @@ SUBJECTS: Final = "pawl.v1.*.erased.*"
 _BYTES_MAX: Final = 256 * 1024 * 1024
 _BATCH: Final = 256
 _SECONDS: Final = 5.0
-# A consumer that nobody asks any more goes by itself.
+# The server removes a consumer after this time without a request.
 _IDLE_SECONDS: Final = 30.0
 _CONFIG: Final = StreamConfig(
     name=STREAM,

@@ -253,7 +253,7 @@ class Steer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody stops the run."""
+    """A request to stop the run."""
 
     cause: StopCause
     reason: str = ""
@@ -272,13 +272,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody adds to the token budget."""
+    """An addition to the token budget."""
 
     tokens: int
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody pauses a job, or lets it go on."""
+    """A request to pause or resume a job."""
 
     resumes: bool = False
 

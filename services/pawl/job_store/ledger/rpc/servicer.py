@@ -399,10 +399,6 @@ def _reader(request: Any) -> UserId:
     return check_id(request.user_id, "user_id", optional=True)
 
 
-def _run_view(view: RunView) -> run_pb2.Run:
-    return _with_calls(messages.run(view.run), view)
-
-
 def _with_calls(run: run_pb2.Run, view: RunView) -> run_pb2.Run:
     if view.waits is not None:
         run.waits[:] = view.waits  # type: ignore[assignment]  # the same numbers
