@@ -67,9 +67,9 @@ chaos: $(VENV)/.installed ## Do everything bad to real processes for ten minutes
 leaks: $(VENV)/.installed ## Start and stop the services 15 times in one process, then 10,000 runs: nothing may grow
 	@$(BIN)/python -m tests.leaks $(ARGS)
 
-mutants: $(VENV)/.installed ## Plant faults and see the checker of each turn red
+mutants: $(VENV)/.installed ## Plant faults and check that a checker finds each (ARGS="--seconds 600" stops in time)
 	@$(BIN)/python -m tests.chaos.mutants
-	@$(BIN)/python -m tests.simulation.mutants
+	@$(BIN)/python -m tests.simulation.mutants $(ARGS)
 
 bench: $(VENV)/.installed ## Measure Pawl against its targets and beside its peers (ARGS="P3 P10 --quick" chooses)
 	@$(BIN)/python -m bench $(ARGS)

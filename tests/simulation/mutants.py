@@ -6,10 +6,14 @@ of the product; where one line of defence stands before another, or the promise 
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import math
 import multiprocessing
+import random
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -96,14 +100,28 @@ def _source(module: str) -> str:
 
 
 def main() -> int:
-    """Hunt all mutants, two at a time, or those that are named; 1 if a checker missed one."""
-    chosen = [mutant for mutant in MUTANTS if mutant.name in sys.argv[1:]] or MUTANTS
-    missed = 0
+    """Play all mutants, or the named ones; return 1 if a checker missed one."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="name")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="play no more mutants after this time")
+    parser.add_argument("--shuffle", metavar="SEED", help="play in random order")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - {mutant.name for mutant in MUTANTS}:
+        parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
+    chosen = [mutant for mutant in MUTANTS if not arguments.names or mutant.name in arguments.names]
+    if arguments.shuffle:
+        random.Random(arguments.shuffle).shuffle(chosen)
+    end = time.monotonic() + arguments.seconds
+    played = missed = 0
     for mutant, found in hunt(chosen):
+        played += 1
         missed += not found
         print(f"{mutant.name}: {found or 'MISSED'}", flush=True)  # noqa: T201
         if found and not found.startswith(f"seed {mutant.seed}:"):
-            print(f"{mutant.name}: write down this seed, to find it at once", file=sys.stderr)  # noqa: T201
+            print(f"{mutant.name}: set this seed in the mutant, to find it sooner", file=sys.stderr)  # noqa: T201
+        if time.monotonic() > end:
+            break
+    print(f"{played} of {len(chosen)} mutants played, {missed} missed")  # noqa: T201
     return 1 if missed else 0
 
 

@@ -48,7 +48,7 @@ class SuiteOptions:
     service_environment: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     tool_environment: Sequence[str] = ()
     stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES
-    ready_seconds: float = 60.0
+    ready_seconds: float = 240.0
     agents: Path | None = None
 
     def port(self, name: str, replica: int = 0) -> int:
