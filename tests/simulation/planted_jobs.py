@@ -44,7 +44,7 @@ OF_JOBS = (
         name="grants_outlive_a_higher_number_of_approvals",
         module="pawl.agent_loop.loop.drive",
         text="as_deployed(run.options, self._dependencies.approvals_required)",
-        instead="as_deployed(loaded.run.options, 1)",
+        instead="as_deployed(run.options, 1)",
         checker="grants_are_of_as_many_people_as_are_wanted",
         seed=23,
     ),
