@@ -16,6 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 LOCK_VENV := .venv-lock
+DOCS_VENV := .venv-docs
 LOWEST_VENV := .venv-lowest
 # What depends most on a version: schemas, metrics, the bus, calls between services, the command line, the gateway.
 LOWEST_TESTS := tests/unit/chassis/test_bus.py tests/unit/chassis/test_limits.py tests/unit/client tests/unit/gateway/test_agui.py \
@@ -29,7 +30,7 @@ PYTEST := pytest
 TESTS := $(BIN)/python -m $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --maxfail 25
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test test-long test-ci test-lowest test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check diagrams lock clean
+.PHONY: help demo up test test-long test-ci test-lowest test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check diagrams docs lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -77,7 +78,7 @@ bench: $(VENV)/.installed ## Measure Pawl against its targets and beside its pee
 check: $(VENV)/.installed proto-check ## Lint, format, types, who imports whom, and the contract: what CI runs before the tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/mypy --no-error-summary services tests deploy bench
+	@$(BIN)/mypy --no-error-summary services tests deploy bench docs
 	@$(BIN)/python web/build.py --check
 	@report=$$($(BIN)/lint-imports) || { echo "$$report" >&2; exit 1; }
 
@@ -108,16 +109,22 @@ proto-check: $(PROTO_VENV)/.installed ## Lint the protos and compare gen/ with t
 diagrams: $(VENV)/.installed ## Write the parts of docs/ that are made from tables: state diagrams, who may call what
 	@$(BIN)/python -m docs.diagrams
 
+docs: $(VENV)/.installed $(PROTO_VENV)/.installed $(DOCS_VENV)/.installed ## Build the documentation site into build/docs/site; warnings are errors
+	@$(PROTO_BIN)/buf build proto -o build/contract.binpb
+	@$(BIN)/python -m docs.site build/docs build/contract.binpb
+	@log=$$($(DOCS_VENV)/bin/zensical build --clean --strict --config-file build/docs/mkdocs.yml 2>&1) || { echo "$$log" >&2; exit 1; }
+
 lock: ## Resolve the newest allowed versions into requirements/*.txt (a maintainer's step, uses uv)
 	$(call environment,$(LOCK_VENV))
 	$(call install,$(LOCK_VENV),uv)
 	@$(COMPILE) requirements/proto.in -o requirements/proto.txt
+	@$(COMPILE) requirements/docs.in -o requirements/docs.txt
 	@$(COMPILE) pyproject.toml --extra embedded --extra dev -o requirements/dev.txt
 	@$(COMPILE) pyproject.toml --extra embedded -c requirements/dev.txt -o requirements/embedded.txt
 	@$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/runtime.txt
 
 clean: ## Remove environments, caches and local data (.pawl)
-	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) $(LOWEST_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info gen/*.egg-info
+	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) $(LOWEST_VENV) $(DOCS_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info gen/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: requirements/dev.txt pyproject.toml gen/pyproject.toml
@@ -138,6 +145,11 @@ $(LOWEST_VENV)/.installed: pyproject.toml gen/pyproject.toml
 $(PROTO_VENV)/.installed: requirements/proto.txt
 	$(call environment,$(PROTO_VENV))
 	$(call install,$(PROTO_VENV),--require-hashes -r requirements/proto.txt)
+	@touch $@
+
+$(DOCS_VENV)/.installed: requirements/docs.txt
+	$(call environment,$(DOCS_VENV))
+	$(call install,$(DOCS_VENV),--require-hashes -r requirements/docs.txt)
 	@touch $@
 
 # $(call environment,FOLDER) makes a virtual environment, or says in a sentence why it cannot.

@@ -21,7 +21,7 @@ from pawl.values import CallState
 StateT = TypeVar("StateT", bound=Enum)
 
 SERVICES: Final = Path(__file__).parent.parent / "services/pawl"
-PAGES: Final = tuple(map(Path(__file__).with_name, ("architecture.md", "identity.md")))
+PAGES: Final = tuple(Path(__file__).parent / page for page in ("design/architecture.md", "guides/identity.md"))
 
 
 def rendered(page: str) -> str:

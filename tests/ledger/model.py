@@ -1,4 +1,4 @@
-"""A reference model of the ledger: what docs/architecture.md and the comments of pawl.job.v1 say, in plain dicts.
+"""A reference model of the ledger in plain dicts, after docs/design/architecture.md and the comments of pawl.job.v1.
 
 It shares no code with the product: states are words, times are numbers, and each
 question is answered in the simplest way, never the fastest. A question is a dict

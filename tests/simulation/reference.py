@@ -1,4 +1,4 @@
-"""The state tables as docs/architecture.md shows them, written down a second time by hand."""
+"""The state tables as docs/design/architecture.md shows them, written down a second time by hand."""
 
 from __future__ import annotations
 

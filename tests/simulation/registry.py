@@ -1,4 +1,4 @@
-"""A tool registry that keeps the promises of docs/tools.md, dies in the middle of effects, and counts them.
+"""A tool registry that keeps the promises of docs/guides/tools.md, dies in the middle of effects, and counts them.
 
 The journal outlives the process, as in the database of the real one. What the
 journal says about asking again is the real registry's own rule.

@@ -122,7 +122,7 @@ def test_each_metric_of_a_rule_is_there() -> None:
 
 
 def test_each_rule_says_how_bad_it_is_and_what_to_do() -> None:
-    operations = (tree.ROOT / "docs/operations.md").read_text()
+    operations = (tree.ROOT / "docs/guides/operations.md").read_text()
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in {"page", "warn"}

@@ -1,4 +1,4 @@
-"""The place of SQL: in `store` of a feature, and in schema.sql (docs/decisions)."""
+"""The place of SQL: in `store` of a feature, and in schema.sql (docs/design/decisions)."""
 
 from __future__ import annotations
 

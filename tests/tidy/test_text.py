@@ -38,7 +38,7 @@ def test_no_file_names_a_folder_of_somebody_s_machine() -> None:
 
 
 def test_every_id_of_a_requirement_leads_to_a_page() -> None:
-    page = (tree.ROOT / "docs/requirements.md").read_text(encoding="utf-8")
+    page = (tree.ROOT / "docs/reference/requirements.md").read_text(encoding="utf-8")
     named = {found for path in tree.files() for found in REQUIREMENT.findall(path.read_text(encoding="utf-8"))}
     assert {name for name in named if f"**{name}**" not in page} == set()
 
@@ -97,6 +97,6 @@ def _uncounted(page: str) -> str:
 )
 def test_the_table_says_how_much_is_played(machine: str, short: str, long: str) -> None:
     """In `make test` and in `make test-long`."""
-    page = (tree.ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    page = (tree.ROOT / "docs/design/reliability.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {machine} |"))
     assert [cell.strip() for cell in row.split("|")[-3:-1]] == [short, long]

@@ -104,7 +104,8 @@ class Probe:
             report.add("note", "it does not say how many tokens were used: they are estimated, at three bytes a token")
         if "<think>" in answer.text:
             report.add(
-                "note", "reasoning stands in the text, as <think>: have the server part them (docs/model-server.md)"
+                "note",
+                "reasoning is in the text, as <think>: have the server separate it (docs/guides/model-server.md)",
             )
         elif answer.reasoning:
             report.add("ok", "it sends its reasoning apart from the text")

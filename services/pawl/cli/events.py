@@ -43,7 +43,7 @@ async def events(
 ) -> None:
     """Print what Pawl publishes on NATS, as it comes: events, the life cycle of runs, notifications.
 
-    It reads as the user `subscriber` of the suite in the data folder, or of PAWL_NATS_URL. docs/nats.md has
+    It reads as the user `subscriber` of the suite in the data folder, or of PAWL_NATS_URL. docs/reference/nats.md has
     subjects, headers and types.
     """
     check_subject(subject)

@@ -6,7 +6,7 @@
             print(piece, end="", flush=True)
 
 `AsyncClient` has the same methods for asyncio. Values are the messages of the contract (pawl.event.v1,
-pawl.agent.v1), errors the classes of pawl.errors. See docs/python-client.md.
+pawl.agent.v1), errors the classes of pawl.errors. See docs/reference/python-client.md.
 """
 
 import pawl.chassis  # noqa: F401  # before gRPC is imported

@@ -1,1 +1,1 @@
-"""Reads mailboxes over IMAP and delivers their mails to triggers (docs/triggers.md, "Mailboxes")."""
+"""Reads mailboxes over IMAP and delivers their mails to triggers (docs/guides/triggers.md, "Mailboxes")."""

@@ -4,7 +4,7 @@
     async def get_weather(city: Annotated[str, "for example Oslo"], days: int = 1) -> dict[str, str]:
         '''Get the weather forecast of a city.'''
 
-See docs/tools.md.
+See docs/guides/tools.md.
 """
 
 from pawl.tool_registry.sdk.completion import Awaited, CompletionToken

@@ -1,4 +1,4 @@
-"""Runs tools of a store outside of the registry, which it attaches to: see docs/tools.md.
+"""Runs tools of a store outside of the registry, which it attaches to: see docs/guides/tools.md.
 
 worker = Worker("127.0.0.1:7602", name="billing", api_key=...)
 

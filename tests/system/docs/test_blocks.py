@@ -16,22 +16,22 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (
-    ("tools.md",),
-    ("agents.md",),
-    ("tool-sources.md",),
-    ("builtin-tools.md", "approvals.md"),
-    ("nats.md",),
-    ("notifications.md",),
-    ("from-node.md",),
-    ("gateway.md",),
+    ("guides/tools.md",),
+    ("guides/agents.md",),
+    ("guides/tool-sources.md",),
+    ("guides/builtin-tools.md", "guides/approvals.md"),
+    ("reference/nats.md",),
+    ("guides/notifications.md",),
+    ("guides/from-node.md",),
+    ("guides/gateway.md",),
     ("../web/client/README.md",),
-    ("frontends.md",),
-    ("python-client.md",),
-    ("identity.md",),
-    ("conversations.md",),
-    ("schedules.md",),
-    ("triggers.md",),
-    ("background.md",),
+    ("guides/frontends.md",),
+    ("reference/python-client.md",),
+    ("guides/identity.md",),
+    ("guides/conversations.md",),
+    ("guides/schedules.md",),
+    ("guides/triggers.md",),
+    ("guides/background.md",),
 )
 """Those that are read one after the other share a folder and a suite."""
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")

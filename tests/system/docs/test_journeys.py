@@ -22,7 +22,7 @@ from tests.system.suite.client import Agent
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
-ARCHITECTURE: Final = Path(__file__).parents[3] / "docs" / "architecture.md"
+ARCHITECTURE: Final = Path(__file__).parents[3] / "docs/design/architecture.md"
 _STEP: Final = re.compile(r"^\d+\. `([\w/]+)\.py` `([\w.]+)`", re.MULTILINE)
 
 Step = tuple[str, str]

@@ -216,7 +216,7 @@ def test_no_ceiling_is_below_its_default() -> None:
 
 def test_each_limit_has_the_default_ceiling_and_range_of_the_manual() -> None:
     """All but the two that follow from ceilings."""
-    manual = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    manual = (Path(__file__).parents[3] / "docs/guides/operations.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) to (\S+) \|", manual, re.MULTILINE)
     assert sorted(row[0] for row in rows) == sorted({*Limits.__struct_fields__} - {*OF_TOOLS})
     for name, default, ceiling, least, most in rows:

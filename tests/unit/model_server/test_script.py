@@ -61,7 +61,7 @@ def test_mistake_in_a_script_is_reported_with_its_place(tmp_path: Path) -> None:
 
 
 def test_example_in_the_documentation_is_valid() -> None:
-    page = Path(__file__).parents[3] / "docs" / "model-server.md"
+    page = Path(__file__).parents[3] / "docs/guides/model-server.md"
     examples = page.read_text().split("```json\n")[1:]
     assert examples
     for example in examples:

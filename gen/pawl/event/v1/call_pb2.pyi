@@ -74,7 +74,7 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
 
 class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
     """CallState is where a tool call stands. Transitions follow the table in
-    docs/architecture.md; a terminal state never changes.
+    docs/design/architecture.md; a terminal state never changes.
     """
 
 CALL_STATE_UNSPECIFIED: CallState.ValueType  # 0

@@ -38,7 +38,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """
     ROLE_NOTICE: _Role.ValueType  # 4
     """Pawl: what jobs told their conversation, of which the model is told with it
-    (docs/background.md). The text is for people; `notices_json` is what the model is given.
+    (docs/guides/background.md). The text is for people; `notices_json` is what the model is given.
     Both are empty for others than the user who started the jobs.
     """
 
@@ -57,7 +57,7 @@ called.
 """
 ROLE_NOTICE: Role.ValueType  # 4
 """Pawl: what jobs told their conversation, of which the model is told with it
-(docs/background.md). The text is for people; `notices_json` is what the model is given.
+(docs/guides/background.md). The text is for people; `notices_json` is what the model is given.
 Both are empty for others than the user who started the jobs.
 """
 Global___Role: _TypeAlias = Role  # noqa: Y015
@@ -214,7 +214,7 @@ class Message(_message.Message):
     """The run that brought it."""
     number: _builtins.int
     """Position in the conversation, from 1, without gaps; the oldest are removed
-    long after a summary took their place (docs/operations.md).
+    long after a summary took their place (docs/guides/operations.md).
     """
     role: Global___Role.ValueType
     """Who it is from."""

@@ -58,7 +58,7 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
     """RunState is where a run stands. Transitions follow the table in
-    docs/architecture.md; a terminal state never changes.
+    docs/design/architecture.md; a terminal state never changes.
     """
 
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
@@ -951,7 +951,7 @@ class RunOptions(_message.Message):
     reasoning_effort: Global___ReasoningEffort.ValueType
     """How much the model thinks."""
     without_background: _builtins.bool
-    """True if the model may not have calls run in the background (docs/background.md):
+    """True if the model may not have calls run in the background (docs/guides/background.md):
     where it wants to, they run at once, with a note.
     """
     @_builtins.property

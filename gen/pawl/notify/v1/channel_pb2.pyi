@@ -152,7 +152,7 @@ Global___Channel: _TypeAlias = Channel  # noqa: Y015
 @_typing.final
 class ChannelEvent(_message.Message):
     """ChannelEvent is what NATS tells of the end of a delivery, or of a channel; see
-    docs/nats.md. Tests and codes are not told.
+    docs/reference/nats.md. Tests and codes are not told.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

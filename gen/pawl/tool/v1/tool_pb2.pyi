@@ -97,7 +97,7 @@ class ToolDefinition(_message.Message):
     HUMAN tools, which need no approval.
     """
     without_background: _builtins.bool
-    """True if calls do not run in the background (docs/background.md): where the
+    """True if calls do not run in the background (docs/guides/background.md): where the
     model wants it, they run at once, with a note.
     """
     async_timeout_seconds: _builtins.float

@@ -175,7 +175,7 @@ def tool(
     reconcile: Reconcile | None = None,
     process: ProcessLimits | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Make a tool of a function, sync or async; docs/tools.md has all options, and the defaults are the cautious ones.
+    """Make a tool of a sync or async function. docs/guides/tools.md lists the options; defaults are the cautious ones.
 
     Raises:
         ToolDefinitionError: the function or an option cannot be used.

@@ -1,4 +1,4 @@
-"""The order in which calls of a batch may start, as D1 fixes it (docs/requirements.md).
+"""The order in which calls of a batch may start, as D1 fixes it (docs/reference/requirements.md).
 
 Read-only and parallel-safe calls start at once, unless an earlier open call of
 the batch shares a resource key. Every other backend call, and each that a run of its own does, is serial: it waits for

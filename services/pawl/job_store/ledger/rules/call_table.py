@@ -1,4 +1,4 @@
-"""The life of a tool call, as data. The diagram in docs/architecture.md is made from this table."""
+"""The life of a tool call, as data. The diagram in docs/design/architecture.md is made from this table."""
 
 from __future__ import annotations
 

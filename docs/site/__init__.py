@@ -1,0 +1,1 @@
+"""Builds the source of the documentation site: the pages of docs/ and generated reference pages."""
